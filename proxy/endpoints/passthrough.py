@@ -93,7 +93,7 @@ class PassThrough:
         url = upstream_url(scope, relay, path, model)
         read = reads_response(scope["method"], path)
         pending = None if read is None else await self._service.background.find(caller.tenant, read)
-        call = PaidCall(self._service, context, upstream, body if isinstance(body, bytes) else b"")
+        call = ForwardedCall(self._service, context, upstream, body if isinstance(body, bytes) else b"")
         if paid or pending is not None:
             await call.begin(model if pending is None else pending.model, reserves=paid)
             if context.bill.price_of is not None or limit_of(caller) is not None:
@@ -248,7 +248,7 @@ _FREE_ENDS = frozenset({"cancel", "count_tokens", "input_tokens"})
 _READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 
-class PaidCall:
+class ForwardedCall:
     """Counts what a forwarded request costs."""
 
     def __init__(self, service: Services, context: RequestContext, upstream: str, body: bytes) -> None:

@@ -234,7 +234,7 @@ ARCHIVE_PATH = "/compaction/archive/{id:path}"
 ARCHIVE_ID = re.compile(r"[0-9a-f]{20}")
 _FIX = "Copy the archive id from the note in the conversation that replaces the removed text. No header contains it."
 
-_UNCACHED = ("cache-control", "private, no-store")
+PRIVATE = ("cache-control", "private, no-store")
 
 
 class ArchiveEndpoint:
@@ -250,9 +250,9 @@ class ArchiveEndpoint:
         except MethodNotAllowed as error:
             await answer_error(send, error, [("allow", "GET")])
         except ProxyError as error:
-            await answer_error(send, error, [_UNCACHED])
+            await answer_error(send, error, [PRIVATE])
         else:
-            headers = [("content-type", "application/json"), ("content-length", str(len(body))), _UNCACHED]
+            headers = [("content-type", "application/json"), ("content-length", str(len(body))), PRIVATE]
             await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
             await send({"type": "http.response.body", "body": body})
 

@@ -118,7 +118,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         application = Worker(None if loaded is None else loaded.sources, host)
         with folder_of_workers():
             serve_metrics(settings, loaded)
-            Workers(uvicorn.Config(application, factory=True, **options), listeners, ready).run()
+            WorkerPool(uvicorn.Config(application, factory=True, **options), listeners, ready).run()
 
 
 class Single(uvicorn.Server):
@@ -214,7 +214,7 @@ class Worker:
         return _application(listening(settings, self.host), loaded)
 
 
-class Workers(Multiprocess):
+class WorkerPool(Multiprocess):
     """uvicorn's parent of the worker processes. Each worker reloads the configuration on its own.
 
     The parent keeps the last valid configuration for a worker that replaces a dead one while the files are invalid.

@@ -19,7 +19,7 @@ from proxy.config import load
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from tests.kit.messages import Message, assistant, call, result, system, user, words
-from tests.kit.upstream import Counter, Received, Reply, Responder, StandIn
+from tests.kit.upstream import Received, Reply, RequestCounter, Responder, StandIn
 
 WINDOW = 8_000
 RESERVE = 512
@@ -40,7 +40,7 @@ SUMMARY = "Goal: SUMMARY-TEXT, the build is to be green again. State: the work g
 KEYS = 16
 """Callers for each policy, each with a tenant of its own."""
 
-counter = Counter()
+counter = RequestCounter()
 
 
 @dataclass(frozen=True)

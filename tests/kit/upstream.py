@@ -6,10 +6,19 @@ two APIs. ``Reply`` scripts an answer.
 
 from proxy.demo.agent import AGENTS, Agent, gather
 from proxy.demo.apis import EveryApi
-from proxy.demo.counting import Counter, first_tokens, text_tokens
-from proxy.demo.replies import WORDS_PER_CHUNK, Completion, Reply, Responder, ToolCall, event
+from proxy.demo.counting import RequestCounter, first_tokens, text_tokens
+from proxy.demo.replies import (
+    NOTES,
+    WORDS_PER_CHUNK,
+    Completion,
+    Reply,
+    Responder,
+    ToolCall,
+    event,
+    is_summary_request,
+    summarise,
+)
 from proxy.demo.script import decide
-from proxy.demo.summariser import NOTES, is_summary_request, summarise
 from proxy.demo.upstream import Received, StandIn
 from proxy.demo.validity import faults
 
@@ -19,10 +28,10 @@ __all__ = [
     "WORDS_PER_CHUNK",
     "Agent",
     "Completion",
-    "Counter",
     "EveryApi",
     "Received",
     "Reply",
+    "RequestCounter",
     "Responder",
     "StandIn",
     "ToolCall",
