@@ -66,7 +66,7 @@ RUN printf '%s\n' '#!/usr/bin/env python' 'from proxy.__main__ import main' 'if 
     && chmod 0755 /usr/local/bin/compaction-proxy
 
 # The build fails if the model table or the tokenizers need the network, or if the packages don't load.
-RUN ["python", "-c", "from proxy.limits.profiles import Profiles; from proxy.tokens.encodings import FILES, encoding; Profiles().load(); [encoding(name) for name in FILES]"]
+RUN ["python", "-c", "from proxy.limits.profiles import Profiles; from proxy.tokens.text import FILES, encoding; Profiles().load(); [encoding(name) for name in FILES]"]
 
 # The user is a number, so that Kubernetes' runAsNonRoot can check it.
 USER 10001:10001

@@ -23,8 +23,8 @@ from starlette.types import ASGIApp
 
 from proxy.config import Settings
 from proxy.config.loading import loads
-from proxy.demo.serving import serve
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from proxy.summary import in_flight
 from proxy.upstream import limit_discovery as asking
 from tests.kit.client import StartProxy

@@ -19,8 +19,8 @@ from bench.money.upstream import COUNTER, CachingUpstream, Call
 from bench.quality.conversations import Conversation, Message
 from bench.quality.outcome import Outcome, Prompts
 from proxy.config import load
-from proxy.demo.serving import serve
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 
 TURN_SECONDS = 15.0
 """Time that a model and its tools take for a turn."""

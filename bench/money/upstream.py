@@ -16,11 +16,11 @@ from starlette.routing import Route
 from bench.money.cache import PrefixCache
 from bench.quality.engine import MATERIAL
 from bench.quality.summarizer import extract
-from proxy.demo.summariser import NOTES
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.message import arguments_of
 from proxy.dialects.parts import text_of
 from proxy.limits.profiles import Profile
+from tests.kit.upstream import NOTES
 
 COUNTER = Counter(Profile("bench", tokenizer="o200k_base"))
 

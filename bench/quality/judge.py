@@ -19,10 +19,10 @@ from typing import Any
 from bench.quality.conversations import Conversation, Message
 from bench.quality.outcome import Outcome
 from proxy.compaction.rules import USER_FRAME_TOKENS
-from proxy.demo.validity import faults
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.message import arguments_of, calls_of
 from proxy.dialects.parts import text_of
+from tests.kit.upstream import faults
 
 SAMPLES = 12
 

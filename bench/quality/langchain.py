@@ -13,7 +13,7 @@ from typing import IO, Any
 from bench.quality.conversations import Conversation
 from bench.quality.engine import TOKENIZER, shares
 from bench.quality.outcome import Outcome
-from proxy.tokens.encodings import check
+from proxy.tokens.text import check
 
 ROOT = Path(__file__).parents[2]
 MIDDLEWARE = "SummarizationMiddleware"

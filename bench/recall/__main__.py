@@ -26,11 +26,10 @@ from rich.table import Table
 
 from bench.quality.conversations import Conversation, multi_turn, tool_loop
 from proxy.config import load
-from proxy.demo.replies import Reply, ToolCall
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.recall.tool import NAME
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
+from tests.kit.upstream import Reply, StandIn, ToolCall
 
 SHAPES = {"tool loop": tool_loop, "multi-turn": multi_turn}
 WINDOWS = (16_000, 64_000)

@@ -1,8 +1,11 @@
-"""Identify administrators: by a key, or by the session that a one-time link starts.
+"""Identify administrators by a key or a one-time link, and visitors of the dashboard by their session.
 
 The link is for a server on loopback without admin keys. The server's parent process makes it, and all workers accept
 it. It works once, in one of them: the worker that deletes the file named by the token's digest starts the session. That
 worker writes the next link to a file that only the server's user can read.
+
+A session with a key is a signed cookie with the key's digest. The proxy looks up the key for each request, so removing
+a key from the configuration ends its sessions.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import tempfile
 import time
@@ -25,9 +29,8 @@ from starlette.requests import cookie_parser
 from proxy.config.settings import Settings
 from proxy.config.teams import AdminKeySettings
 from proxy.errors import NotAuthenticated
-from proxy.http.headers import RawHeaders
+from proxy.http.headers import LOOPBACK, RawHeaders
 from proxy.http.headers import credential as credential_in
-from proxy.http.hosts import LOOPBACK
 from proxy.telemetry.metrics import refused
 
 log = structlog.get_logger(__name__)
@@ -37,7 +40,7 @@ LINK = "COMPACTION_PROXY_ADMIN_LINK"
 
 LINK_PATH = "/compaction/"
 
-COOKIE = "compaction_admin"
+LINK_COOKIE = "compaction_admin"
 
 _BYTES = 32
 
@@ -97,7 +100,7 @@ class AdminLink:
             self.renew()
         except OSError as error:
             log.warning("admin.no_link", reason=error.strerror or type(error).__name__)
-        return f"{COOKIE}={self.session}; Path={LINK_PATH.rstrip('/')}; HttpOnly; SameSite=Strict"
+        return f"{LINK_COOKIE}={self.session}; Path={LINK_PATH.rstrip('/')}; HttpOnly; SameSite=Strict"
 
     def started(self, headers: RawHeaders) -> bool:
         """Return whether a request belongs to the session, and doesn't come from a page of another origin.
@@ -108,7 +111,7 @@ class AdminLink:
         if not from_own_page(headers):
             return False
         cookies = [value.decode("latin-1") for name, value in headers if name == b"cookie"]
-        return any(_same(cookie_parser(text).get(COOKIE, ""), self.session) for text in cookies)
+        return any(_same(cookie_parser(text).get(LINK_COOKIE, ""), self.session) for text in cookies)
 
 
 def from_own_page(headers: RawHeaders) -> bool:
@@ -208,3 +211,59 @@ def _linked(settings: Settings) -> bool:
 def _same(one: str, other: str) -> bool:
     """Compare in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())
+
+
+SESSION_SECRET = "COMPACTION_PROXY_SESSION_SECRET"  # noqa: S105 - the name of an environment variable
+"""The environment variable by which the workers of one server share the secret that signs cookies."""
+
+SESSION_COOKIE = "compaction_session"
+
+SESSION_PATH = "/compaction"
+
+SESSION_SECONDS = 12 * 3600
+"""Lifetime of a session."""
+
+
+class Sessions:
+    """Signs and verifies the cookies of one server."""
+
+    def __init__(self, secret: str | None = None, clock: Callable[[], float] = time.time) -> None:
+        """Default for the secret: the one in the environment, or else a random one. ``clock`` returns seconds."""
+        self._secret = (secret or os.environ.get(SESSION_SECRET) or secrets.token_hex(32)).encode()
+        self._clock = clock
+
+    def cookie(self, key: str) -> str:
+        """Return the ``set-cookie`` value that starts a session for a key."""
+        text = f"{key_digest(key)}.{int(self._clock()) + SESSION_SECONDS}"
+        return _session_cookie(f"{text}.{self._signature(text)}", SESSION_SECONDS)
+
+    def digest(self, headers: RawHeaders) -> str | None:
+        """Return the digest of the key whose session a request belongs to; ``None`` without a valid session."""
+        headers = list(headers)
+        if not from_own_page(headers):
+            return None
+        for name, value in headers:
+            if name == b"cookie" and (
+                found := self._verified(cookie_parser(value.decode("latin-1")).get(SESSION_COOKIE, ""))
+            ):
+                return found
+        return None
+
+    def _verified(self, cookie: str) -> str | None:
+        text, _, signature = cookie.rpartition(".")
+        digest, _, ends = text.partition(".")
+        if not hmac.compare_digest(signature.encode(), self._signature(text).encode()):
+            return None
+        return digest if self._clock() < int(ends) else None
+
+    def _signature(self, text: str) -> str:
+        return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
+
+
+def end_session() -> str:
+    """Return the ``set-cookie`` value that ends a session."""
+    return _session_cookie("", 0)
+
+
+def _session_cookie(value: str, seconds: int) -> str:
+    return f"{SESSION_COOKIE}={value}; Path={SESSION_PATH}; Max-Age={seconds}; HttpOnly; SameSite=Strict"

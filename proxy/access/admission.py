@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from proxy.config.server import ServerSettings
 from proxy.errors import Overloaded
-from proxy.http.request_body import SMALL
+from proxy.http.request_body import SMALL, MemoryLease
 from proxy.telemetry.metrics import refused
 
 FULL = "The proxy is at its limit of concurrent requests. Try again in a moment, or send fewer requests at a time."
@@ -101,12 +101,11 @@ class BodyMemory(Capacity):
             raise Overloaded(NO_MEMORY)
 
 
-class BodyLease:
-    """The memory that one request holds. ``size`` is in bytes."""
+class BodyLease(MemoryLease):
+    """The memory that one request holds."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
-        self.size = 0
 
     def __enter__(self) -> BodyLease:
         return self
@@ -115,24 +114,19 @@ class BodyLease:
         self.shrink(0)
 
     def grown(self, amount: int) -> bool:
-        """Take this many more bytes if they're free. Return whether they were taken."""
+        """See ``MemoryLease``."""
         if not self._memory.take(amount, ahead=amount <= SMALL):
             return False
         self.size += amount
         return True
 
     async def wait(self, amount: int) -> None:
-        """Wait for this many more bytes. Raises ``Overloaded``."""
+        """See ``MemoryLease``."""
         await self._memory.wait_for_bytes(amount)
         self.size += amount
 
-    async def more(self, amount: int) -> None:
-        """Take this many bytes more; wait if they aren't free. Raises ``Overloaded``."""
-        if not self.grown(amount):
-            await self.wait(amount)
-
     def shrink(self, size: int) -> None:
-        """Keep only this many bytes."""
+        """See ``MemoryLease``."""
         if size < self.size:
             self._memory.give(self.size - size)
             self.size = size

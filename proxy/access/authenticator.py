@@ -16,9 +16,8 @@ from proxy.config.policy import Policy
 from proxy.config.settings import Settings
 from proxy.config.teams import KeySettings, LimitSettings
 from proxy.errors import NotAuthenticated
-from proxy.http.headers import Credential, RawHeaders
+from proxy.http.headers import LOOPBACK, Credential, RawHeaders
 from proxy.http.headers import credential as credential_in
-from proxy.http.hosts import LOOPBACK
 from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
 from proxy.telemetry.metrics import refused
 
@@ -67,7 +66,7 @@ class Authenticator:
         self._keyless = SHARED_TENANT if _shared(settings) else UNSTORED_TENANT
         self.admins = Admins(settings, clock)
         """The administrators. None of their keys identifies a caller."""
-        self._known = {
+        self._keys = {
             key.hash.removeprefix("sha256:"): (key, name) for name, team in settings.teams.items() for key in team.keys
         }
 
@@ -104,7 +103,7 @@ class Authenticator:
 
     def _issued(self, digest: str | None) -> tuple[KeySettings, str] | tuple[None, None]:
         """Return the key with this digest, and the name of its team."""
-        found = None if digest is None else self._known.get(digest)
+        found = None if digest is None else self._keys.get(digest)
         if (
             digest is not None
             and found is not None

@@ -16,11 +16,12 @@ import msgspec
 from proxy.access.authenticator import Caller
 from proxy.config.settings import Settings
 from proxy.config.teams import SpendSettings
+from proxy.constants import DAY, PICO
 from proxy.errors import BudgetExceeded
 from proxy.store import Store
-from proxy.store.accounts import DAY, NOTHING, Account, Amount
+from proxy.store.accounts import NOTHING, Account, Amount
 from proxy.telemetry.metrics import BUDGET_REMAINING, refused
-from proxy.telemetry.record import DOLLAR, RequestRecord
+from proxy.telemetry.record import RequestRecord
 
 KIND = "spending.2"
 
@@ -85,7 +86,7 @@ class Spending:
         if caller.team is None or (limit := limit_of(caller)) is None:
             return None
         left = max(0, _left(limit, self._account(caller.team, limit).spent))
-        return f"{left} tokens" if limit.usd is None else f"{left / DOLLAR:.4f} USD"
+        return f"{left} tokens" if limit.usd is None else f"{left / PICO:.4f} USD"
 
     def add(self, record: RequestRecord) -> None:
         """Count a finished request or summary call, unless it is already settled. A sink of the recorder."""
@@ -118,7 +119,7 @@ class Spending:
         account.settle(record.id, spent)
         left = _left(limit, account.spent)
         BUDGET_REMAINING.labels(team=record.team, unit="tokens" if limit.usd is None else "usd").set(
-            left if limit.usd is None else left / DOLLAR
+            left if limit.usd is None else left / PICO
         )
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
@@ -183,7 +184,7 @@ def described(limit: SpendSettings) -> str:
 
 
 def _left(limit: SpendSettings, amount: Amount) -> int:
-    return (limit.tokens or 0) - amount.tokens if limit.usd is None else round(limit.usd * DOLLAR) - amount.money
+    return (limit.tokens or 0) - amount.tokens if limit.usd is None else round(limit.usd * PICO) - amount.money
 
 
 def _below(limit: SpendSettings, amount: Amount) -> bool:

@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Scope
 
 from proxy.config import Settings
 from proxy.errors import HostNotAllowed, OriginNotAllowed, ProxyError
-from proxy.http.headers import KEY_HEADERS, Own
-from proxy.http.hosts import is_address, on_loopback, without_port
+from proxy.http.headers import KEY_HEADERS, Own, is_address, on_loopback, without_port
 from proxy.telemetry.metrics import refused
 
 log = structlog.get_logger(__name__)
@@ -115,7 +114,7 @@ class WebRules:
         if path in OWN_FORMS and sender.posts and _cross_site(sender) and sender.origin not in self._origins:
             return None, self._refused_origin(sender)
         takes_key = path not in UNKEYED
-        unknown = [host for host in sender.hosts if not self._known(host)]
+        unknown = [host for host in sender.hosts if not self._is_expected(host)]
         if path in OPEN or (takes_key and self._verified):
             return origin, None
         if unknown and not (takes_key and sender.keyed and self._key_suffices):
@@ -140,13 +139,13 @@ class WebRules:
     def _configured(self, origin: str | None) -> bool:
         return origin is not None and (origin in self._origins or "*" in self._origins)
 
-    def _known(self, host: str) -> bool:
+    def _is_expected(self, host: str) -> bool:
         name = without_port(host.lower())
         # DNS rebinding needs a name, so addresses are safe.
-        known = self._hosts is None or name in self._hosts or (not self._local and is_address(name))
-        if known and len(self._fine) < _REMEMBERED:
+        expected = self._hosts is None or name in self._hosts or (not self._local and is_address(name))
+        if expected and len(self._fine) < _REMEMBERED:
             self._fine.add(host.encode("latin-1"))
-        return known
+        return expected
 
     def _refused_host(self, host: str) -> ProxyError:
         refused("host").inc()

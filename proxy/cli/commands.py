@@ -1,20 +1,32 @@
-"""All commands. `operations` has `init`, `doctor`, and `run`; `store_commands` has `store`."""
+"""All commands. Each imports its module when it runs, so that the others start quickly."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from proxy import __version__
-from proxy.cli.operations import CONFIG, doctor, init, run
-from proxy.cli.store_commands import store
+from proxy.cli.setup import PROVIDERS, announcement, new_key, text_for, write
 from proxy.errors import ConfigurationError
+
+FILE = Path("compaction.yaml")
+"""The configuration that `init` writes by default."""
+
+CONFIG = click.option(
+    "--config",
+    type=click.Path(exists=True, path_type=Path),
+    envvar="COMPACTION_PROXY_CONFIG",
+    show_envvar=True,
+    help="The configuration: a YAML file, or a folder of YAML files.",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,8 +35,51 @@ def main() -> None:
     """An OpenAI-compatible reverse proxy that compacts conversations in flight."""
 
 
-for command in (init, doctor, run, store):
-    main.add_command(command)
+@main.command()
+@click.argument("file", default=FILE, type=click.Path(path_type=Path, allow_dash=True))
+@click.option(
+    "--provider",
+    "providers",
+    multiple=True,
+    type=click.Choice(sorted(PROVIDERS)),
+    help="A provider to send requests to; repeat it for more. Default: openai and anthropic.",
+)
+def init(file: Path, providers: tuple[str, ...]) -> None:
+    """Write a first configuration to FILE (default: compaction.yaml). With - as FILE, print it."""
+    chosen = providers or ("openai", "anthropic")
+    if str(file) == "-":
+        click.echo(text_for(FILE, chosen), nl=False)
+        return
+    with _errors_without_traceback():
+        write(file, text_for(file, chosen))
+    click.echo(f"Wrote {file}. Next: compaction-proxy doctor --config {file}")
+
+
+@main.command()
+@CONFIG
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(config: Path | None, as_json: bool) -> None:
+    """Test keys, upstreams, limits, files, and the clock. Sends one small request to each upstream."""
+    from proxy.cli.doctor import examined
+
+    findings = examined(config)
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            click.echo(finding.text)
+    sys.exit(int(any(finding.state == "failed" for finding in findings)))
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@CONFIG
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(config: Path | None, command: tuple[str, ...]) -> None:
+    """Start the proxy on a free port and run COMMAND with OPENAI_BASE_URL and ANTHROPIC_BASE_URL set to it."""
+    from proxy.server.loopback import run_program
+
+    with _errors_without_traceback():
+        sys.exit(run_program(command, config))
 
 
 @main.command()
@@ -34,10 +89,10 @@ for command in (init, doctor, run, store):
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="The number of worker processes.")
 def serve(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
     """Start the proxy."""
-    from proxy.server.run import run
+    from proxy.server.run import run as run_server
 
     with _errors_without_traceback():
-        run(config, host, port, workers)
+        run_server(config, host, port, workers)
 
 
 @main.command()
@@ -80,7 +135,7 @@ def check(
     no_env: bool,
 ) -> None:
     """Validate a configuration, FILE or --config. Report each error and warning with its line."""
-    from proxy.cli.checking import checked
+    from proxy.cli.configuration import checked
 
     path = file or config
     if path is None:
@@ -89,7 +144,7 @@ def check(
     if status or loaded is None:
         sys.exit(status)
     if team is not None or model is not None:
-        from proxy.cli.policy_report import shown
+        from proxy.cli.configuration import shown
 
         with _errors_without_traceback():
             shown(loaded, team, model)
@@ -120,8 +175,7 @@ def explain(file: Path, config: Path | None, model: str | None, policy: str | No
 @click.option("--forget-limit", is_flag=True, help="Forget what the proxy has learned of the limits of NAMES.")
 def models(names: tuple[str, ...], config: Path | None, check: bool, forget_limit: bool) -> None:
     """Show the limits in force, their sources, and the limits learned from upstreams."""
-    from proxy.cli.explain import checked, limits
-    from proxy.cli.learned_report import forget_learned
+    from proxy.cli.models import checked, forget_learned, limits
 
     if forget_limit and (check or not names):
         raise click.UsageError("--forget-limit needs names of models, as upstreams know them, and no --check")
@@ -149,8 +203,6 @@ def _team_name(context: click.Context, parameter: click.Parameter, value: str) -
 )
 def new(team: str, expires: datetime | None) -> None:
     """Create a key, and print it with the lines for the configuration. Writes no file."""
-    from proxy.cli.new_key import announcement, new_key
-
     if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
         raise click.BadParameter("must be a day in the future", param_hint="--expires")
     click.echo(announcement(new_key(), team, None if expires is None else expires.date()), nl=False)
@@ -162,7 +214,7 @@ def list_all(config: Path | None) -> None:
     """Show the keys of teams and administrators: the start of each hash, its name, and whether it has expired."""
     from rich.console import Console
 
-    from proxy.cli.key_list import list_keys
+    from proxy.cli.configuration import list_keys
     from proxy.config import load
 
     with _errors_without_traceback():
@@ -220,6 +272,39 @@ def report(config: Path | None, team: str | None, since: str, by: str, as_csv: b
         raise click.UsageError("Pass either --csv or --json.")
     with _errors_without_traceback():
         run(config, team, since, by, "csv" if as_csv else "json" if as_json else "text")
+
+
+@main.group()
+def store() -> None:
+    """Show where data is stored, or copy it to another store."""
+
+
+@store.command()
+@CONFIG
+@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
+def status(config: Path | None, as_json: bool) -> None:
+    """Show the entries, sizes, and encryption of the store, the archive, and the records. Reads all entries.
+
+    Exits with status 1 if one of them isn't reachable.
+    """
+    from proxy.cli.store_status import show
+
+    with _errors_without_traceback():
+        sys.exit(show(config, as_json=as_json))
+
+
+@store.command()
+@click.option("--from", "source", required=True, help="The store to copy: its address, or the file of a configuration.")
+@CONFIG
+def migrate(source: str, config: Path | None) -> None:
+    """Copy a store to the store and the archive of the configuration. The servers of both may be running.
+
+    If the command was interrupted, run it again. Exits with status 1 if some entries can't be read.
+    """
+    from proxy.cli.store_migration import migrated
+
+    with _errors_without_traceback():
+        sys.exit(migrated(source, config))
 
 
 @contextlib.contextmanager

@@ -162,7 +162,7 @@ def _limits(settings: Settings) -> Iterator[Finding]:
             continue
         upstream = settings.upstreams[route.upstream]
         profile = profiles.find(model, provider=upstream.provider, override=route.profile, address=upstream.base_url)
-        if profile.known:
+        if profile.has_limit:
             most = profile.max_input_tokens or profile.context_window
             yield Finding("ok", f"model {model}", f"accepts {most:,} input tokens")
         else:

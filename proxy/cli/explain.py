@@ -1,4 +1,4 @@
-"""The commands `explain` and `models`: tables about a recorded request, and about limits in force."""
+"""The command `explain`: tables about a recorded request."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from proxy.cli.learned_report import render as render_learned
-from proxy.cli.learned_report import short
-from proxy.cli.profile_report import print_table, render, wide_console
-from proxy.cli.table_differences import differences
+from proxy.cli.models import short
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
+from proxy.constants import UNDECODABLE
 from proxy.dialects.dialect import Dialect, Request
 from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.errors import BadBody, ConfigurationError
@@ -30,92 +27,10 @@ from proxy.pipeline.replay import facts, replay
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
 from proxy.store.opening import store_file
-from proxy.store.replicated_map import UNREADABLE
 from proxy.telemetry.record_json import team_of
 from proxy.upstream.limit_discovery import reports_limits
 
 _FIX = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
-
-
-def limits(names: Sequence[str], config: Path | None) -> None:
-    """Print the limits of models, by the names that clients use, with their sources and the learned limits.
-
-    Without names, print the models in the configuration and those with learned limits. Raises ``ConfigurationError``.
-    """
-    asyncio.run(_limits(names, load(config, os.environ)))
-
-
-async def _limits(names: Sequence[str], settings: Settings) -> None:
-    service = Runtime(settings)
-    try:
-        known = await learned(service.store.unguarded)
-        wanted = list(names) or _named(settings)
-        routes = [(name, settings.route(name)) for name in wanted]
-        places = [(route.upstream, route.model) for _, route in routes if route is not None]
-        if not names:
-            others = [place for place in known.models if place not in places and place[0] in settings.upstreams]
-            places += others
-            routes += [(model, _route(settings, upstream, model)) for upstream, model in others]
-        if not routes:
-            raise ConfigurationError("Name the models to show. Fix: compaction-proxy models gpt-5.2")
-        for _, route in routes:
-            if route is not None:
-                await service.profile(route)  # asks the upstream in the background
-        await service.limit_discovery.settled()
-        profiles = [
-            await service.profile(route) if route else service.measures.profiles.find(name) for name, route in routes
-        ]
-    except StoreFailed as error:
-        raise ConfigurationError(f"store.url: the store can't be read: {error}") from error
-    finally:
-        await service.aclose()
-    console = wide_console()
-    render(profiles, console)
-    render_learned(known, places, console)
-
-
-def checked(names: Sequence[str], config: Path | None) -> None:
-    """Print differences between LiteLLM's table and the corrections, for all models or for ``names``.
-
-    Raises ``ConfigurationError``.
-    """
-    settings = load(config, os.environ)
-    routes = [settings.route(name) for name in names]
-    wanted = {*names, *(route.model for route in routes if route is not None)}
-    table = Table("model", "field", "LiteLLM", "ours", "in force", "rule")
-    table.columns[0].overflow = "fold"
-    for column in table.columns[1:5]:
-        column.no_wrap = True
-    reasons = {}
-    for found in differences(wanted):
-        figures = ["-" if figure is None else f"{figure:,}" for figure in (found.theirs, found.ours, found.holds)]
-        table.add_row(found.model, found.field, *figures, found.rule)
-        reasons[found.rule] = found.reason
-    console = wide_console()
-    if not reasons:
-        console.print("LiteLLM's table and ours say the same.", highlight=False)
-        return
-    print_table(table, console)
-    for rule, reason in reasons.items():
-        console.print(f"{rule}: {reason}.", markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        "If both have a figure, the smaller one is in force, because an upstream may offer less.", highlight=False
-    )
-
-
-def _route(settings: Settings, upstream: str, model: str) -> Route:
-    """Return the configured route for a model at an upstream, or a route without a profile."""
-    route = settings.route(model)
-    return (
-        route
-        if route is not None and (route.upstream, route.model) == (upstream, model)
-        else Route(upstream, model, None)
-    )
-
-
-def _named(settings: Settings) -> list[str]:
-    """Return the models in the routes, except patterns with ``*``."""
-    return [route.model or route.match for route in settings.models if "*" not in route.match]
 
 
 def explained(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None = None) -> None:
@@ -128,7 +43,7 @@ def explained(file: Path, config: Path | None, model: str | None, policy: str | 
     try:
         dialect = recognized(raw) if api is None else DIALECTS[api]
         body = asyncio.run(dialect.parse(raw))
-    except UNREADABLE as error:
+    except UNDECODABLE as error:
         raise ConfigurationError(f"{file}: not JSON ({error}). {_FIX}") from error
     except BadBody as error:
         raise ConfigurationError(f"{file}: {error.message}") from error

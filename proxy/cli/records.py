@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeVar
 import click
 from rich.table import Table
 
-from proxy.cli.profile_report import print_table, wide_console
+from proxy.cli.tables import print_table, table_console
 from proxy.config import load
 from proxy.config.issues import near
-from proxy.endpoints.parameters import labels, time_in
+from proxy.endpoints.queries import labels, time_in
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import ConfigurationError, RequestError
 from proxy.store import StoreFailed
@@ -102,7 +102,7 @@ def _check_team(config: Path | None, team: str, last: int) -> None:
 
 
 def _print(found: dict[str, Any], shadow: list[str]) -> None:
-    console = wide_console()
+    console = table_console()
     columns = COLUMNS | (SHADOW_COLUMNS if shadow else {})
     table = Table(title=f"{found['since']} to {found['until']} (UTC), money in US dollars", title_justify="left")
     for name in found["by"]:

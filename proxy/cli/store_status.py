@@ -13,6 +13,7 @@ import click
 
 from proxy.cli.store_migration import location, opened
 from proxy.config import Settings, load
+from proxy.constants import DAY
 from proxy.errors import ConfigurationError
 from proxy.store import StoreFailed
 from proxy.store.migration import Usage, usage
@@ -120,7 +121,7 @@ def _print(name: str, part: Report) -> None:
     for key, value in part.items():
         if key == "kinds":
             for kind, found in value.items():
-                days = (found[f"{which}_expires_seconds"] / 86_400 for which in ("first", "last"))
+                days = (found[f"{which}_expires_seconds"] / DAY for which in ("first", "last"))
                 lifetimes = " to ".join(f"{each:.1f}" for each in days)
                 click.echo(
                     f"  {kind:<20} {found['entries']:>9,} entries {found['bytes']:>15,} bytes, {lifetimes} days left"

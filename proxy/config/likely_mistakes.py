@@ -17,7 +17,7 @@ from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.tree import Node, Path, dotted, line_of, shown
 from proxy.config.upstreams import COMPACTS
 from proxy.limits.budget import budget, reserved_output
-from proxy.limits.profiles import Profile, Profiles, litellm_table
+from proxy.limits.profiles import Profile, Profiles, tables
 from proxy.limits.profiles.prices import below_step, price_of, provider_of, step_of
 
 SHORTEST_RECALL = 200
@@ -251,7 +251,7 @@ def _unpriced_routes(settings: Settings) -> Iterator[str]:
     for _, route, profile in _named_models(settings):
         if price_of(settings.prices, profile.model, profile.price) is None:
             yield route.match
-    listed = {provider_of(listing.provider) for listing in litellm_table.load().values() if listing.price is not None}
+    listed = {provider_of(listing.provider) for listing in tables.load().values() if listing.price is not None}
     routes = settings.models or (RouteSettings(match="*", upstream=next(iter(settings.upstreams))),)
     for route in routes:
         upstream, named = settings.upstreams.get(route.upstream), route.model or route.match

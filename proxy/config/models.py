@@ -42,7 +42,7 @@ class ProfileSettings(Section):
     @classmethod
     def _is_a_rule(cls, images: str | None) -> str | None:
         # Imported here: few configurations name a rule, and counting brings the tokenizer with it.
-        from proxy.tokens.images import RULES
+        from proxy.tokens.media import RULES
 
         if images is not None and images not in RULES:
             raise wrong("isn't a rule for images", fix=near(images, RULES))

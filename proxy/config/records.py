@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from proxy.config.fields import Count, Days, Section
 
-DAY = 86_400.0
-
 
 class RecordSettings(Section):
     """Records of requests: names and figures, no content."""

@@ -16,11 +16,12 @@ from proxy.config.models import Route, RouteSettings
 from proxy.config.otel import OtelSettings
 from proxy.config.policy import Policy, WrittenPolicy
 from proxy.config.prices import Prices
-from proxy.config.records import DAY, RecordSettings
+from proxy.config.records import RecordSettings
 from proxy.config.server import ServerSettings
 from proxy.config.store import StoreSettings
 from proxy.config.teams import AdminSettings, AuthSettings, SharedLimitSettings, TeamSettings
 from proxy.config.upstreams import UpstreamSettings, default_upstreams
+from proxy.constants import DAY
 
 
 class _SettingsFields(Section):

@@ -10,7 +10,7 @@ from proxy.config.issues import Issue, error_text
 from proxy.config.loading import Loaded
 from proxy.config.settings import Settings
 from proxy.config.tree import dotted, line_of
-from proxy.http.hosts import LOOPBACK
+from proxy.http.headers import LOOPBACK
 
 
 def advice(loaded: Loaded, today: date) -> list[str]:

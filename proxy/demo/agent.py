@@ -12,8 +12,7 @@ import httpx
 import openai
 from openai.types.chat import ChatCompletionChunk
 
-from proxy.demo.script import SYSTEM, task_message, tool_result
-from proxy.demo.tools import TOOLS
+from proxy.demo.script import SYSTEM, TOOLS, task_message, tool_result
 
 MAX_TOKENS = 1_000
 """Output limit of each request to ``/v1/messages``, which requires one."""

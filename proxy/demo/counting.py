@@ -48,7 +48,7 @@ class Tokens:
         return self.messages + self.functions
 
 
-class Counter:
+class RequestCounter:
     """Count requests, and cache the size of each message by its digest.
 
     Accepts only bodies without ``validity.faults``.

@@ -27,9 +27,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from proxy.demo.counting import Counter, Tokens
-from proxy.demo.replies import Completion, Reply, Responder, ToolCall, event
-from proxy.demo.summariser import is_summary_request, summarise
+from proxy.demo.counting import RequestCounter, Tokens
+from proxy.demo.replies import Completion, Reply, Responder, ToolCall, event, is_summary_request, summarise
 from proxy.demo.validity import Fault, faults, parameter_faults
 
 __all__ = ["Fault", "Received", "Reply", "Responder", "StandIn", "ToolCall", "is_summary_request"]
@@ -86,7 +85,7 @@ class StandIn:
         """Chat completion requests in order of arrival."""
         self.others: list[Received] = []
         """Requests to all other paths."""
-        self.counter = Counter()
+        self.counter = RequestCounter()
         self._ids = itertools.count(1)
         self.app = Starlette(
             routes=[

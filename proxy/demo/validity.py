@@ -167,7 +167,7 @@ def _called(path: str, called: Any, fields: tuple[str, ...]) -> Iterator[Fault]:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _OpenCalls:
     """The tool calls of the last assistant message, and the position of each result."""
 
     ids: list[str] = field(default_factory=list)
@@ -205,14 +205,14 @@ class _Asked:
 
 
 def _order(messages: list[Message]) -> Iterator[Fault]:
-    asked = _Asked()
+    asked = _OpenCalls()
     for index, message in enumerate(messages):
         if message["role"] == "tool":
             yield from asked.result(index, message["tool_call_id"])
             continue
         yield from asked.unanswered(index)
         calls = message.get("tool_calls") if message["role"] == "assistant" else None
-        asked = _Asked([call["id"] for call in calls or []])
+        asked = _OpenCalls([call["id"] for call in calls or []])
     yield from asked.unanswered(len(messages) - 1)
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.digests import ByDigest
 from proxy.errors import BadBody
 
@@ -35,9 +36,6 @@ _TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {mo
 _TOO_MANY_VALUES = "The request has over {most} JSON values. Send fewer messages, content parts, or tools."
 
 NOTHING = msgspec.Raw()
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of strict parsers. The ``ValidationError`` of ``msgspec`` is one of its ``DecodeError``."""
-
 _any_decoder = msgspec.json.Decoder()
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -236,7 +234,7 @@ def fields_of(raw: bytes) -> dict[str, msgspec.Raw]:
     """Return the fields of a body with their bytes. Raises ``BadBody`` if the body isn't a JSON object."""
     try:
         return _fields_decoder.decode(raw)
-    except UNREADABLE as error:
+    except UNDECODABLE as error:
         raise BadBody("The body is not plain JSON in UTF-8. Send it as the API asks for it.") from error
 
 
@@ -316,7 +314,7 @@ def value_of(raw: msgspec.Raw | bytes) -> Any:
         return None
     try:
         return _any_decoder.decode(raw)
-    except UNREADABLE:
+    except UNDECODABLE:
         return leniently(bytes(raw))
 
 

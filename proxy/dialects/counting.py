@@ -8,11 +8,10 @@ from typing import Any
 
 import tiktoken
 
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
-from proxy.tokens.encodings import check, encoding, loaded
 from proxy.tokens.media import MEDIA, Media
-from proxy.tokens.text import count, dump, escaped
+from proxy.tokens.text import check, count, dump, encoding, escaped, loaded
 
 CALL = 3
 """Tokens of a call's frame, and of a tool's."""

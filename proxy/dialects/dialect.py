@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from proxy.compaction.format import Format
 from proxy.dialects.hidden_tool import HiddenTool
 from proxy.errors import ErrorShape
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from proxy.overflow.silent import Finished
 
 

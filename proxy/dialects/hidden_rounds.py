@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.body import NOTHING, fields_of, listed, value_of
 from proxy.dialects.hidden_tool import VisibleResponse
 from proxy.errors import BadBody
@@ -92,7 +93,7 @@ def decoded(data: bytes) -> dict[str, Any] | None:
     """Return a JSON object; ``None`` if the data isn't one."""
     try:
         value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     return value if isinstance(value, dict) else None
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.http.sse import EventSplitter, data_of, split_events
-from proxy.overflow.error_detection import names_error, says_error
+from proxy.overflow.errors import names_error, says_error
 from proxy.overflow.silent import ABORT_REASONS, LENGTH_REASONS, WINDOW_REASONS
 
 NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
@@ -86,6 +87,6 @@ def _decoded(data: bytes) -> object:
     """Decode JSON; ``None`` if it isn't valid."""
     try:
         value: object = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     return value

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.overflow.silent import Finished
 
 TAIL_BYTES = 4_096
@@ -107,7 +108,7 @@ class Tail:
         parts = b"".join([*self._texts, *self.DELTAS.findall(body)])
         try:
             text: str = msgspec.json.decode(b'"' + parts + b'"', type=str)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # half of a surrogate pair, for example
+        except UNDECODABLE:  # half of a surrogate pair, for example
             return parts.decode("utf-8", "replace")
         return text
 
@@ -234,7 +235,7 @@ def _decoded(data: bytes) -> object:
     """Return a JSON value, ``None`` if it isn't one. Half of a surrogate pair, for example, makes the parser slower."""
     try:
         value: object = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         try:
             value = json.loads(data, strict=False) if len(data) <= LENIENT_BYTES and b":" in data else None
         except (ValueError, RecursionError):

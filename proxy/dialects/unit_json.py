@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
+
 Message = Mapping[str, Any]
 
 DEEPEST = 64
@@ -37,7 +39,7 @@ def decode(raw: bytes) -> Message:
 def _parsed(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return json.loads(bytes(raw))
 
 

@@ -26,8 +26,8 @@ from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.headers import Own
-from proxy.http.heartbeat import Heartbeat
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
+from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Departure, Reply

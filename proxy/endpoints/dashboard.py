@@ -12,25 +12,23 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlencode
 
 import jinja2
-import msgspec
 import structlog
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from proxy.access.admin import key_digest
-from proxy.access.sessions import COOKIE, ended
+from proxy.access.admin import SESSION_COOKIE, end_session, key_digest
 from proxy.config import Loaded, Settings
 from proxy.config.effective import effective_values
 from proxy.config.inheritance import stated
 from proxy.config.teams import TeamSettings
 from proxy.config.tree import Node
+from proxy.constants import UNDECODABLE
 from proxy.dialects.recognition import DIALECTS, recognized
-from proxy.endpoints.parameters import choice, parameters, time_in
 from proxy.endpoints.presentation import figure, keyless_hint, milliseconds, request_facts, savings, shown_change
+from proxy.endpoints.queries import Viewer, choice, parameters, time_in, viewing
 from proxy.endpoints.records import REQUEST_ID, request_json
 from proxy.endpoints.status import status
-from proxy.endpoints.viewer import Viewer, viewing
 from proxy.errors import (
     BadBody,
     ConfigurationError,
@@ -161,7 +159,7 @@ class Dashboard:
         known = credential(headers) != (None, None) or self._service.sessions.digest(headers) is not None
         if known or (request.url.path == HOME and "token" in request.query_params):
             return error.message
-        return "Your session has ended. Sign in again." if COOKIE in request.cookies else ""
+        return "Your session has ended. Sign in again." if SESSION_COOKIE in request.cookies else ""
 
     def _redeemed(self, request: Request, token: str) -> Response:
         """Start the session of a one-time link. A browser that has the session needs no valid link.
@@ -320,7 +318,7 @@ class Dashboard:
             api = given.get("api")
             dialect = DIALECTS[choice("api", api, DIALECTS)] if api else recognized(raw)
             body = await dialect.parse(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise BadBody(f"The body isn't JSON ({error}). Paste the JSON body of a request.") from error
         if not body.units:
             raise BadBody("The body has no messages. Paste the JSON body of a request to one of the three APIs.")
@@ -344,7 +342,7 @@ class Dashboard:
 
 
 async def _sign_out(request: Request) -> Response:
-    return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": ended()})
+    return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": end_session()})
 
 
 def _fields(raw: bytes) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Message, Receive, Scope, Send
 
+from proxy.endpoints.records import PRIVATE
 from proxy.errors import MethodNotAllowed, NotInstalled, ProxyError
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.pipeline.exchange import begin_request
@@ -20,8 +21,6 @@ PATH = "/compaction/mcp"
 
 BODY_BYTES = 1_000_000
 """Maximum bytes of a message. Calls have a few hundred."""
-
-_PRIVATE = ("cache-control", "private, no-store")
 
 
 class McpEndpoint:
@@ -38,9 +37,9 @@ class McpEndpoint:
         except ClientLeft:
             return
         except MethodNotAllowed as error:
-            await answer_error(send, error, [("allow", "POST"), _PRIVATE])
+            await answer_error(send, error, [("allow", "POST"), PRIVATE])
         except ProxyError as error:
-            await answer_error(send, error, [_PRIVATE], receive=receive)
+            await answer_error(send, error, [PRIVATE], receive=receive)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
@@ -81,7 +80,7 @@ def _private(send: Send) -> Send:
 
     async def marked(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = [*message["headers"], tuple(part.encode() for part in _PRIVATE)]
+            headers = [*message["headers"], tuple(part.encode() for part in PRIVATE)]
             message = {**message, "headers": headers}
         await send(message)
 

@@ -31,6 +31,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy import __version__
+from proxy.constants import UNDECODABLE
 from proxy.recall.tool import FAILED, PASSAGES, Query, Reader
 from proxy.store import StoreFailed
 from proxy.telemetry.metrics import RECALLS
@@ -201,7 +202,7 @@ def _method(body: bytes) -> str | None:
     """
     try:
         value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return ""
     try:
         message = msgspec.convert(value, _Envelope)

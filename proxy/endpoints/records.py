@@ -1,7 +1,8 @@
-"""Serve the records of requests, the ledger, and the proxy's status, as JSON.
+"""Serve the records of requests, the ledger, the archive, and the proxy's status, as JSON.
 
 A caller sees the records of its own tenant, and an administrator sees all. The tenant comes from the key alone. An id
-of another tenant gets the same response as an unknown one.
+of another tenant gets the same response as an unknown one. For a request that the proxy changed, there are also the
+messages before and after, their differences, and the summary. The archive has the messages that a compaction removed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -17,15 +18,18 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from proxy.endpoints.changes import VIEWS, change_json
-from proxy.endpoints.parameters import choice, count, labels, parameters, time_in, wrong
+from proxy.endpoints.queries import Viewer, choice, count, labels, parameters, time_in, viewing, wrong
 from proxy.endpoints.status import status
-from proxy.endpoints.viewer import Viewer, viewing
-from proxy.errors import NotFound, ProxyError
-from proxy.pipeline.changes import read_changes
+from proxy.errors import ArchiveUnavailable, MethodNotAllowed, NotFound, ProxyError
+from proxy.http.headers import encoded
+from proxy.http.request_body import answer_error
+from proxy.pipeline.changes import Changed, Unchanged, read_changes
+from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.services import Services
 from proxy.store import StoreFailed
+from proxy.store.archive import Found
 from proxy.store.ledger_report import BY, csv_text, day_of, report
 from proxy.store.records import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
 from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
@@ -184,3 +188,107 @@ def _json(body: dict[str, Any]) -> Response:
 def _error(error: ProxyError) -> Response:
     retry = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     return Response(error.body(), error.status, HEADERS | retry, media_type="application/json")
+
+
+Change = Changed | Unchanged
+
+VIEWS = ("before", "after", "diff", "summary")
+
+
+def change_json(id: str, view: str, changes: Sequence[Change]) -> dict[str, Any]:
+    """Return a view of a request's changes. Messages keep their original bytes; unchanged ones are only counted."""
+    complete = all(change.complete for change in changes if isinstance(change, Changed))
+    about = {"object": f"compaction.{view}", "id": id, "complete": complete}
+    if view == "summary":
+        message = next((change.after for change in changes if isinstance(change, Changed) and change.summary), [])
+        return {**about, "messages": _raw(message)}
+    if view == "diff":
+        return {**about, "changes": [_diff(change) for change in changes]}
+    return {**about, "parts": [_side(change, view) for change in _ordered(changes, view)]}
+
+
+def _ordered(changes: Sequence[Change], view: str) -> Sequence[Change]:
+    return sorted(changes, key=lambda change: change.position) if view == "before" else changes
+
+
+def _side(change: Change, view: str) -> dict[str, Any]:
+    if isinstance(change, Unchanged):
+        return {"position": change.position, "unchanged": change.count}
+    messages = change.before if view == "before" else change.after
+    return {"position": change.position, "summary": change.summary, "messages": _raw(messages)}
+
+
+def _diff(change: Change) -> dict[str, Any]:
+    if isinstance(change, Unchanged):
+        return {"position": change.position, "unchanged": change.count}
+    sides = {"before": _raw(change.before), "after": _raw(change.after)}
+    return {"position": change.position, "summary": change.summary, **sides}
+
+
+def _raw(messages: Sequence[bytes]) -> list[msgspec.Raw]:
+    return [msgspec.Raw(message) for message in messages]
+
+
+ARCHIVE_PATH = "/compaction/archive/{id:path}"
+
+ARCHIVE_ID = re.compile(r"[0-9a-f]{20}")
+_FIX = "Copy the archive id from the note in the conversation that replaces the removed text. No header contains it."
+
+PRIVATE = ("cache-control", "private, no-store")
+
+
+class ArchiveEndpoint:
+    """The archive of the caller's own tenant."""
+
+    def __init__(self, service: Services) -> None:
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        try:
+            body = await self._body(scope)
+        except MethodNotAllowed as error:
+            await answer_error(send, error, [("allow", "GET")])
+        except ProxyError as error:
+            await answer_error(send, error, [PRIVATE])
+        else:
+            headers = [("content-type", "application/json"), ("content-length", str(len(body))), PRIVATE]
+            await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
+            await send({"type": "http.response.body", "body": body})
+
+    async def _body(self, scope: Scope) -> bytes:
+        if scope["method"] != "GET":
+            raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use GET.")
+        context = begin_request(self._service, scope, forwarded=False)
+        async with self._service.quotas.admit(context.caller):
+            return await self._entry(context.caller.tenant, scope["path_params"]["id"])
+
+    async def _entry(self, tenant: str, id: str) -> bytes:
+        if not ARCHIVE_ID.fullmatch(id):
+            if REQUEST_ID.fullmatch(id):
+                raise NotFound(f"This is the id of a request, from the header x-compaction-id. {_FIX}")
+            raise NotFound(f"This isn't an archive id. An archive id has 20 lowercase hexadecimal digits. {_FIX}")
+        try:
+            found = await self._service.archive.fetch(tenant, id)
+        except StoreFailed as failure:
+            log.warning("store.read_failed", reason=str(failure))
+            raise ArchiveUnavailable("The proxy can't read its archive at the moment. Try again.") from failure
+        if found is None:
+            raise NotFound(
+                "Your key has no archive entry with this id. It may have expired, or belong to another key or team. "
+                "Use the key that sent the conversation, or read the messages from the application's own history."
+            )
+        # Encoding megabytes takes too long for the event loop.
+        return await asyncio.to_thread(_answer, id, found)
+
+
+def _answer(id: str, found: Found) -> bytes:
+    """Return the body of the response. The messages keep their original bytes."""
+    return msgspec.json.encode(
+        {
+            "object": "compaction.archive",
+            "id": id,
+            "complete": found.complete,
+            "messages": [msgspec.Raw(message) for message in found.messages],
+        }
+    )

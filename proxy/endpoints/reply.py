@@ -15,7 +15,7 @@ from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
 from proxy.http import sse
 from proxy.http.headers import encoded
 from proxy.http.request_body import note_complete, note_error
-from proxy.overflow.error_message import as_error
+from proxy.overflow.errors import as_error
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.pipeline.watching import Tap
 from proxy.upstream.transport import Headers

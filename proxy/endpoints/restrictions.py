@@ -16,6 +16,7 @@ import msgspec
 from starlette.types import Scope
 
 from proxy.access.authenticator import Caller, may_use
+from proxy.constants import UNDECODABLE
 from proxy.dialects.body import without_lone_surrogates
 from proxy.endpoints.paths import CHAT, MODELS
 from proxy.errors import ModelNotAllowed, PathNotAllowed
@@ -152,7 +153,7 @@ def _pairs(raw: bytes) -> list[tuple[str, msgspec.Raw]] | None:
     decoder = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=lambda _, text: name(text))
     try:
         found: dict[_Name, msgspec.Raw] = decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     return [(field.text, value) for field, value in found.items()]
 
@@ -204,5 +205,5 @@ def _decoded(raw: msgspec.Raw | None, kind: type[T]) -> T | None:
     """Return a JSON value of a type, or ``None`` for anything else."""
     try:
         return None if raw is None else msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None

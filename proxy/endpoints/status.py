@@ -13,7 +13,7 @@ import structlog
 
 from proxy import __version__
 from proxy.config import Settings
-from proxy.endpoints.viewer import Viewer
+from proxy.endpoints.queries import Viewer
 from proxy.limits.learned import LimitRecord
 from proxy.limits.stored import stored_limits
 from proxy.pipeline.services import Services

@@ -8,9 +8,9 @@ time and produces no output.
 from __future__ import annotations
 
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import chain
-from typing import Protocol
 
 import brotli
 import zstandard
@@ -46,18 +46,18 @@ class Undecodable(ValueError):
 _ERRORS = (zlib.error, brotli.error, zstandard.ZstdError, Undecodable)
 
 
-class _Decoder(Protocol):
+class _Decoder(ABC):
     @property
+    @abstractmethod
     def finished(self) -> bool:
         """Return whether the data so far is complete."""
-        ...
 
+    @abstractmethod
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Decompress the next slice. Exhaust the iterator before the next call, or drop the decoder."""
-        ...
 
 
-class _Members:
+class _Members(_Decoder):
     """Counts the members of a body."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class _Zlib(_Members):
                 self._member = None
 
 
-class _Brotli:
+class _Brotli(_Decoder):
     def __init__(self) -> None:
         self._decoder = brotli.Decompressor()
         self._fed = False

@@ -1,7 +1,8 @@
-"""Select the headers to forward, and find the caller's key in them."""
+"""Select the headers to forward, find the caller's key in them, and read the names in ``Host``."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Sequence, Set
 from enum import StrEnum
 
@@ -187,3 +188,25 @@ def _text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
+
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def on_loopback(host: str) -> bool:
+    """Return whether a server that listens on this address takes connections of its own machine only."""
+    return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def without_port(host: str) -> str:
+    """Return the name in a ``Host`` header."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and (port.isdigit() or not port) else host
+
+
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

@@ -1,19 +1,19 @@
-"""Taking a request in: its body within limits, and word of the client leaving."""
+"""Take a request in: read its body within limits, notice that its client left, and refuse it if it is in a loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from time import perf_counter
 from types import TracebackType
-from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, ProxyError
+from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, LoopDetected, ProxyError
 from proxy.http.decompression import OVER, unpacked
-from proxy.http.headers import encoded
+from proxy.http.headers import VIA, encoded
 from proxy.http.timers import CoarseTimer, coarse_timer
 
 __all__ = [
@@ -52,26 +52,27 @@ SMALL = 65_536
 """A body of at most this many bytes doesn't queue behind large ones that wait for memory."""
 
 
-class MemoryLease(Protocol):
-    """The memory that is charged to one request, in bytes. See ``access.admission``."""
+class MemoryLease(ABC):
+    """The memory that is charged to one request. ``size`` is in bytes. See ``access.admission``."""
 
-    size: int
+    size = 0
 
+    @abstractmethod
     def grown(self, amount: int) -> bool:
-        """Take more, if it's free; return whether it was taken."""
-        ...
+        """Take this many more bytes if they're free. Return whether they were taken."""
 
+    @abstractmethod
     async def wait(self, amount: int) -> None:
-        """Wait for more. Raises ``Overloaded``."""
-        ...
+        """Wait for this many more bytes. Raises ``Overloaded``."""
+
+    @abstractmethod
+    def shrink(self, size: int) -> None:
+        """Keep only this many bytes."""
 
     async def more(self, amount: int) -> None:
-        """Take more; wait if it isn't free. Raises ``Overloaded``."""
-        ...
-
-    def shrink(self, size: int) -> None:
-        """Keep only this much."""
-        ...
+        """Take this many bytes more; wait if they aren't free. Raises ``Overloaded``."""
+        if not self.grown(amount):
+            await self.wait(amount)
 
 
 class ClientLeft(Exception):
@@ -322,3 +323,23 @@ async def _linger(receive: Receive) -> None:
             while more:
                 message = await asyncio.wait_for(receive(), LINGERING_SILENCE)
                 more = message["type"] == "http.request" and message.get("more_body", False)
+
+
+_VIA = VIA.encode()
+
+MOST_HOPS = 5
+"""Instances of this proxy that one request may pass."""
+
+
+def next_via(scope: Scope, instance: str) -> str:
+    """Return the value of the header ``x-compaction-via`` for the next hop. Raises ``LoopDetected``."""
+    before = header(scope, _VIA)
+    if before is None:
+        return instance
+    hops = [hop.strip() for hop in before.split(",") if hop.strip()]
+    if instance in hops or len(hops) >= MOST_HOPS:
+        raise LoopDetected(
+            "This request has been through this proxy before: an upstream's base_url leads back to it. "
+            "Point base_url at the provider."
+        )
+    return ",".join([*hops, instance])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from cachetools import LRUCache
 
+from proxy.constants import DAY
 from proxy.limits.learned import RATIO_BOUNDS, Place
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedMap
@@ -44,7 +45,7 @@ STEPS = 20
 PLACES = 10_000
 """The most tenants and models kept in memory. The least recently used ones are read from the store again."""
 
-KEPT_SECONDS = 30 * 86_400.0
+KEPT_SECONDS = 30 * DAY
 """Seconds that a ratio is kept after the last observation."""
 
 KIND = "tenant_ratio"
@@ -95,14 +96,14 @@ class Calibration:
         """Use ``now`` for seconds since 1970. Without a store the factors end with the process."""
         self._clock = clock
         self._now = now
-        self._known = ReplicatedMap(store, KIND, TokenRatios, PLACES, now)
+        self._ratios = ReplicatedMap(store, KIND, TokenRatios, PLACES, now)
         self._next: LRUCache[Place, float] = LRUCache(PLACES)  # the time of the next observation
         self._tries: LRUCache[Place, int] = LRUCache(PLACES)
         self._misses: LRUCache[Place, int] = LRUCache(PLACES)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
         """Start a read of stored ratios if one is due (see ``ReplicatedMap.prefetch``)."""
-        return self._known.prefetch(tenant, upstream, model)
+        return self._ratios.prefetch(tenant, upstream, model)
 
     def wants(self, upstream: str, model: str, tenant: str) -> bool:
         """Return whether another observation would be useful now."""
@@ -114,7 +115,7 @@ class Calibration:
         After ``TRIES`` times the answer is no, because the upstream reports nothing comparable.
         """
         place = (upstream, model, tenant)
-        seen = self._known.get(tenant, upstream, model)
+        seen = self._ratios.get(tenant, upstream, model)
         tries = self._tries.get(place, 0)
         if tenant == UNSTORED_TENANT or (seen is not None and len(seen.ratios) >= LEAST_OBSERVATIONS) or tries >= TRIES:
             return False
@@ -127,7 +128,7 @@ class Calibration:
             return
         ratio = reported / counted
         self._misses.pop((upstream, model, tenant), None)
-        seen = self._known.get(tenant, upstream, model) or TokenRatios(upstream, model)
+        seen = self._ratios.get(tenant, upstream, model) or TokenRatios(upstream, model)
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
         enough = len(ratios) >= LEAST_OBSERVATIONS
@@ -135,9 +136,9 @@ class Calibration:
         decided = enough and (steps != seen.quantized_factor or not seen.since)
         observed = TokenRatios(upstream, model, ratios, steps, now if decided else seen.since, now)
         if decided:
-            self._known.put(tenant, upstream, model, observed)
+            self._ratios.put(tenant, upstream, model, observed)
         else:
-            self._known.set_local(tenant, upstream, model, observed)
+            self._ratios.set_local(tenant, upstream, model, observed)
         if len(ratios) == OBSERVATIONS:
             self._pause((upstream, model, tenant))
 
@@ -156,7 +157,7 @@ class Calibration:
 
     def factor(self, upstream: str, model: str, tenant: str) -> float:
         """Return the upstream's tokens per token counted here, rounded toward too high, or 1 if unknown."""
-        seen = self._known.get(tenant, upstream, model)
+        seen = self._ratios.get(tenant, upstream, model)
         return 1.0 if seen is None else seen.factor
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
@@ -165,11 +166,11 @@ class Calibration:
             self._misses.pop(place, None)
             self._next.pop(place, None)
             self._tries.pop(place, None)
-        return self._known.forget(forgotten)
+        return self._ratios.forget(forgotten)
 
     async def aclose(self) -> None:
         """Write the entries that wait to be written."""
-        await self._known.aclose()
+        await self._ratios.aclose()
 
     def _pause(self, place: Place, seconds: float = PAUSE) -> None:
         self._next[place] = self._clock() + seconds

@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
+from proxy.constants import DAY
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store import Store
@@ -34,7 +35,7 @@ LEAST_BLIND = 1_024
 LEAST_LIMIT = 256
 """Tokens. A smaller number in a refusal isn't a token limit."""
 
-NAMED_SECONDS = 86_400.0
+NAMED_SECONDS = DAY
 """Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again."""
 
 GUESS_SECONDS = 3_600.0
@@ -231,16 +232,16 @@ class LearnedLimits:
     def __init__(self, store: Store | None = None, clock: Callable[[], float] = time.time) -> None:
         """Use ``clock`` for seconds since 1970. Without a store, the limits end with the process."""
         self._clock = clock
-        self._known = ReplicatedMap(store, KIND, Limits, LEARNED_ENTRIES, clock)
+        self._limits = ReplicatedMap(store, KIND, Limits, LEARNED_ENTRIES, clock)
         self._answered = _AnsweredSizes(clock)
 
     def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
         """Start a read of stored limits if one is due (see ``ReplicatedMap.prefetch``)."""
-        return self._known.prefetch(tenant, upstream, model)
+        return self._limits.prefetch(tenant, upstream, model)
 
     def get(self, upstream: str, model: str, tenant: str) -> LearnedLimit | None:
         """Return the valid limits, or ``None`` if there are none."""
-        known = self._known.get(tenant, upstream, model)
+        known = self._limits.get(tenant, upstream, model)
         return None if known is None else known.valid(self._clock())
 
     def learn(
@@ -254,7 +255,7 @@ class LearnedLimits:
         ``LEAST_LIMIT``. It raises a limit that no refusal named to the largest recently answered size.
         """
         now = self._clock()
-        known = self._known.get(tenant, upstream, model) or Limits(upstream, model)
+        known = self._limits.get(tenant, upstream, model) or Limits(upstream, model)
         least = 0 if limit.source == "refusal" else self._answered.largest((upstream, model, tenant))
         bound = most or LearnedLimit()
         changed = Limits(
@@ -264,7 +265,7 @@ class LearnedLimits:
             _learned(known.total, limit.total, least, bound.total, limit, now),
         )
         if changed != known:
-            self._known.put(tenant, upstream, model, changed)
+            self._limits.put(tenant, upstream, model, changed)
             _log_changes(known, changed)
 
     def answered(self, upstream: str, model: str, tenant: str, tokens: int) -> None:
@@ -296,7 +297,7 @@ class LearnedLimits:
         ``reported`` is the prompt size that the upstream reports, if any. ``factor`` is the upstream's tokens per token
         counted here. An upstream that truncated the prompt reports less than the proxy sent.
         """
-        known = self._known.get(tenant, upstream, model)
+        known = self._limits.get(tenant, upstream, model)
         if known is None:
             return
         now = self._clock()
@@ -304,16 +305,16 @@ class LearnedLimits:
         records = [_confirmed(record, size, reported, now) for record in (known.input, known.total)]
         changed = Limits(upstream, model, *records)
         if changed != known:
-            self._known.put(tenant, upstream, model, changed)
+            self._limits.put(tenant, upstream, model, changed)
             _log_changes(known, changed)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the limits of forgotten tenants, and return those tenants."""
-        return self._known.forget(forgotten)
+        return self._limits.forget(forgotten)
 
     async def aclose(self) -> None:
         """Write the limits that wait to be written."""
-        await self._known.aclose()
+        await self._limits.aclose()
 
 
 def _log_changes(before: Limits, after: Limits) -> None:

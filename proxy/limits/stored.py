@@ -10,12 +10,13 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from proxy.constants import UNDECODABLE
 from proxy.limits import calibration
 from proxy.limits import learned as limits
 from proxy.limits.calibration import TokenRatios
 from proxy.limits.learned import LearnedLimit, Limits
 from proxy.store import ManagedStore
-from proxy.store.replicated_map import UNREADABLE, Known, name_of
+from proxy.store.replicated_map import Known, name_of
 
 V = TypeVar("V", bound=Known)
 
@@ -79,7 +80,7 @@ async def _entries(store: ManagedStore, kind: str, form: type[V]) -> list[tuple[
     def decoded() -> list[tuple[str, V]]:
         found = []
         for entry in entries:
-            with contextlib.suppress(*UNREADABLE):
+            with contextlib.suppress(*UNDECODABLE):
                 found.append((entry.tenant, msgspec.json.decode(entry.value, type=form)))
         return found
 

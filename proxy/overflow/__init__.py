@@ -1,7 +1,7 @@
 """Recognize responses that report a prompt as too long, and read the token counts in them.
 
-    response → error_fields.read_errors   list the errors: codes, numbers, sentences
-             → exclusions.excluded        drop errors about other problems
+    response → errors.read_errors   list the errors: codes, numbers, sentences
+             → patterns.excluded     drop errors about other problems
              → patterns.read              match known sentences: kind, limit, size
              → general.read               read other sentences by their words and the words around their numbers
              → echo.EchoedRequest               drop words that repeat the client's request
@@ -19,11 +19,19 @@ from collections.abc import Iterable, Mapping
 
 from proxy.overflow import general, patterns
 from proxy.overflow.echo import EchoedRequest
-from proxy.overflow.error_fields import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, read_errors
-from proxy.overflow.exclusions import AMBIGUOUS_STATUS, FORBIDDEN_STATUS, NEVER_STATUS, RATE_STATUS, excluded
-from proxy.overflow.figures import amounts
-from proxy.overflow.patterns import CODE_SHAPE, CODES, ROWS, Row
-from proxy.overflow.reading import Overflow, OverflowReading
+from proxy.overflow.errors import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, read_errors
+from proxy.overflow.figures import Overflow, OverflowReading, amounts
+from proxy.overflow.patterns import (
+    AMBIGUOUS_STATUS,
+    CODE_SHAPE,
+    CODES,
+    FORBIDDEN_STATUS,
+    NEVER_STATUS,
+    RATE_STATUS,
+    ROWS,
+    Row,
+    excluded,
+)
 
 __all__ = ["Overflow", "recognise"]
 
@@ -74,7 +82,7 @@ def recognise(
         length += sum(map(len, error.texts))
         if length > MOST_TEXT:
             break
-    return max(readings, key=lambda reading: reading.known).resolve() if readings else None
+    return max(readings, key=lambda reading: reading.score).resolve() if readings else None
 
 
 def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:

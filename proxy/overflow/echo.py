@@ -13,6 +13,8 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
+
 RUN = 3
 """Consecutive words that must also be in the request to count as repeated."""
 
@@ -66,7 +68,7 @@ def _texts(raw: bytes) -> Iterator[str]:
     """Yield the strings of a JSON body, and those of URLs decoded; the body itself if it isn't JSON."""
     try:
         value: Any = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         value = raw.decode("utf-8", "replace")
     rest = [value]
     while rest:

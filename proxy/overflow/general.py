@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from proxy.overflow.figures import NUMBER, Figure, Role, amount, figures
-from proxy.overflow.reading import SMALLEST_LIMIT, Kind, OverflowReading
+from proxy.overflow.figures import NUMBER, SMALLEST_LIMIT, Figure, Kind, OverflowReading, Role, amount, figures
 
 _SIZED: tuple[Role, Role, Role] = ("limit", "counted", "output")
 _URL = re.compile(r"https?://\S+")

@@ -20,7 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from proxy.overflow.reading import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
+from proxy.overflow.figures import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
 
 WINDOW_REASONS = frozenset({"model_context_window_exceeded", "context_window_exceeded", "context_length_exceeded"})
 """Finish reasons for a full window: Anthropic's since Claude 4.5, and the variants of gateways."""

@@ -18,6 +18,7 @@ import structlog
 from msgspec.structs import replace
 
 from proxy.compaction.format import TextCounter
+from proxy.constants import DAY
 from proxy.dialects.dialect import AnswerTail
 from proxy.dialects.usage import usage_of
 from proxy.errors import UpstreamInterrupted, UpstreamUnreachable
@@ -41,7 +42,7 @@ EXPECTED_OUTPUT = 500
 RESPONSES = 10_000
 """Responses in the background that are in memory, the most recently used ones."""
 
-BACKGROUND_SECONDS = 86_400.0
+BACKGROUND_SECONDS = DAY
 """Seconds for which a response in the background is remembered."""
 
 PACKED_BYTES = 4_000_000

@@ -15,6 +15,7 @@ from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
+from proxy.constants import DAY
 from proxy.dialects.dialect import Counter, Request
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
@@ -228,7 +229,7 @@ class Compactor:
         shortened = [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
         removed += shortened
         removed += removed_by(work, rendered)
-        self._archive.keep(work.case.tenant, removed, policy.archive.days * 86_400.0)
+        self._archive.keep(work.case.tenant, removed, policy.archive.days * DAY)
         newest = () if previous is None else (previous,)
         return (*newest, *(one.id for one in shortened[:LISTED]))
 

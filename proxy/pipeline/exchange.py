@@ -14,9 +14,8 @@ from proxy.compaction.format import Binding
 from proxy.config import Route
 from proxy.dialects.dialect import Counter, Dialect, Request
 from proxy.errors import BadBody, UpstreamTimeout
-from proxy.http.heartbeat import Heartbeat
-from proxy.http.loop_detection import next_via
-from proxy.http.request_body import MemoryLease, header
+from proxy.http.request_body import MemoryLease, header, next_via
+from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer, Deadline
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile

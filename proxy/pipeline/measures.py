@@ -15,9 +15,9 @@ from proxy.config import Settings
 from proxy.dialects.dialect import Counter, Dialect
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile, Profiles
-from proxy.limits.profiles.corrections import FAMILIES
+from proxy.limits.profiles.tables import FAMILIES
 from proxy.tokens import encoding
-from proxy.tokens.encodings import check
+from proxy.tokens.text import check
 
 log = structlog.get_logger(__name__)
 

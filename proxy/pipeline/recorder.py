@@ -78,7 +78,7 @@ class Recorder:
         self._tenants: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
+        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, report=_report)
 
     def begin(self, scope: Scope) -> RequestRecord:
         """Return the record of a request that has just arrived, and put it into the scope and the task's context."""
@@ -222,10 +222,6 @@ def _shown(path: str) -> str:
         return path
     names = path.split("/", 3)
     return "/".join([*names[:3], *("…" for _ in names[3:])])[:80]
-
-
-def _is_failure(error: BaseException) -> bool:
-    return isinstance(error, StoreFailed)
 
 
 def _report(change: Change, key: object, pause: float) -> None:

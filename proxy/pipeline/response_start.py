@@ -14,7 +14,7 @@ from proxy.errors import RequestError
 from proxy.http.decompression import Unpacking, unpack
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.echo import EchoedRequest
-from proxy.overflow.error_message import as_error
+from proxy.overflow.errors import as_error
 from proxy.overflow.silent import Finished
 from proxy.telemetry.record import UpstreamErrorNames
 from proxy.upstream.transport import Answer

@@ -14,10 +14,10 @@ import structlog
 import xxhash
 from cachetools import LRUCache
 
+from proxy.constants import DAY, UNDECODABLE
 from proxy.pipeline.job import Prompt
 from proxy.store import Store, StoreFailed
 from proxy.store.background import WriteBehind
-from proxy.store.replicated_map import UNREADABLE
 from proxy.store.tenants import UNSTORED_TENANT
 
 log = structlog.get_logger(__name__)
@@ -27,7 +27,7 @@ KIND = "prompt"
 MOST = 10_000
 """Conversations that one process remembers."""
 
-SECONDS = 86_400.0
+SECONDS = DAY
 """Seconds that a prompt is stored. Clients rarely continue a conversation later."""
 
 PENDING_BYTES = 16_000_000
@@ -103,7 +103,7 @@ class SentPrompts:
             stored = None if raw is None else msgspec.json.decode(raw, type=SentPrompt)
         except StoreFailed:  # the guarded store logs it
             return
-        except UNREADABLE as error:  # written by another version, or damaged
+        except UNDECODABLE as error:  # written by another version, or damaged
             log.warning("shared.unreadable", kind=KIND, error=type(error).__name__)
             return
         if stored is not None and (known is None or stored.messages > known.messages):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.access.admin import AdminLink
+from proxy.access.admin import AdminLink, Sessions
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
-from proxy.access.sessions import Sessions
 from proxy.access.spending import Spending
 from proxy.config import Route, Settings
 from proxy.dialects.dialect import Counter, Dialect
@@ -15,6 +14,7 @@ from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profile
+from proxy.limits.profiles.lookup import ReportedWindow
 from proxy.pipeline.billing import BackgroundResponses
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
@@ -31,7 +31,7 @@ from proxy.store.records import RecordStore
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
-from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
+from proxy.upstream.limit_discovery import LimitDiscovery
 
 MOST_MEASURED = 1_000
 """Routes whose profile and counter are remembered."""
@@ -109,7 +109,7 @@ class Services:
             route.model, provider=upstream.provider, override=route.profile, reported=stated, address=upstream.base_url
         )
 
-    def _stated_limits(self, route: Route, configuration: ConfigSnapshot) -> StatedLimit | None:
+    def _stated_limits(self, route: Route, configuration: ConfigSnapshot) -> ReportedWindow | None:
         """Return the limits that the upstream states, unless the operator states some."""
         configured = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
         return None if configured else configuration.limit_discovery.window(route.upstream, route.model)

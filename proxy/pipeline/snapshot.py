@@ -9,7 +9,8 @@ from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings
 from proxy.dialects.dialect import Counter
 from proxy.limits.profiles import Profile
-from proxy.upstream.limit_discovery import LimitDiscovery, StatedLimit
+from proxy.limits.profiles.lookup import ReportedWindow
+from proxy.upstream.limit_discovery import LimitDiscovery
 from proxy.upstream.registry import Upstreams
 
 ONLY_AT_START = {
@@ -41,7 +42,7 @@ class ConfigSnapshot:
         """Reuse the parts of ``before``, the configuration to replace, that are the same in both."""
         self.settings = settings
         self._routes: dict[tuple[str, str], Route | None] = {}
-        self.measured: dict[tuple[int, str], tuple[Route, StatedLimit | None, Profile, Counter]] = {}
+        self.measured: dict[tuple[int, str], tuple[Route, ReportedWindow | None, Profile, Counter]] = {}
         """Profiles and counters, and the stated limits behind them, by the id of the route object and the dialect."""
         self.teams = Authenticator(settings)
         self.web = WebRules(settings)

@@ -20,10 +20,11 @@ from cachetools import LRUCache
 
 from proxy import __version__
 from proxy.compaction.turn import Call, Facts, Kind
+from proxy.constants import DAY, UNDECODABLE
 from proxy.dialects.dialect import Counter
 from proxy.store import Store, StoreFailed
 from proxy.store.background import WriteBehind
-from proxy.store.replicated_map import FIRST_READ_SECONDS, UNREADABLE
+from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.store.tenants import UNSTORED_TENANT
 
 log = structlog.get_logger(__name__)
@@ -33,7 +34,7 @@ KIND = "facts"
 FORMAT = "1"
 """A part of every key. Increase it when facts change, or when messages are read or counted in another way."""
 
-SECONDS = 86_400.0
+SECONDS = DAY
 """Seconds that an entry is stored after the last write."""
 
 LEAST_BYTES = 65_536
@@ -159,7 +160,7 @@ def decoded(entry: bytes, raws: Sequence[bytes]) -> list[Facts | None]:
     """Return the facts about messages from an entry; ``None`` for those that it doesn't have."""
     try:
         known = msgspec.msgpack.decode(entry, type=_Entry)
-    except UNREADABLE as error:
+    except UNDECODABLE as error:
         log.warning("shared.unreadable", kind=KIND, error=type(error).__name__)
         return [None] * len(raws)
     by_key = {stored.key: stored for stored in known.facts}

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.hidden_tool import HiddenRound
 from proxy.store import Store, StoreFailed
 
@@ -61,7 +62,7 @@ class HiddenRounds:
             return [] if known is None else known.rounds
         try:
             return msgspec.msgpack.decode(raw, type=list[HiddenRound])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             log.warning("shared.unreadable", kind=KIND, error=type(error).__name__)
             return []
 

@@ -20,8 +20,6 @@ from proxy.config import Loaded, Settings
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.messages.dialect import MESSAGES
 from proxy.dialects.responses.dialect import RESPONSES
-from proxy.endpoints.archive import PATH as ARCHIVE
-from proxy.endpoints.archive import ArchiveEndpoint
 from proxy.endpoints.conversations import Conversations
 from proxy.endpoints.dashboard import Dashboard
 from proxy.endpoints.landing import landing
@@ -33,7 +31,7 @@ from proxy.endpoints.paths import CHAT as CHAT_PATH
 from proxy.endpoints.paths import MESSAGES as MESSAGES_PATH
 from proxy.endpoints.paths import MODELS, canonical, error_shape
 from proxy.endpoints.paths import RESPONSES as RESPONSES_PATH
-from proxy.endpoints.records import RecordEndpoints
+from proxy.endpoints.records import ARCHIVE_PATH, ArchiveEndpoint, RecordEndpoints
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.http.request_body import Sent, answer_error, is_handshake
 from proxy.limits.profiles import Profiles
@@ -84,7 +82,7 @@ class Proxy:
                 Route("/livez", _alive, methods=["GET"]),
                 Route("/readyz", self._ready, methods=["GET"]),
                 *([Route("/metrics", self._metrics, methods=["GET"])] if own else []),
-                Route(ARCHIVE, ArchiveEndpoint(self.service)),
+                Route(ARCHIVE_PATH, ArchiveEndpoint(self.service)),
                 Route(MCP, McpEndpoint(self.service)),
                 *RecordEndpoints(self.service).routes,
                 *Dashboard(self.service, lambda: None if self.reload is None else self.reload.loaded).routes,

@@ -1,18 +1,27 @@
-"""The HTTP/1.1 server: uvicorn's httptools protocol, with the bounds and checks that it lacks."""
+"""The HTTP/1.1 server: uvicorn's httptools protocol, with the bounds and checks that it lacks.
+
+A client that closes only the sending side of its connection may still wait for the response (``nc -N``). On the network
+this looks exactly like a client that has left: both send FIN. The two differ only in the reply when the server sends
+something. A connection that its client has closed is reset; one that is half closed isn't. So the proxy sends an
+interim response, which every HTTP/1.1 client must skip (RFC 9110, section 15.2), and looks for the reset.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import httptools
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.errors import Malformed
-from proxy.server.coalescing import CoalescingTransport
-from proxy.server.connection_limit import close_idle, most_connections
-from proxy.server.half_closed import HalfClosed
 
 log = structlog.get_logger(__name__)
 
@@ -267,3 +276,137 @@ class BoundedProtocol(HttpToolsProtocol):
         log.warning("request.refused", reason=message)
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class CoalescingTransport(asyncio.Transport):
+    """The transport of one response, which holds its first write until the second one.
+
+    uvicorn writes the head of a response and its body separately, and each write is a system call and a packet of its
+    own: together about a tenth of the CPU time of a small request. A head that no body follows within the same turn of
+    the event loop is written alone.
+    """
+
+    __slots__ = ("_flush", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._head: bytes | bytearray | memoryview[Any] | None = None
+        self._flush: asyncio.Handle | None = None
+
+    def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
+        """Write bytes. The first ones wait for the next call, or for the next turn of the event loop."""
+        if self._flush is None:
+            self._head = data
+            self._flush = self._loop.call_soon(self.flush)
+        elif self._head is None:
+            self._transport.write(data)
+        else:
+            head, self._head = self._head, None
+            self._flush.cancel()
+            self._transport.write(b"".join((head, data)))
+
+    def flush(self) -> None:
+        """Write the held bytes."""
+        head, self._head = self._head, None
+        if head is not None:
+            self._transport.write(head)
+
+    def close(self) -> None:
+        """Write the held bytes and close the connection."""
+        self.flush()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed or about to be."""
+        return self._transport.is_closing()
+
+
+PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+FIRST_SECONDS = 0.005
+LONGEST_SECONDS = 1.0
+"""The proxy looks for a reset after 5 ms, then after twice as long each time, and at least once a second.
+
+It repeats the probe because a relay in between, such as Docker's, forwards the reset only when its second write fails.
+"""
+
+
+class HalfClosed:
+    """Find out whether the client of a request in work has left, from now until its response is complete.
+
+    Aborts the transport if it has. The transport's protocol then sees a lost connection.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, cycle: RequestResponseCycle
+    ) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._cycle = cycle
+        self._wait = FIRST_SECONDS
+        self._timer: asyncio.TimerHandle | None = None
+        self._probe()
+
+    def close(self) -> None:
+        """Stop looking."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _probe(self) -> None:
+        if not self._cycle.response_started:
+            self._transport.write(PROBE)
+        self._timer = self._loop.call_later(self._wait, self._look)
+        self._wait = min(2 * self._wait, LONGEST_SECONDS)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._transport.is_closing() or self._cycle.response_complete:
+            return
+        connection: socket.socket = self._transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+            return
+        self._probe()
+
+
+RESERVED = 64
+"""Open files for everything other than requests: the store, the log, libraries, and listening sockets."""
+
+LOG_SECONDS = 60.0
+
+
+@functools.cache
+def most_connections() -> float:
+    """Return how many clients may be connected: half of the open files, since a request also needs one upstream."""
+    if sys.platform == "win32":
+        return float("inf")
+    import resource
+
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return float("inf") if files == resource.RLIM_INFINITY else max(16, (files - RESERVED) // 2)
+
+
+def close_idle(new: BoundedProtocol, connections: Iterable[BoundedProtocol]) -> None:
+    """Close the quarter of the idle connections that has waited longest; without any, close the new one."""
+    others = [client for client in connections if client is not new and not client.transport.is_closing()]
+    idle = [(client.since, client) for client in others if client.since is not None]
+    idle.sort(key=itemgetter(0))
+    for _, client in idle[: len(idle) // 4 + 1] or [(0.0, new)]:
+        client.transport.close()
+    _log(len(idle))
+
+
+_logged = -LOG_SECONDS
+
+
+def _log(idle: int) -> None:
+    """Log that connections were closed, at most once a minute."""
+    global _logged
+    now = time.monotonic()
+    if now - _logged < LOG_SECONDS:
+        return
+    _logged = now
+    log.warning("connections.limited", limit=most_connections(), idle=idle, fix="raise the open-file limit (ulimit -n)")

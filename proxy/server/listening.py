@@ -1,17 +1,27 @@
-"""Bind the server's address before anything is logged, and tell the operator where the dashboard is."""
+"""Bind the server's addresses before anything is logged, and tell the operator where the dashboard is.
+
+Metrics can have an address of their own. Several workers collect theirs in a private folder.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
 import sys
+import tempfile
+from collections.abc import Iterator
+
+from prometheus_client import start_http_server
 
 from proxy.access.admin import LINK_PATH, AdminLink
 from proxy.config import Loaded, Settings
 from proxy.config.issues import Issue, error_text
 from proxy.config.tree import line_of
 from proxy.errors import ConfigurationError
-from proxy.http.hosts import on_loopback
+from proxy.http.headers import on_loopback
+from proxy.telemetry.exposition import FOLDER, registry
 
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - shown, not listened on
 """For each address of all interfaces, one that a browser on this machine can open."""
@@ -60,15 +70,20 @@ def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
 
 def refused(host: str, port: int, error: OSError, loaded: Loaded | None = None) -> ConfigurationError:
     """Return the error for an address that can't be used, with a fix."""
-    reason = (error.strerror or type(error).__name__).lower()
     name, fix = "host", "use an address of this machine, for example --host 127.0.0.1"
     if error.errno == errno.EADDRINUSE:
         name, fix = "port", f"stop the other program, or use another port: --port {port + 1 if port < 65535 else 8787}"
     elif error.errno == errno.EACCES:
         name, fix = "port", "use a port above 1023, for example --port 8787"
-    text = error_text(f"cannot listen on {_written(host)}:{port} ({reason})", fix, f"server.{name}")
-    path = ("server", name)
-    located = [text] if loaded is None else loaded.sources.located([Issue(line_of(loaded.root, path), text)])
+    return _cannot_listen(f"{_written(host)}:{port}", error, fix, ("server", name), loaded)
+
+
+def _cannot_listen(
+    address: str, error: OSError, fix: str, setting: tuple[str, str], loaded: Loaded | None
+) -> ConfigurationError:
+    reason = (error.strerror or type(error).__name__).lower()
+    text = error_text(f"cannot listen on {address} ({reason})", fix, ".".join(setting))
+    located = [text] if loaded is None else loaded.sources.located([Issue(line_of(loaded.root, setting), text)])
     return ConfigurationError("\n".join(located))
 
 
@@ -94,3 +109,36 @@ def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
 def _written(host: str) -> str:
     """Return an address as it's written in a URL."""
     return f"[{host}]" if ":" in host else host
+
+
+@contextlib.contextmanager
+def folder_of_workers() -> Iterator[None]:
+    """Create a private folder for the metrics of the workers to start, and remove it at the end.
+
+    Raises ``ConfigurationError`` if that fails.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="compaction-proxy-metrics-")
+    except OSError as error:
+        raise ConfigurationError(
+            error_text(
+                f"cannot create a temporary folder for the metrics of the workers ({error.strerror})",
+                "set TMPDIR to a folder that the proxy can write",
+            )
+        ) from error
+    with folder as path:
+        os.environ[FOLDER] = path
+        yield
+
+
+def serve_metrics(settings: Settings, loaded: Loaded | None) -> None:
+    """Serve metrics on ``metrics.listen`` in a thread, if it's set. Raises ``ConfigurationError`` if that fails."""
+    address = settings.metrics.address
+    if address is None:
+        return
+    host, port = address
+    try:
+        start_http_server(port, host, registry())
+    except OSError as error:
+        fix = "use a free port of this machine, as in metrics: {listen: 127.0.0.1:9090}"
+        raise _cannot_listen(str(settings.metrics.listen), error, fix, ("metrics", "listen"), loaded) from error

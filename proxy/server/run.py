@@ -8,36 +8,37 @@ import os
 import secrets
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from socket import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.supervisors import Multiprocess
 
-from proxy.access.admin import admin_link
-from proxy.access.sessions import SECRET
+from proxy import __version__
+from proxy.access.admin import SESSION_SECRET, admin_link
 from proxy.config import Loaded, Settings, read
 from proxy.config.issues import error_text
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
 from proxy.config.warnings import exposure
+from proxy.endpoints.status import configuration_hash
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import Proxy, create_app
 from proxy.server.http_protocol import BoundedProtocol
-from proxy.server.listening import announce, bind, dashboard_address, refused
-from proxy.server.memory import exempt_from_collection
-from proxy.server.metrics_server import folder_of_workers, serve_metrics
+from proxy.server.listening import announce, bind, dashboard_address, folder_of_workers, refused, serve_metrics
+from proxy.server.maintenance import exempt_from_collection
 from proxy.server.runtime import INSTANCE
-from proxy.server.start_line import log_start
 from proxy.store.file import prepare
 from proxy.store.opening import store_file
 from proxy.telemetry.logs import configure
@@ -71,7 +72,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     require(settings, profiles)
     # All workers share one instance id. Otherwise, they would miss a loop that passes from one worker to another.
     os.environ[INSTANCE] = secrets.token_hex(8)
-    os.environ[SECRET] = secrets.token_hex(32)
+    os.environ[SESSION_SECRET] = secrets.token_hex(32)
     configure(settings.log.level, settings.log.format)
     _require_store(settings)
     # With an option, the file has no line to name.
@@ -117,7 +118,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         application = Worker(None if loaded is None else loaded.sources, host)
         with folder_of_workers():
             serve_metrics(settings, loaded)
-            Workers(uvicorn.Config(application, factory=True, **options), listeners, ready).run()
+            WorkerPool(uvicorn.Config(application, factory=True, **options), listeners, ready).run()
 
 
 class Single(uvicorn.Server):
@@ -213,7 +214,7 @@ class Worker:
         return _application(listening(settings, self.host), loaded)
 
 
-class Workers(Multiprocess):
+class WorkerPool(Multiprocess):
     """uvicorn's parent of the worker processes. Each worker reloads the configuration on its own.
 
     The parent keeps the last valid configuration for a worker that replaces a dead one while the files are invalid.
@@ -225,7 +226,7 @@ class Workers(Multiprocess):
         super().__init__(config, sockets)
         self._ready: Callable[[], None] | None = ready
         self._replace = False
-        self._known: set[int | None] = set()
+        self._workers: set[int | None] = set()
         if hasattr(signal, "SIGUSR2"):
             signal.signal(signal.SIGUSR2, self._asked_to_replace)
 
@@ -245,9 +246,9 @@ class Workers(Multiprocess):
             self._ready()
             self._ready = None
         alive = {process.pid for process in self.processes}
-        for ended in self._known - alive:
+        for ended in self._workers - alive:
             mark_process_dead(ended)  # type: ignore[no-untyped-call]
-        self._known = alive
+        self._workers = alive
 
     def _remember(self, known: Sources, host: str | None) -> None:
         if known.stamp() == known.stamp_as_read:
@@ -263,3 +264,32 @@ class Workers(Multiprocess):
         for process in self.processes:
             if process.pid is not None and process.is_ready(timeout=1):
                 os.kill(process.pid, signal.SIGHUP)
+
+
+def log_start(settings: Settings, loaded: Loaded | None, address: str, workers: int, warnings: int) -> None:
+    """Log one line. ``warnings`` is the number of warnings about the configuration."""
+    modes = Counter(policy.mode for policy in settings.policies.values())
+    log.info(
+        "server.started",
+        version=__version__,
+        files=[] if loaded is None else [str(source.path) for source in loaded.sources.files],
+        configuration=configuration_hash(settings),
+        address=address,
+        workers=workers,
+        upstreams={name: _host(one.base_url) or one.provider for name, one in settings.upstreams.items()},
+        store=_without_credentials(settings.store.url),
+        archive=settings.archive.url,
+        policies=dict(sorted(modes.items())),
+        teams=len(settings.teams),
+        warnings=warnings,
+    )
+
+
+def _host(url: str | None) -> str | None:
+    return None if url is None else urlsplit(url).netloc
+
+
+def _without_credentials(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    return f"{scheme}://{place.rpartition('@')[2]}{slash}{path.partition('?')[0]}"

@@ -7,11 +7,9 @@ import os
 import secrets
 from typing import TYPE_CHECKING
 
-from proxy.access.admin import AdminLink
+from proxy.access.admin import AdminLink, Sessions
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
-from proxy.access.quotas import Quotas
-from proxy.access.sessions import Sessions
-from proxy.access.shared_quotas import SharedQuotas
+from proxy.access.quotas import Quotas, SharedQuotas
 from proxy.access.spending import Spending
 from proxy.config import Settings
 from proxy.config.otel import OtelSettings

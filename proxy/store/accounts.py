@@ -24,13 +24,11 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
+from proxy.constants import DAY, UNDECODABLE
 from proxy.store.background import cancelled
 from proxy.store.interface import Store, StoreFailed
-from proxy.store.replicated_map import UNREADABLE
 
 log = structlog.get_logger(__name__)
-
-DAY = 86_400.0
 
 ADMIT_SECONDS = 0.5
 """Seconds that a reservation waits for the store."""
@@ -349,7 +347,7 @@ class Account:
         if raw is not None:
             try:
                 entry = msgspec.json.decode(raw, type=Entry)
-            except UNREADABLE as error:
+            except UNDECODABLE as error:
                 log.error("account.unreadable", kind=self._place[1], error=type(error).__name__)
         part = entry.reserved.get(self._process)
         if part is not None and part.write in self._attempts:

@@ -10,6 +10,8 @@ from typing import Literal
 
 from cachetools import LRUCache
 
+from proxy.store.interface import StoreFailed
+
 FAILURES = 3
 """Consecutive failures that open a breaker."""
 
@@ -33,7 +35,8 @@ class CircuitBreaker:
     """Count the failures of calls by key.
 
     The first pause doubles each time the single call after it fails. All times are in seconds. ``is_failure`` decides
-    which exceptions count, and ``report`` gets each change with the key and the length of the pause.
+    which exceptions count; by default ``StoreFailed`` does. ``report`` gets each change with the key and the length of
+    the pause.
     """
 
     def __init__(
@@ -41,8 +44,8 @@ class CircuitBreaker:
         first_pause: float,
         longest_pause: float,
         *,
-        is_failure: Callable[[BaseException], bool],
         report: Callable[[Change, Hashable, float], None],
+        is_failure: Callable[[BaseException], bool] = lambda error: isinstance(error, StoreFailed),
         clock: Callable[[], float] = time.monotonic,
         remembered: int = REMEMBERED,
     ) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeVar
 
+from proxy.constants import DAY
 from proxy.store.interface import ManagedStore, StoreFailed
 
 T = TypeVar("T")
@@ -16,7 +17,7 @@ T = TypeVar("T")
 KIND = "forgotten"
 """The kind of entry that tells other processes about a forgotten tenant. These entries don't belong to a tenant."""
 
-MARK_SECONDS = 24 * 3600.0
+MARK_SECONDS = DAY
 
 PATIENCE = 60.0
 """Seconds to retry each step of a removal while other processes use the store."""

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
+from proxy.constants import DAY, UNDECODABLE
 from proxy.store import archive
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.forgetting import digest, forgotten, remove
 from proxy.store.interface import Entry, ManagedStore
 from proxy.store.records import RECORD_LIMIT, RecordQuery, RecordStore
-from proxy.store.replicated_map import UNREADABLE, Known
+from proxy.store.replicated_map import Known
 from proxy.store.sealing import SealedStore
 
 SKIPPED = ("making",)
@@ -156,7 +157,7 @@ class Migration:
         """Copy the rows of all sources together, because a repeated run replaces the rows of the source."""
         rows: dict[Any, Any] = {}
         for source in self._from.records:
-            for labels, sums in await source.ledger(0, int(self._clock() // 86_400) + 1):
+            for labels, sums in await source.ledger(0, int(self._clock() // DAY) + 1):
                 if self._is_wanted(labels.tenant):
                     if labels in rows:
                         rows[labels].add(sums)
@@ -172,7 +173,7 @@ def _merged(form: type[Known], ours: bytes, theirs: bytes) -> tuple[bytes, float
     """Return the merged value and its expiration time, or ``None`` if one of the values is unreadable."""
     try:
         merged = msgspec.json.decode(theirs, type=form).merged(msgspec.json.decode(ours, type=form))
-    except UNREADABLE:
+    except UNDECODABLE:
         return None
     return msgspec.json.encode(merged), merged.until
 

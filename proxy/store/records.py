@@ -10,9 +10,8 @@ from typing import Protocol
 import msgspec
 from msgspec.structs import astuple, replace
 
+from proxy.constants import DAY
 from proxy.telemetry.record import RequestRecord
-
-DAY = 86_400
 
 RECORD_LIMIT = 1_000
 """Maximum records of one page."""

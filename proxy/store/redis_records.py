@@ -14,9 +14,9 @@ from heapq import merge
 
 import msgspec
 
+from proxy.constants import DAY
 from proxy.store.record_codec import RecordCodec
 from proxy.store.records import (
-    DAY,
     LARGEST_SUM,
     LEDGER_DAYS,
     SUMS,

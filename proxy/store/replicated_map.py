@@ -19,6 +19,7 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
+from proxy.constants import UNDECODABLE
 from proxy.store import Store, StoreFailed
 from proxy.store.tenants import UNSTORED_TENANT
 
@@ -44,9 +45,6 @@ class Known(Protocol):
         """Return the newer parts of both values. Parts of this one win if they are equally new."""
         ...
 
-
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors of msgspec for a damaged entry. Invalid UTF-8 in a string doesn't raise ``DecodeError``."""
 
 V = TypeVar("V", bound=Known)
 Key = tuple[str, str, str]
@@ -173,7 +171,7 @@ class ReplicatedMap(Generic[V]):
             return None
         try:
             return msgspec.json.decode(raw, type=self._form)
-        except UNREADABLE as error:  # written by another version, or damaged
+        except UNDECODABLE as error:  # written by another version, or damaged
             slot = self._slots.get(key)
             if slot is None or not slot.damaged:
                 log.warning("shared.unreadable", kind=self._kind, error=type(error).__name__)

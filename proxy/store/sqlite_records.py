@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from proxy.constants import DAY
 from proxy.store.record_codec import RecordCodec
 from proxy.store.records import (
-    DAY,
     LARGEST_SUM,
     LEDGER_DAYS,
     SUMS,

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from proxy.access.authenticator import Caller
+from proxy.constants import DAY
 from proxy.store import Store
-from proxy.store.accounts import DAY, Account, Amount
+from proxy.store.accounts import Account, Amount
 from proxy.summary.chunking import SummaryUnasked
 
 KIND = "spent.2"

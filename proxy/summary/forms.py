@@ -8,6 +8,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from proxy.config.upstreams import Api
+from proxy.constants import UNDECODABLE
 from proxy.http.headers import Headers
 from proxy.overflow.silent import LARGEST_FIGURE
 from proxy.summary.chunking import SummaryFailed
@@ -22,8 +23,6 @@ ADAPTIVE_THINKING = 8_000
 
 _JSON: Headers = [("content-type", "application/json")]
 _TEXT_TYPES = ("text", "output_text", None)
-_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
 Messages = list[dict[str, Any]]
 Fields = dict[str, msgspec.Raw]
 
@@ -190,7 +189,7 @@ def reported_cost(answer: bytes) -> int:
     """Return the tokens of a call, input and output, as a response reports them; 0 if it doesn't."""
     try:
         usage = msgspec.json.decode(answer, type=_Answer).usage
-    except _UNDECODABLE:
+    except UNDECODABLE:
         return 0
     if usage is None:
         return 0
@@ -208,7 +207,7 @@ def read(form: SummaryForm, status: int, body: bytes) -> Written:
         raise SummaryFailed(f"the summary model returned status {status}")
     try:
         return form.read(msgspec.json.decode(body))
-    except (*_UNDECODABLE, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (*UNDECODABLE, KeyError, IndexError, TypeError, AttributeError) as error:
         raise SummaryFailed("the response isn't an answer of the API") from error
 
 

@@ -17,6 +17,7 @@ import structlog
 from cachetools import LRUCache
 
 from proxy.compaction.identifiers import Artefacts
+from proxy.constants import DAY, UNDECODABLE
 from proxy.store import Store, StoreFailed
 from proxy.summary.in_flight import Place, SingleFlight
 from proxy.summary.lease import Lease
@@ -27,7 +28,7 @@ log = structlog.get_logger(__name__)
 KIND = "summary"
 """Incompatible formats of ``StoredSummary`` get kinds of their own, so versions of the proxy can share a store."""
 
-LIFETIME = 30 * 24 * 3600.0
+LIFETIME = 30 * DAY
 """Lifetime of a model's summary in the store, in seconds."""
 
 REMEMBERED = 500
@@ -384,7 +385,7 @@ def _decoded(value: bytes) -> StoredSummary | None:
     """Return a stored entry, or ``None`` if it is damaged. The caller replaces it."""
     try:
         return msgspec.msgpack.decode(value, type=StoredSummary)
-    except (msgspec.DecodeError, UnicodeDecodeError) as failure:
+    except UNDECODABLE as failure:
         log.warning("store.entry_unreadable", reason=str(failure))
         return None
 

@@ -25,9 +25,6 @@ ID_LENGTH = 24
 
 _TIME_DIGITS = 14
 
-DOLLAR = 10**12
-"""Units of money in one US dollar. The proxy states prices in these units, so that sums are exact."""
-
 HIDDEN_MODEL = "(hidden)"
 """Replaces text that doesn't look like a model's name. No name that is shown has parentheses."""
 
@@ -145,7 +142,7 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The price of a request, in parts of ``DOLLAR``.
+    """The price of a request, in parts of ``PICO``.
 
     ``sent`` is the price of the tokens that the upstream reported. ``as_received`` is the estimated price of the same
     request without the proxy. ``forecast`` is, in shadow mode, the estimated price that ``enforce`` would have, with

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from proxy.telemetry.record import DOLLAR, Cost, Reason, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
+from proxy.constants import PICO
+from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
 
 PHASES = ("body", "compaction", "upstream", "first_byte", "total")
 
@@ -100,7 +101,7 @@ def team_of(tenant: str) -> str | None:
 
 def dollars(amount: int) -> str:
     """Return US dollars times 10^12 as an exact decimal number of US dollars."""
-    return format((Decimal(amount) / DOLLAR).normalize(), "f") if amount else "0"
+    return format((Decimal(amount) / PICO).normalize(), "f") if amount else "0"
 
 
 def reason_text(reason: Reason) -> str:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from proxy.telemetry.record import DOLLAR, RequestRecord, current, shown_model
+from proxy.constants import PICO
+from proxy.telemetry.record import RequestRecord, current, shown_model
 
 log = structlog.get_logger(__name__)
 
@@ -96,7 +97,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "error": record.error,
         "phases": record.phases,
         "slow": is_slow(record) or None,
-        "cost_usd": cost and cost.sent / DOLLAR,
+        "cost_usd": cost and cost.sent / PICO,
     }
     return {name: value for name, value in stated.items() if value is not None}
 

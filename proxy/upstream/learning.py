@@ -17,6 +17,7 @@ import structlog
 from cachetools import LRUCache
 
 from proxy.config.upstreams import Api
+from proxy.constants import UNDECODABLE
 from proxy.errors import RequestError, UpstreamError
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.transport import Answer, Outgoing, Transport
@@ -171,7 +172,7 @@ def denies_path(body: bytes, model: str) -> bool:
         return False
     try:
         error = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return True  # a page or a plain text: not an error of an API
     return all(text == _OF_LLAMA_CPP or _is_general(text) for text in _texts(error))
 

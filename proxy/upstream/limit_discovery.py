@@ -20,7 +20,8 @@ from proxy.config import UpstreamSettings
 from proxy.config.providers import SPEAKS_OPENAI
 from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA
-from proxy.limits.profiles.litellm_table import as_tokens
+from proxy.limits.profiles.lookup import ReportedWindow
+from proxy.limits.profiles.tables import as_tokens
 from proxy.upstream.relay import RelayTransport
 
 log = structlog.get_logger(__name__)
@@ -62,14 +63,6 @@ _WINDOW_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StatedLimit:
-    """A window in tokens, input and output together, and the field that reports it."""
-
-    context_window: int
-    source: str
-
-
 @dataclass(slots=True)
 class UpstreamModels:
     """The limits that one upstream reported. ``due`` is when to ask again, ``names`` are the requested models."""
@@ -77,15 +70,15 @@ class UpstreamModels:
     due: float = 0.0
     names: set[str] = field(default_factory=set)
     ids: frozenset[str] = frozenset()
-    listed: dict[str, StatedLimit] = field(default_factory=dict)
-    shown: dict[str, StatedLimit | None] = field(default_factory=dict)
-    loaded: dict[str, StatedLimit] = field(default_factory=dict)
-    everywhere: StatedLimit | None = None
+    listed: dict[str, ReportedWindow] = field(default_factory=dict)
+    shown: dict[str, ReportedWindow | None] = field(default_factory=dict)
+    loaded: dict[str, ReportedWindow] = field(default_factory=dict)
+    everywhere: ReportedWindow | None = None
     shows: bool = False
     complained: bool = False
     task: asyncio.Task[None] | None = None
 
-    def find(self, model: str) -> StatedLimit | None:
+    def find(self, model: str) -> ReportedWindow | None:
         name = _listed_as(model, self.ids)
         return self.listed.get(name) or self.loaded.get(name) or self.shown.get(name) or self.everywhere
 
@@ -129,7 +122,7 @@ class LimitDiscovery:
         self._instance = instance
         self._clock = clock
 
-    def window(self, upstream: str, model: str) -> StatedLimit | None:
+    def window(self, upstream: str, model: str) -> ReportedWindow | None:
         """Return the known limit. If it is time to ask, start a background task."""
         models = self._upstreams.get(upstream)
         if models is None:
@@ -200,7 +193,7 @@ class LimitDiscovery:
 
     async def _ask_ollama(
         self, models: UpstreamModels, answer: Callable[[str, str, bytes | None], Awaitable[dict[str, Any]]], root: str
-    ) -> dict[str, StatedLimit]:
+    ) -> dict[str, ReportedWindow]:
         """Return the windows that Ollama reports for the requested models that it has."""
         models.names = {name for name in models.names if _listed_as(name, models.ids) in models.ids}
         for name in sorted(models.names):
@@ -255,7 +248,7 @@ def reports_limits(settings: UpstreamSettings) -> bool:
     return not any(host == silent or host.endswith(f".{silent}") for silent in _SILENT_HOSTS)
 
 
-def windows(entries: list[dict[str, Any]], where: str) -> dict[str, StatedLimit]:
+def windows(entries: list[dict[str, Any]], where: str) -> dict[str, ReportedWindow]:
     """Return the windows in a list of models, by model id."""
     found = {}
     for entry in entries:
@@ -270,13 +263,13 @@ def windows(entries: list[dict[str, Any]], where: str) -> dict[str, StatedLimit]
     return found
 
 
-def props(answer: Mapping[str, Any]) -> StatedLimit | None:
+def props(answer: Mapping[str, Any]) -> ReportedWindow | None:
     """Return the window of each llama.cpp slot."""
     generation = answer.get("default_generation_settings")
     return _stated(generation.get("n_ctx"), "n_ctx in /props") if isinstance(generation, Mapping) else None
 
 
-def show(answer: Mapping[str, Any]) -> StatedLimit | None:
+def show(answer: Mapping[str, Any]) -> ReportedWindow | None:
     """Return an Ollama model's window: the configured one, or else the model's maximum."""
     parameters = answer.get("parameters")
     for line in parameters.splitlines() if isinstance(parameters, str) else ():
@@ -290,7 +283,7 @@ def show(answer: Mapping[str, Any]) -> StatedLimit | None:
     return None
 
 
-def loaded(answer: Mapping[str, Any]) -> dict[str, StatedLimit]:
+def loaded(answer: Mapping[str, Any]) -> dict[str, ReportedWindow]:
     """Return the windows of Ollama's loaded models, by name. Only this endpoint shows the server's default window.
 
     Source: https://docs.ollama.com/api/ps
@@ -303,9 +296,9 @@ def loaded(answer: Mapping[str, Any]) -> dict[str, StatedLimit]:
     return {name: limit for name, limit in found.items() if limit is not None}
 
 
-def _stated(value: object, field: str) -> StatedLimit | None:
+def _stated(value: object, field: str) -> ReportedWindow | None:
     tokens = as_tokens(value)
-    return StatedLimit(tokens, f"upstream: {field}") if tokens and SMALLEST <= tokens <= LARGEST else None
+    return ReportedWindow(tokens, f"upstream: {field}") if tokens and SMALLEST <= tokens <= LARGEST else None
 
 
 def _entries(answer: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.demo.validity import faults
+from tests.kit.upstream import faults
 
 FAULT = "x-soak-fault"
 """The header that selects a failure of the response."""

@@ -21,8 +21,8 @@ from rich.table import Table
 
 from bench.servers import free_port
 from bench.table import MARKS, write_json
-from proxy.demo.serving import serve
 from proxy.recall.tool import NAME
+from proxy.server.loopback import serve
 from soak import processes
 from soak.clients.install import NotInstalled
 from soak.clients.programs import CLIENTS, Api, Client

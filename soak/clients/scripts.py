@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from proxy.demo.replies import ToolCall
 from proxy.recall.tool import NAME
 from soak.clients.programs import TASK, Tool
 from tests.kit.agent_script import Script, Step
+from tests.kit.upstream import ToolCall
 
 DONE = "The whole task is done."
 WAYS = ("alone", "first", "no read", "twice", "last", "again")

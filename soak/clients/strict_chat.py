@@ -6,18 +6,17 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from proxy.demo.replies import Reply
-from proxy.demo.upstream import Received, StandIn
 from proxy.dialects.chat.alternation import NOTED
 from soak.clients.programs import TASK
 from tests.kit.agent_script import Script
 from tests.kit.strict_template import StrictTemplate
+from tests.kit.upstream import Received, Reply, StandIn
 
 MAX_OUTPUT = 16_384
 
 
 class StrictChat:
-    """The stand-in of ``proxy.demo``, with the names of the other APIs' stand-ins.
+    """``StandIn`` with the names of the other APIs' stand-ins.
 
     ``alternate`` puts a strict chat template in front of it, and ``max_output`` is its largest output in tokens.
     """

@@ -17,14 +17,12 @@ import httpx
 import httpx2
 import openai
 
-from proxy.demo.replies import Reply
-from proxy.demo.serving import serve
-from proxy.demo.summariser import summarise
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from soak.fleet.replicas import Balancer, Replica
 from tests.kit import agent_sessions
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
+from tests.kit.upstream import Reply, StandIn, summarise
 
 WINDOW = 16_000
 APIS = ("chat", "responses", "messages")

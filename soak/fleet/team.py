@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 from soak.fleet.load import Tally
 from soak.fleet.replicas import Balancer, Replica
 

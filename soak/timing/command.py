@@ -30,9 +30,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.config import load
-from proxy.demo.serving import serve
-from proxy.demo.summariser import is_summary_request
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
+from tests.kit.upstream import is_summary_request
 
 WINDOW = 4_000
 KEYS = {"first": "cp-first", "second": "cp-second"}

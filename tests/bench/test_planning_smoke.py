@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from bench.planning import FULL, Size, conversation, planner
-from proxy.demo.validity import faults
+from tests.kit.upstream import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 

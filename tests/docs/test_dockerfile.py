@@ -19,10 +19,10 @@ import yaml
 from proxy.cli.commands import main
 from proxy.config import Settings
 from proxy.config.store import default_store_url
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.program import program
 from tests.kit.scripted import chat, client
+from tests.kit.upstream import StandIn
 from tests.kit.waiting import until
 
 ROOT = Path(__file__).parents[2]

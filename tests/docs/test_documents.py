@@ -29,8 +29,7 @@ from proxy.config.fields import Section
 from proxy.config.loading import loads
 from proxy.config.policy import STAGES
 from proxy.config.settings import WrittenSettings
-from proxy.demo.figures import ROWS
-from proxy.demo.run import WINDOW
+from proxy.demo.run import ROWS, WINDOW
 from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.records import PARAMETERS, REQUEST
 from proxy.http.headers import Own

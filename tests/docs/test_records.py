@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from proxy.endpoints.parameters import UNITS
+from proxy.endpoints.queries import UNITS
 from proxy.endpoints.records import DEFAULT_BY, DEFAULT_LIMIT, DEFAULT_SINCE, PARAMETERS
 from proxy.store.ledger_report import BY, COLUMNS
 from proxy.store.records import RECORD_LIMIT

@@ -19,7 +19,7 @@ import httpx
 import pytest
 import zstandard
 
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 from proxy.store import sqlite_worker
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.file import put_aside

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo.serving import serve
-from proxy.server import connection_limit as crowd
 from proxy.server.app import create_app
 from proxy.server.http_protocol import BoundedProtocol
+from proxy.server.loopback import serve
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, StartProxy, ask, chat, connected, read_all, read_until, request_bytes
 from tests.kit.raw_upstream import End, RawUpstream, Step, answer, chunk, head, stream_head
@@ -94,7 +93,6 @@ def test_connections_beyond_the_limit_replace_idle_ones(
     upstream: RawUpstream, start_proxy: StartProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.server.http_protocol.most_connections", lambda: 20)
-    monkeypatch.setattr(crowd, "most_connections", lambda: 20)
     with contextlib.ExitStack() as held, serve(create_app(settings_for(upstream.url, tmp_path))) as url:
         idle = [held.enter_context(connected(url)) for _ in range(30)]
         time.sleep(0.1)

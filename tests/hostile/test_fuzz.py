@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from proxy.demo.serving import serve
 from proxy.dialects.chat.request import parse
 from proxy.dialects.chat.stream import beginning
 from proxy.errors import BadBody
@@ -20,6 +19,7 @@ from proxy.http.sse import EventBuffer
 from proxy.overflow import recognise
 from proxy.server.app import create_app
 from proxy.server.http_protocol import BoundedProtocol
+from proxy.server.loopback import serve
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, ask, chat, connected
 from tests.kit.raw_upstream import RawUpstream, Stage, answer

@@ -22,7 +22,6 @@ from proxy.compaction.planning import Plan
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.turn import Turn
 from proxy.config import Policy
-from proxy.demo.upstream import Reply, StandIn
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import parse
 from proxy.limits.profiles import Profile
@@ -37,6 +36,7 @@ from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
 from tests.kit.raw_upstream import Stage, answer
 from tests.kit.scripted import behind, key_hash
 from tests.kit.scripted import chat as conversation
+from tests.kit.upstream import Reply, StandIn
 
 PREFIX = "sk-the-same-twenty-chars-and-more-"
 ALICE, BOB = PREFIX + "alice", PREFIX + "bob"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.replies import Reply, ToolCall
 from proxy.recall.tool import NAME, TAG
 from soak.injection.conversation import PLACES, POISONED, conversation
 from soak.injection.payloads import payloads, pieces
 from tests.kit.front_door import Front, archive_id, front
 from tests.kit.messages import words
+from tests.kit.upstream import Reply, ToolCall
 
 MARK = "PINEAPPLE"
 OWN = (

@@ -11,13 +11,13 @@ import httpx
 import pytest
 import structlog.testing
 
-from proxy.demo.upstream import StandIn
 from proxy.pipeline import recorder
 from proxy.store import StoreFailed
 from proxy.store.sqlite_records import SqliteRecords
 from proxy.telemetry.record import RequestRecord
 from tests.kit.records import records_in
 from tests.kit.scripted import behind
+from tests.kit.upstream import StandIn
 from tests.kit.waiting import until
 
 BODY = {"model": "gpt-5", "messages": [{"role": "user", "content": "hi"}]}

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.client import CHAT, Got, StartProxy, ask, chat, connected, request_bytes
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer
 from tests.kit.scripted import chat as conversation
 from tests.kit.scripted import proxied
+from tests.kit.upstream import StandIn
 from tests.kit.watched import SUMMARY, TRIGGERED, talk
 
 REFUSED = answer(

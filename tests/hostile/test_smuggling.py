@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.demo.serving import serve
 from proxy.endpoints.passthrough import quoted
 from proxy.server.app import create_app
 from proxy.server.http_protocol import BoundedProtocol
+from proxy.server.loopback import serve
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, Got, ask, chat, connected
 from tests.kit.raw_upstream import RawUpstream, answer

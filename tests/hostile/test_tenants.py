@@ -26,11 +26,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.config import Settings
-from proxy.demo.serving import serve
-from proxy.demo.summariser import is_summary_request
 from proxy.server.app import Proxy, create_app
+from proxy.server.loopback import serve
 from tests.kit.object_server import INSTALLED, MISSING
 from tests.kit.scripted import words
+from tests.kit.upstream import is_summary_request
 
 WINDOW = 6_000
 VICTIM, STRANGER = "sk-victim", "sk-stranger"

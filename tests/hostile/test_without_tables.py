@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import structlog
 
-from proxy.limits.profiles import litellm_table
+from proxy.limits.profiles import tables
 from proxy.pipeline import measures
-from proxy.tokens import encodings
+from proxy.tokens import text as encodings
 from tests.conftest import proxies
 from tests.kit.client import JSON, ask, chat
 from tests.kit.raw_upstream import Stage, answer
@@ -34,9 +34,9 @@ def installed() -> Path:
 @pytest.mark.parametrize(
     ("kept", "missing"),
     [
-        ([], litellm_table.FILE_NAME),
-        ([litellm_table.FILE_NAME], "tokenizer 'cl100k_base'"),
-        ([TOKENIZERS], litellm_table.FILE_NAME),
+        ([], tables.FILE_NAME),
+        ([tables.FILE_NAME], "tokenizer 'cl100k_base'"),
+        ([TOKENIZERS], tables.FILE_NAME),
     ],
     ids=["nothing", "no tokenizers", "no table"],
 )
@@ -64,11 +64,11 @@ class Broken:
         self._patch, self._folder = monkeypatch, folder
 
     def table(self) -> None:
-        self._patch.setattr(litellm_table, "find_spec", lambda _: None)
+        self._patch.setattr(tables, "find_spec", lambda _: None)
 
     def unreadable_table(self) -> None:
-        (self._folder / litellm_table.FILE_NAME).write_bytes(b'{"a": "\xff"}')
-        self._patch.setattr(litellm_table, "table_path", lambda: self._folder / litellm_table.FILE_NAME)
+        (self._folder / tables.FILE_NAME).write_bytes(b'{"a": "\xff"}')
+        self._patch.setattr(tables, "table_path", lambda: self._folder / tables.FILE_NAME)
 
     def tokenizers(self) -> None:
         self._patch.setattr(encodings, "_carried_folder", lambda: self._folder)

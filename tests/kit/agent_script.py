@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.demo.counting import text_tokens
-from proxy.demo.replies import ToolCall
+from tests.kit.upstream import ToolCall, text_tokens
 
 TURNS = int(os.environ.get("AGENT_TURNS", "40"))
 """Requests of a session. Set ``AGENT_TURNS`` for a longer one."""

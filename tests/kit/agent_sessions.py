@@ -8,8 +8,8 @@ from typing import Any, Literal
 import anthropic
 import openai
 
-from proxy.demo.replies import Reply
 from tests.kit.agent_script import SCHEMA, SYSTEM, TOOLS, has_picture, picture, question, result, step
+from tests.kit.upstream import Reply
 
 Style = Literal["items", "references", "stateless", "without_ids"]
 """How a client repeats a response: as its items, as references, as items with sealed reasoning, or without ids."""

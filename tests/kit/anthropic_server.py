@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proxy.demo.serving import Server
+from proxy.server.loopback import Server
 
 
 @dataclass(frozen=True)

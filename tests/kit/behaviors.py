@@ -16,12 +16,10 @@ import msgspec
 import yaml
 
 from proxy.config import load
-from proxy.demo.counting import Counter
-from proxy.demo.replies import Responder
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Received, Reply, StandIn
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from tests.kit.messages import Message, assistant, call, result, system, user, words
+from tests.kit.upstream import Received, Reply, RequestCounter, Responder, StandIn
 
 WINDOW = 8_000
 RESERVE = 512
@@ -42,7 +40,7 @@ SUMMARY = "Goal: SUMMARY-TEXT, the build is to be green again. State: the work g
 KEYS = 16
 """Callers for each policy, each with a tenant of its own."""
 
-counter = Counter()
+counter = RequestCounter()
 
 
 @dataclass(frozen=True)

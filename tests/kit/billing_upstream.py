@@ -15,7 +15,7 @@ import brotli
 import zstandard
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.tokens.encodings import encoding
+from proxy.tokens.text import encoding
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,10 @@ import yaml
 from starlette.types import ASGIApp
 
 from proxy.config import load
-from proxy.demo.counting import text_tokens
-from proxy.demo.replies import Reply, Responder
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Received, StandIn
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from tests.kit.messages import assistant, call, result, system, user, words
+from tests.kit.upstream import Received, Reply, Responder, StandIn, text_tokens
 
 WINDOW = 16_000
 HUGE = 1_000_000

@@ -16,7 +16,6 @@ from proxy.compaction.rules import Envelope, Rules, section_limits
 from proxy.compaction.summary_message import TAG
 from proxy.compaction.triggers import lowest_level
 from proxy.compaction.turn import Turn
-from proxy.demo import validity
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
 from proxy.dialects.chat.repair import repaired
 from proxy.dialects.parts import text_of
@@ -24,6 +23,7 @@ from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import Outcome
 from proxy.pipeline.rules import rules_for
 from tests.kit.engine import COUNTER, Engine, Request, sent
+from tests.kit.upstream import faults as chat_faults
 
 MARK = "The compaction proxy left out"
 HANDLE = re.compile(r"in the archive as ([0-9a-f]{20})\.")
@@ -103,7 +103,7 @@ def _other_fields(request: Request, messages: Sequence[bytes]) -> None:
 
 def _sound(given: Sequence[Turn], out: Sequence[bytes], *, clean: bool) -> None:
     messages = [json.loads(raw) for raw in out]
-    found = validity.faults({"messages": messages})
+    found = chat_faults({"messages": messages})
     if found and not clean:
         # The upstream judges messages that the proxy can't read, and calls at the end may get results later.
         as_given = {turn.raw for turn in given}
@@ -113,13 +113,13 @@ def _sound(given: Sequence[Turn], out: Sequence[bytes], *, clean: bool) -> None:
         last = messages[-1]
         if last.get("role") == "assistant" and last.get("tool_calls") and given[-1].facts.calls:
             messages[-1] = _STAND_IN
-        found = validity.faults({"messages": messages})
+        found = chat_faults({"messages": messages})
     assert not found, f"what left is not sound: {[fault.message for fault in found]}"
 
 
 def _unreadable(message: Any) -> bool:
     """Return whether a message is invalid in any position."""
-    found = validity.faults({"messages": [message]})
+    found = chat_faults({"messages": [message]})
     return any(not any(words in fault.message for words in _ORDER) for fault in found)
 
 

@@ -15,15 +15,13 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from proxy.config import load
-from proxy.demo.agent import gather
-from proxy.demo.replies import Reply, ToolCall
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.limits.learned import LearnedLimits
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from proxy.server.runtime import Runtime
 from tests.kit.overflow_wordings import WORDINGS, Worded
 from tests.kit.scripted import client, words
+from tests.kit.upstream import Reply, StandIn, ToolCall, gather
 
 BELIEVED = 8_000
 """Tokens. The window of every model in the proxy's configuration."""

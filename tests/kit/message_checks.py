@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.demo.counting import text_tokens
+from tests.kit.upstream import text_tokens
 
 Block = dict[str, Any]
 Message = dict[str, Any]

@@ -6,7 +6,7 @@ import functools
 import json
 from typing import Any
 
-from proxy.demo.counting import first_tokens
+from tests.kit.upstream import first_tokens
 
 Message = dict[str, Any]
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 
 MISSING = "needs obstore: pip install 'obstore>=0.12'"
 INSTALLED = importlib.util.find_spec("obstore") is not None

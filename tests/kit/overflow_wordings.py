@@ -14,7 +14,7 @@ import brotli
 import zstandard
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.demo.replies import event
+from tests.kit.upstream import event
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.demo.replies import Completion, Reply, event
-from proxy.demo.summariser import is_summary_request, summarise
+from tests.kit.upstream import Completion, Reply, event, is_summary_request, summarise
 
 ANSWER = "All is well."
 

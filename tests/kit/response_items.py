@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from proxy.demo.counting import text_tokens
+from tests.kit.upstream import text_tokens
 
 Item = dict[str, Any]
 

@@ -13,11 +13,11 @@ import openai
 from starlette.types import ASGIApp
 
 from proxy.config import load
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from tests.kit.messages import assistant, system, user, words
 from tests.kit.program import write_config
+from tests.kit.upstream import StandIn
 
 PROFILE = {"context_window": 16_000, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
 

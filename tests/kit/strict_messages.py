@@ -1,6 +1,6 @@
 """A stand-in for Anthropic's ``/v1/messages`` that binds thinking to the prompt before it, and enforces a window.
 
-It plays the agent of ``agent_script``. Chat completions, for example for summaries, go to ``proxy.demo``'s stand-in.
+It plays the agent of ``agent_script``. Chat completions, for example for summaries, go to ``StandIn``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from proxy.demo.counting import first_tokens, text_tokens
-from proxy.demo.summariser import is_summary_request, summarise
-from proxy.demo.upstream import StandIn
 from tests.kit.agent_script import Received, Record, Script, Step, step
 from tests.kit.anthropic_server import event
 from tests.kit.message_checks import (
@@ -38,6 +35,7 @@ from tests.kit.message_checks import (
 )
 from tests.kit.signed_blocks import Failure, SignedBlocks, Summarized, check_request, checkable, prompts
 from tests.kit.signed_blocks import answer as compacted
+from tests.kit.upstream import StandIn, first_tokens, is_summary_request, summarise, text_tokens
 
 Check = Literal["error", "drop_block", "off"]
 

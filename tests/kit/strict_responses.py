@@ -1,6 +1,6 @@
 """A stand-in for OpenAI's ``/v1/responses`` that enforces the pairing of items, their ids, and a window.
 
-It plays the agent of ``agent_script``. Chat completions, for example for summaries, go to ``proxy.demo``'s stand-in.
+It plays the agent of ``agent_script``. Chat completions, for example for summaries, go to ``StandIn``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from proxy.demo.summariser import is_summary_request, summarise
-from proxy.demo.upstream import StandIn
 from tests.kit.agent_script import Received, Record, Script, Step, step
 from tests.kit.response_items import (
     CALLS,
@@ -39,6 +37,7 @@ from tests.kit.response_items import (
     usage_of,
 )
 from tests.kit.signed_blocks import Failure
+from tests.kit.upstream import StandIn, is_summary_request, summarise
 
 TOO_LONG = (
     "Your input exceeds the context window of this model. Please adjust your input and try again.",

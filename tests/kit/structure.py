@@ -11,9 +11,9 @@ from typing import Any
 
 import openai
 
-from proxy.demo.upstream import Reply, StandIn
 from tests.kit.messages import assistant, result, user, words
 from tests.kit.scripted import PROFILE, behind, client
+from tests.kit.upstream import Reply, StandIn
 
 WINDOW = 16_000
 

@@ -17,9 +17,10 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from proxy.config import load
-from proxy.demo.serving import serve
 from proxy.server.app import Proxy, create_app
+from proxy.server.loopback import serve
 from proxy.store.archive import Removed
+from proxy.telemetry.record import new_id
 from tests.kit.stores import archive_section
 
 UPSTREAM = {"upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}}}
@@ -143,7 +144,7 @@ def test_what_is_no_id_is_told_so(teams: Running, id: str) -> None:
 
 
 def test_the_id_of_a_request_is_recognized(teams: Running) -> None:
-    message = error(teams.entry("0f" * 8, "sk-search"))["message"]
+    message = error(teams.entry(new_id(), "sk-search"))["message"]
     assert message.startswith(
         "This is the id of a request, from the header x-compaction-id. Copy the archive id from the note "
     )

@@ -19,8 +19,8 @@ import pytest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
-from proxy.demo.upstream import Received, StandIn
 from tests.kit.scripted import behind, client
+from tests.kit.upstream import Received, StandIn
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
 

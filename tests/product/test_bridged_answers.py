@@ -18,13 +18,12 @@ from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.demo.replies import Reply, Responder, ToolCall
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.agent_sessions import chat_session, messages_session, responses_session
 from tests.kit.scripted import client, proxied
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
+from tests.kit.upstream import Reply, Responder, StandIn, ToolCall
 from tests.kit.waiting import until
 
 WINDOW = 16_000

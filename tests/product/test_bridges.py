@@ -8,13 +8,13 @@ from typing import Any
 import anthropic
 import pytest
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.agent_script import TURNS
 from tests.kit.agent_sessions import Style, chat_reply, chat_session, messages_session, responses_session
 from tests.kit.scripted import client, proxied
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_template import StrictTemplate
+from tests.kit.upstream import StandIn
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_input_tokens": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}

@@ -11,10 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.replies import Reply
-from proxy.demo.upstream import StandIn
 from proxy.telemetry.metrics import REGISTRY
 from tests.kit.scripted import PROFILE, behind, client, words
+from tests.kit.upstream import Reply, StandIn
 
 WINDOW = 16_000
 

@@ -14,9 +14,9 @@ import openai
 import pytest
 
 from bench.overflow.lines import CATALOGUE, Line, lines
-from proxy.demo.agent import gather
 from tests.kit.refusing import ANSWER, First, Refusing
 from tests.kit.scripted import behind, chat, client, key_hash
+from tests.kit.upstream import gather
 
 WINDOW = 4_000_000
 """The window that the proxy assumes. Every limit of the catalogue is news to it."""

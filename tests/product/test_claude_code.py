@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.replies import ToolCall
 from tests.kit.agent_script import Step
 from tests.kit.messages import words
 from tests.kit.scripted import behind
 from tests.kit.strict_messages import StrictMessages
+from tests.kit.upstream import ToolCall
 
 TURNS = 40
 TOOLS = [

@@ -12,12 +12,11 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.demo.replies import Reply
-from proxy.demo.upstream import StandIn
 from tests.kit.held_end import HeldEnd
 from tests.kit.scripted import behind
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
+from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
 
 MESSAGES = [{"role": "user", "content": "Hello."}]

@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.docs.test_deploy import ALERTS, DASHBOARD, DEPLOY, in_yaml, proxies, services
 from tests.kit.program import Program, free_port, program
 from tests.kit.redis_server import MISSING, PROGRAM, redis_server
 from tests.kit.scripted import chat, client, key_hash
+from tests.kit.upstream import StandIn
 from tests.kit.waiting import until
 
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")

@@ -11,8 +11,6 @@ import anthropic
 import msgspec
 import pytest
 
-from proxy.demo.replies import Reply, ToolCall
-from proxy.demo.upstream import Received, StandIn
 from tests.kit.agent_script import TURNS
 from tests.kit.agent_sessions import messages_session, responses_session
 from tests.kit.messages import assistant, call, result, system, user, words
@@ -20,6 +18,7 @@ from tests.kit.records import records_in
 from tests.kit.scripted import behind, client
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
+from tests.kit.upstream import Received, Reply, StandIn, ToolCall
 
 CONTINUE = {"summary": {"method": "continue", "max_tokens": 600}}
 MARK = "<write_notes>"

@@ -17,10 +17,10 @@ import httpx
 import pytest
 import structlog.testing
 
-from proxy.demo.upstream import StandIn
 from proxy.endpoints import dashboard
 from tests.kit.messages import words
 from tests.kit.scripted import behind, chat, key_hash
+from tests.kit.upstream import StandIn
 from tests.product.browser import CHROMIUM, DRIVER, MISSING, browser
 
 RED, BLUE, ADMIN = "cp-red", "cp-blue", "cp-admin"

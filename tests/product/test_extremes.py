@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.upstream import StandIn
 from tests.kit.scripted import behind, chat, client, protected, words
+from tests.kit.upstream import StandIn
 
 WINDOW = 8_000
 BELIEVED = WINDOW * 10 // 3

@@ -18,11 +18,11 @@ import httpx
 import pytest
 import yaml
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn
+from proxy.server.loopback import serve
 from tests.kit.program import program, write_config
 from tests.kit.redis_server import RedisServer
 from tests.kit.scripted import PROFILE, chat, key_hash, proxied
+from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
 
 WINDOW = 16_000

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo.upstream import StandIn
 from tests.kit.scripted import protected
+from tests.kit.upstream import StandIn
 
 PICTURE = {
     "type": "image_url",

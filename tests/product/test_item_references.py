@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from proxy.cli.commands import main
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 from proxy.store.items import KIND
 from proxy.store.sqlite import SqliteStore
 from tests.kit.agent_script import SYSTEM, explanation

@@ -17,11 +17,10 @@ import httpx
 import openai
 import pytest
 
-from proxy.demo.replies import Reply
-from proxy.demo.upstream import StandIn
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.job import Outcome, Received
 from tests.kit.scripted import PROFILE, behind, chat, client
+from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
 
 WINDOW = 16_000

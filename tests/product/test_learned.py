@@ -12,13 +12,11 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.agent import Agent
-from proxy.demo.script import decide
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.overflow_wordings import WORDINGS, Worded
 from tests.kit.program import call, served
 from tests.kit.scripted import client, proxied, words
+from tests.kit.upstream import Agent, StandIn, decide
 
 BELIEVED = 20_000
 TURNS = 60

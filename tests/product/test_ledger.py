@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.demo.summariser import is_summary_request, summarise
 from tests.kit.messages import assistant, user, words
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import behind, chat
+from tests.kit.upstream import is_summary_request, summarise
 
 PRICES = {
     "gpt-5": {

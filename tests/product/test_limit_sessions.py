@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo.upstream import StandIn
 from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
 from tests.kit.limit_sessions import BELIEVED, LATE_KEY, Fleet, answers, conversation, fleet, said, summarises
 from tests.kit.overflow_wordings import WORDINGS
+from tests.kit.upstream import StandIn
 
 TURNS, SIZE = 100, 240
 """Turns of a session, and tokens of new text in each."""

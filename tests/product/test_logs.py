@@ -9,12 +9,11 @@ from typing import Any
 
 import httpx
 
-from proxy.demo.replies import Reply, ToolCall
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.messages import assistant, call, result, system, user, words
 from tests.kit.program import program, write_config
 from tests.kit.scripted import PROFILE, key_hash
+from tests.kit.upstream import Reply, StandIn, ToolCall
 
 CANARY = "canary-7f3a91"
 KEY = f"sk-{CANARY}-caller"

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.upstream import Reply, StandIn, ToolCall
 from tests.kit.scripted import protected
+from tests.kit.upstream import Reply, StandIn, ToolCall
 
 TURNS, TURNS_FULL = 200, 400
 """Turns of the session, without ``--full`` and with it."""

@@ -22,11 +22,11 @@ import pytest
 import yaml
 
 from proxy.config import load
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.recall import tool
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from tests.kit.front_door import HUGE, archive_id, long_talk, summary_messages, text_of
+from tests.kit.upstream import StandIn
 from tests.kit.waiting import until
 
 needs_mcp = pytest.mark.skipif(

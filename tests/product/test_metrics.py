@@ -20,10 +20,10 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.demo.upstream import StandIn
 from tests.kit.program import program, write_config
 from tests.kit.raw_upstream import RawUpstream, answer
 from tests.kit.scripted import behind, chat, key_hash
+from tests.kit.upstream import StandIn
 from tests.kit.waiting import until
 
 CANARY = "CANARY-51d0"

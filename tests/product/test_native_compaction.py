@@ -12,7 +12,7 @@ import anthropic
 import pytest
 from starlette.types import ASGIApp
 
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 from tests.kit.agent_script import TURNS, Received
 from tests.kit.agent_sessions import messages_session, responses_session
 from tests.kit.records import records_in

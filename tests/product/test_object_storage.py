@@ -14,15 +14,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.config import load
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.server import maintenance
 from proxy.server.app import Proxy, create_app
+from proxy.server.loopback import serve
 from proxy.store import guarded
 from proxy.store.archive import KIND as ARCHIVE
 from tests.kit.front_door import ARCHIVE_ID
 from tests.kit.object_server import CREDENTIALS, INSTALLED, MISSING, Failure, ObjectServer, object_server
 from tests.kit.program import call, write_config
+from tests.kit.upstream import StandIn
 from tests.kit.waiting import until
 from tests.product.test_store import (
     CALLER,

@@ -14,11 +14,10 @@ import pytest
 import structlog
 
 from proxy.config.otel import INSTALL
-from proxy.demo.replies import Reply
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.program import call, program, write_config
 from tests.kit.scripted import behind, chat, key_hash
+from tests.kit.upstream import Reply, StandIn
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason=f"run: {INSTALL}")
 

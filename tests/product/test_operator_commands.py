@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.limits.learned import LearnedLimit, LearnedLimits
+from proxy.server.loopback import serve
 from proxy.store import open_store
 from tests.kit.program import call, run
 from tests.kit.scripted import key_hash
+from tests.kit.upstream import StandIn
 
 ASK = """
 import os, urllib.request

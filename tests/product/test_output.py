@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.demo.upstream import StandIn
 from proxy.dialects.chat.request import parse
 from proxy.limits.budget import CAUTION_PART, clamp_output, lower_thinking, output_reserve
 from tests.kit.messages import words
 from tests.kit.scripted import behind, chat, protected
 from tests.kit.strict_messages import StrictMessages
+from tests.kit.upstream import StandIn
 
 WINDOW = 16_000
 

@@ -13,12 +13,9 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.agent import Agent, gather
-from proxy.demo.script import decide
-from proxy.demo.summariser import summarise
-from proxy.demo.upstream import Received, Reply, StandIn
 from tests.kit.overflow_wordings import CARRIED, WORDINGS, Worded
 from tests.kit.scripted import behind, chat, client
+from tests.kit.upstream import Agent, Received, Reply, StandIn, decide, gather, summarise
 
 BELIEVED = {"context_window": 64_000, "tokenizer": "o200k_base"}
 TURNS = 60

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.upstream import StandIn
 from tests.kit.scripted import behind, chat, client, key_hash
+from tests.kit.upstream import StandIn
 
 WINDOW = 16_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.demo.upstream import StandIn
 from tests.kit.records import records_in
 from tests.kit.scripted import PROFILE, behind, chat, client
+from tests.kit.upstream import StandIn
 
 PRICES = {"gpt-5": {"input_cost_per_token": 0.000001, "input_cost_per_token_above_10k_tokens": 0.000002}}
 PROFILED = {**PROFILE, "context_window": 64_000}

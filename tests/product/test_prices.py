@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import proxied
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.demo.upstream import StandIn
 from proxy.limits.calibration import STEPS
 from tests.kit.limit_sessions import BELIEVED, Fleet, answers, conversation, fleet, summarises
+from tests.kit.upstream import StandIn
 
 TURNS, SIZE = 80, 200
 """Turns of a session, and tokens of new text in each."""

@@ -14,7 +14,6 @@ import openai
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.demo.replies import Reply, ToolCall
 from proxy.recall import tool
 from proxy.recall.passages import Passage
 from proxy.recall.search import Index
@@ -22,6 +21,7 @@ from proxy.recall.tool import NAME
 from tests.kit.front_door import WINDOW, Front, archive_id, front, key, long_talk
 from tests.kit.held_end import HeldEnd
 from tests.kit.messages import assistant, words
+from tests.kit.upstream import Reply, ToolCall
 
 TOOLS = [
     {

@@ -15,12 +15,11 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.demo.replies import Reply, ToolCall
-from proxy.demo.upstream import StandIn
 from proxy.endpoints import conversations
 from proxy.recall.tool import NAME
 from tests.kit.front_door import HUGE, long_talk
 from tests.kit.scripted import PROFILE, behind
+from tests.kit.upstream import Reply, StandIn, ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 CALL = Reply(tool_calls=(ToolCall("r1", NAME, json.dumps({"query": "q1x", "id": None, "offset": None})),))

@@ -15,10 +15,8 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from proxy.demo.replies import Reply, ToolCall
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.recall.tool import NAME
+from proxy.server.loopback import serve
 from tests.kit.agent_script import Received, Step
 from tests.kit.front_door import ARCHIVE_ID
 from tests.kit.front_door import talk as texts_of_talk
@@ -26,6 +24,7 @@ from tests.kit.held_end import HeldEnd
 from tests.kit.scripted import PROFILE, client, proxied
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
+from tests.kit.upstream import Reply, StandIn, ToolCall
 
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 FACT = "The password of the staging vault is orchardplum."

@@ -21,15 +21,10 @@ import httpx
 import pytest
 
 from proxy.config import load
-from proxy.demo.apis import EveryApi
-from proxy.demo.replies import Reply
-from proxy.demo.run import AGENTS
-from proxy.demo.serving import serve
-from proxy.demo.summariser import summarise
-from proxy.demo.upstream import StandIn
 from proxy.endpoints.records import PARAMETERS, REPORT, REQUESTS, STATUS
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from proxy.store import open_store
 from proxy.store.ledger_report import BY, MONEY
 from proxy.store.records import SUMS, LedgerSums, RecordQuery, sums_of
@@ -37,6 +32,7 @@ from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Us
 from tests.kit.program import call, program, terminal, write_config
 from tests.kit.records import records_in, written
 from tests.kit.scripted import behind, chat, key_hash
+from tests.kit.upstream import AGENTS, EveryApi, Reply, StandIn, summarise
 from tests.kit.waiting import until
 
 TEAMS = ("red", "blue", "green")

@@ -11,7 +11,6 @@ import httpx
 import msgspec
 import pytest
 
-from proxy.demo.upstream import Reply, StandIn, ToolCall
 from proxy.recall.tool import NAME
 from tests.kit.message_checks import size_of as size_of_messages
 from tests.kit.recorded import SESSION, as_blocks, as_items, recorded_messages
@@ -19,6 +18,7 @@ from tests.kit.response_items import size_of as size_of_items
 from tests.kit.scripted import behind, common_prefix, protected
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
+from tests.kit.upstream import Reply, StandIn, ToolCall
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not SESSION.exists(), reason="the recorded session is not at hand")]
 

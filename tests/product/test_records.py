@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 
-from proxy.demo.upstream import StandIn
 from proxy.pipeline.changes import Changed, Unchanged, read_changes
 from proxy.store import open_store
 from proxy.store.archive import Archive
@@ -17,6 +16,7 @@ from proxy.telemetry.record import RequestRecord
 from tests.kit.messages import words
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import behind, chat
+from tests.kit.upstream import StandIn
 
 CANARY = "CANARY-7f3a"
 

@@ -14,9 +14,9 @@ import openai
 import pytest
 import zstandard
 
-from proxy.demo.agent import gather
 from tests.kit.refusing import ANSWER, First, Refusing
 from tests.kit.scripted import behind, chat, client, words
+from tests.kit.upstream import gather
 
 LIMIT = 5_000
 SENTENCE = f"The prompt has 6200 tokens, but this model takes {LIMIT} tokens of context at most."

@@ -20,13 +20,12 @@ import yaml
 
 from proxy.config import check, read
 from proxy.config.loading import attempt
-from proxy.demo.replies import Reply
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import WRONG, Proxy, create_app
+from proxy.server.loopback import serve
 from tests.kit.program import program
 from tests.kit.scripted import chat, client, key_hash
+from tests.kit.upstream import Reply, StandIn
 
 PATIENCE = 30.0
 """Seconds after which what should have happened has not."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.upstream import StandIn
 from tests.kit.scripted import protected
+from tests.kit.upstream import StandIn
 
 TURNS = 90
 

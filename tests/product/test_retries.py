@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.replies import Reply, ToolCall
 from proxy.recall.tool import NAME
 from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk, tokens
+from tests.kit.upstream import Reply, ToolCall
 from tests.kit.waiting import until
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]

@@ -15,16 +15,16 @@ import pytest
 from proxy.compaction.stages.results import shortened
 from proxy.compaction.turn import Turn
 from proxy.config import Settings
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.unit_json import decode
 from proxy.limits.profiles import Profiles
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from proxy.pipeline.facts_cache import INLINE_BYTES, FactsCache
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from tests.kit.scripted import proxied
+from tests.kit.upstream import StandIn
 
 OPENAI = Counter(Profiles().find("gpt-4.1"))
 KOREAN = "우리 회사의 핵심 정책은 다음과 같습니다. "

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.demo.upstream import Reply, StandIn, ToolCall
 from proxy.store.records import LedgerSums
 from tests.kit.recorded import SESSION, recorded_messages
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import behind
+from tests.kit.upstream import Reply, StandIn, ToolCall
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not SESSION.exists(), reason="the recorded session is not at hand")]
 

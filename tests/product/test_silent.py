@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.demo.counting import Counter
 from tests.kit.scripted import behind, client, words
+from tests.kit.upstream import RequestCounter
 
 REAL = 4_096
 BELIEVED = {"context_window": 12_000, "tokenizer": "o200k_base"}
@@ -38,7 +38,7 @@ class Quiet:
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._counter = Counter()
+        self._counter = RequestCounter()
         self.app = Starlette(routes=[Route("/v1/chat/completions", self._chat, methods=["POST"])])
 
     async def _chat(self, request: Request) -> Response:

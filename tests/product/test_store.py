@@ -21,11 +21,10 @@ import yaml
 import zstandard
 
 from proxy.config import load
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn
 from proxy.pipeline import recorder
 from proxy.server import maintenance
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from proxy.store import sqlite_worker
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.file import put_aside
@@ -35,6 +34,7 @@ from proxy.store.replicated_map import name_of
 from proxy.store.sqlite import SqliteStore
 from tests.kit.program import call, run, write_config
 from tests.kit.scripted import chat, client, proxied
+from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
 
 WINDOW = 16_000

@@ -12,13 +12,13 @@ import httpx
 import pytest
 import yaml
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn
+from proxy.server.loopback import serve
 from proxy.store.archive import KIND as ARCHIVE
 from tests.kit.front_door import ARCHIVE_ID
 from tests.kit.program import call, write_config
 from tests.kit.redis_server import RedisServer
 from tests.kit.scripted import PROFILE, chat, key_hash, proxied
+from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
 
 pytest.importorskip("cryptography")

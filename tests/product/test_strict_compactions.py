@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 from tests.kit.agent_script import question
 from tests.kit.scripted import client
 from tests.kit.signed_blocks import BETA

@@ -11,7 +11,7 @@ import anthropic
 import openai
 import pytest
 
-from proxy.demo.serving import serve
+from proxy.server.loopback import serve
 from tests.kit.agent_script import SCHEMA, question
 from tests.kit.agent_sessions import Style, messages_session, responses_session
 from tests.kit.scripted import client

@@ -12,11 +12,10 @@ from typing import Any
 
 import openai
 
-from proxy.demo.replies import Responder
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn
+from proxy.server.loopback import serve
 from proxy.summary.in_flight import InFlight
 from tests.kit.scripted import PROFILE, behind, chat, client, proxied, words
+from tests.kit.upstream import Reply, Responder, StandIn
 from tests.kit.waiting import until
 
 WINDOW = 16_000

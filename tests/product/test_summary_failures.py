@@ -13,17 +13,15 @@ import httpx
 import openai
 import pytest
 
-from proxy.demo.replies import ToolCall
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn
-from proxy.demo.validity import faults
 from proxy.dialects import counting as messages
 from proxy.errors import ConfigurationError
+from proxy.server.loopback import serve
 from proxy.summary import store as service
 from proxy.telemetry.metrics import REGISTRY
-from proxy.tokens import encodings
+from proxy.tokens import text as encodings
 from proxy.upstream import registry
 from tests.kit.scripted import PROFILE, behind, chat, client, key_hash, proxied, words
+from tests.kit.upstream import Reply, StandIn, ToolCall, faults
 
 WINDOW = 16_000
 

@@ -10,9 +10,9 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.scripted import chat, client, proxied
+from tests.kit.upstream import StandIn
 
 WINDOW = 32_000
 PROFILE = {"context_window": WINDOW, "tokenizer": "o200k_base"}

@@ -17,10 +17,9 @@ import openai
 import pytest
 
 from proxy.access import quotas
-from proxy.demo.replies import WORDS_PER_CHUNK
-from proxy.demo.upstream import Reply, StandIn
 from proxy.telemetry.metrics import SUMMARIES, refused
 from tests.kit.scripted import behind, chat, client, key_hash
+from tests.kit.upstream import WORDS_PER_CHUNK, Reply, StandIn
 
 WINDOW = 16_000
 LONG = chat(7, 1_000)

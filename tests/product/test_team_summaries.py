@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from tests.kit.scripted import PROFILE, chat, client, key_hash, proxied
+from tests.kit.upstream import StandIn
 
 LONG = chat(7, 1_000)
 """A conversation just over the trigger."""

@@ -12,13 +12,12 @@ import openai
 import pytest
 from starlette.responses import Response
 
-from proxy.demo.agent import gather
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn, ToolCall
+from proxy.server.loopback import serve
 from tests.kit.anthropic_server import AnthropicServer, LocalServer, Received, Script
 from tests.kit.gemini_server import GeminiServer
 from tests.kit.program import served
 from tests.kit.scripted import client, proxied
+from tests.kit.upstream import Reply, StandIn, ToolCall, gather
 
 TOOLS: Any = [
     {

@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn
+from proxy.server.loopback import serve
 from tests.kit.program import program, write_config
 from tests.kit.scripted import chat
+from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
 
 WINDOW = 16_000

@@ -9,9 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from proxy.demo.replies import ToolCall
-from proxy.demo.serving import serve
 from proxy.recall.tool import NAME
+from proxy.server.loopback import serve
 from soak.clients import install
 from soak.clients.command import TURNS, Options, Row, check
 from soak.clients.install import NotInstalled
@@ -19,6 +18,7 @@ from soak.clients.programs import CLIENTS, DRIVERS, TASK, Client, Tool
 from soak.clients.scripts import DONE, WAYS, Loop, Reading
 from soak.clients.strict_chat import StrictChat
 from tests.kit.agent_script import Step
+from tests.kit.upstream import ToolCall
 
 SESSION = """
 import json, os, openai

@@ -16,14 +16,13 @@ import openai
 import pytest
 from rich.console import Console
 
-from proxy.demo.replies import Reply
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from soak.servers.command import ALONE, check
 from soak.servers.conversing import Habit, Tally, converse
 from soak.servers.engines import MODEL
 from soak.servers.table import raw, show
 from soak.servers.tap import Tap
+from tests.kit.upstream import Reply, StandIn
 
 WINDOW = 2_048
 

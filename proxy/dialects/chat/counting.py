@@ -19,7 +19,7 @@ from typing import Any
 
 from proxy.dialects.chat.format import ChatFormat
 from proxy.dialects.counting import CALL, TokenCounter
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import SPOKEN_ANSWER
 

@@ -11,8 +11,8 @@ from proxy.dialects.chat.request import ChatRequest, parsed
 from proxy.dialects.counting import key_of
 from proxy.dialects.dialect import ItemSink
 from proxy.errors import ErrorShape
-from proxy.http.heartbeat import COMMENT
-from proxy.limits.profiles.profile import Profile
+from proxy.http.sse import COMMENT
+from proxy.limits.profiles.lookup import Profile
 from proxy.overflow.silent import Finished
 
 _USUAL = frozenset({None, "stop", "tool_calls", "length", "function_call"})

@@ -7,10 +7,10 @@ from typing import Self
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.body import (
     MAX_VALUES,
     NOTHING,
-    UNREADABLE,
     BodyRequest,
     Wire,
     check_values,
@@ -51,7 +51,7 @@ class ChatRequest(BodyRequest, eq=False):
     def _read(cls, raw: bytes) -> Self | None:
         try:
             wire = _decoder.decode(raw)
-        except UNREADABLE:
+        except UNDECODABLE:
             return None
         messages = wire.messages or []
         return cls(
@@ -90,5 +90,5 @@ def _may_have_lists(raw: bytes) -> bool:
     try:
         lists = _lists_decoder.decode(raw)
         return bool(bytes(lists.messages) or bytes(lists.tools))
-    except UNREADABLE:
+    except UNDECODABLE:
         return True

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
+
 _FIELDS = frozenset(
     {
         *("model", "messages", "tools", "functions", "tool_choice", "function_call", "response_format"),
@@ -82,7 +84,7 @@ def adds_text(raw: bytes) -> bool:
     """
     try:
         fields = _body.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return True
     return has_unknown_text(fields, _FIELDS)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.body import encoded, fields_of, value_of
 from proxy.dialects.tail import Tail, deltas, json_objects, outer_usage
 from proxy.errors import BadBody
@@ -66,7 +67,7 @@ def _usual(body: bytes) -> Finished | None:
     """
     try:
         answer = _usual_answer.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return None
     (choice,), usage = answer.choices, answer.usage
     if not choice.message.content or not (prompt := prompt_tokens(usage)):

@@ -12,7 +12,7 @@ from typing import Any
 from proxy.dialects.counting import TokenCounter
 from proxy.dialects.messages.blocks import THINKING, canonical, nested, text_in, type_of
 from proxy.dialects.messages.format import MessagesFormat
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA
 from proxy.tokens.text import count, dump

@@ -12,7 +12,7 @@ from proxy.dialects.messages.counting import Counter, key_of
 from proxy.dialects.messages.native import MessagesCompaction
 from proxy.dialects.messages.request import MessagesRequest, parsed
 from proxy.errors import ErrorShape
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 
 
 class MessagesDialect:

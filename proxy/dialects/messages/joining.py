@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.digests import ByDigest
 from proxy.dialects.messages.blocks import blocks_of, kind_of, type_of
 from proxy.dialects.unit_json import decode, encode
@@ -108,7 +109,7 @@ def _places(message: bytes) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         if outer.role != "user" or not outer.content:
             return (), ()
         is_result = [_typed.decode(block).type == "tool_result" for block in outer.content]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return (), ()
     if not any(is_result):
         return (), ()
@@ -198,7 +199,7 @@ def _merged(run: Sequence[bytes]) -> bytes:
         return run[0]
     try:
         blocks: list[bytes] = [block for unit in run for block in _outer.decode(unit).content or ()]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # lone surrogates
+    except UNDECODABLE:  # lone surrogates
         blocks = [encode(block) for unit in run for block in blocks_of(decode(unit))]
     results = [type_of(decode(block)) == "tool_result" for block in blocks]
     ordered = [block for wanted in (True, False) for block, is_ in zip(blocks, results, strict=True) if is_ is wanted]

@@ -11,9 +11,9 @@ from typing import Self
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.body import (
     NOTHING,
-    UNREADABLE,
     BodyRequest,
     Wire,
     check_values,
@@ -65,7 +65,7 @@ class MessagesRequest(BodyRequest, eq=False):
     def _read(cls, raw: bytes) -> Self | None:
         try:
             wire = _decoder.decode(raw)
-        except UNREADABLE:
+        except UNDECODABLE:
             return None
         messages = wire.messages or []
         layouts = layouts_of(messages)

@@ -14,7 +14,7 @@ from proxy.dialects.responses.format import ResponsesFormat
 from proxy.dialects.responses.items import is_message, kind_of
 from proxy.dialects.responses.references import REFERENCE, reported_tokens
 from proxy.dialects.unit_json import Message
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 
 ITEM = 4

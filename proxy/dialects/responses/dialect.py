@@ -13,8 +13,8 @@ from proxy.dialects.responses.native import ResponsesCompaction
 from proxy.dialects.responses.output_items import ItemReader
 from proxy.dialects.responses.request import ResponsesRequest, parsed
 from proxy.errors import ErrorShape
-from proxy.http.heartbeat import COMMENT
-from proxy.limits.profiles.profile import Profile
+from proxy.http.sse import COMMENT
+from proxy.limits.profiles.lookup import Profile
 
 
 class ResponsesDialect:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.compaction.turn import Call, Kind
+from proxy.constants import UNDECODABLE
 from proxy.dialects.unit_json import DEEPEST, Message, decode, encode
 
 MESSAGE_KINDS: dict[object, Kind] = {
@@ -71,7 +72,7 @@ def raws_of(raw: bytes) -> list[bytes]:
         return [raw]
     try:
         return [bytes(item) for item in _raws.decode(raw)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return [raw]
 
 
@@ -168,7 +169,7 @@ def _without_binding(item: Message, raw: bytes) -> bytes:
         return raw
     try:
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return encode({name: value for name, value in item.items() if name not in ("id", "status")})
     return msgspec.json.encode({name: value for name, value in fields.items() if name not in ("id", "status")})
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.dialects.body import NOTHING, UNREADABLE, fields_of, value_of
+from proxy.constants import UNDECODABLE
+from proxy.dialects.body import NOTHING, fields_of, value_of
 from proxy.dialects.dialect import NativeSummary
 from proxy.dialects.responses import answers
 from proxy.dialects.responses.items import PREFIX_TYPES, joined
@@ -37,7 +38,7 @@ class ResponsesCompaction:
     def read(self, answer: bytes) -> NativeSummary | None:
         try:
             items = msgspec.json.decode(answer, type=_Answer).output
-        except UNREADABLE:
+        except UNDECODABLE:
             return None
         if not items or decode(items[-1]).get("type") not in PREFIX_TYPES:
             return None

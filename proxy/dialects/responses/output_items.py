@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.dialect import ItemSink
 from proxy.dialects.first_bytes import BLANK
 from proxy.http.sse import EventSplitter, data_of, split_events
@@ -18,7 +19,6 @@ TRIED = 4 * LARGEST
 
 _DONE = b"response.output_item.done"
 _ENDED = (b"response.completed", b"response.incomplete")
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class ItemReader:
         self._tried += len(body)
         try:
             answer = _answer.decode(body)
-        except _UNREADABLE:
+        except UNDECODABLE:
             return  # it isn't whole
         self._body = None
         self._pass(answer.output)
@@ -95,7 +95,7 @@ class ItemReader:
                 continue
             try:
                 event = _event.decode(data)
-            except _UNREADABLE:
+            except UNDECODABLE:
                 continue
             if event.type == _DONE.decode():
                 self._pass([event.item])
@@ -108,7 +108,7 @@ class ItemReader:
                 id = _item.decode(raw).id
                 # Streams and whole answers differ in their spaces.
                 item = msgspec.json.format(bytes(raw), indent=-1)
-            except _UNREADABLE:
+            except UNDECODABLE:
                 continue
             if id:
                 self._found = True

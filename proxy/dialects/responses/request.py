@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
 from proxy.dialects.body import (
     NOTHING,
-    UNREADABLE,
     BodyRequest,
     Wire,
     check_values,
@@ -81,7 +81,7 @@ class ResponsesRequest(BodyRequest, eq=False):
     def _read(cls, raw: bytes) -> Self | None:
         try:
             wire, items = _decoded(raw)
-        except UNREADABLE:
+        except UNDECODABLE:
             return None
         prefix, units, references, repeats = _split(items)
         fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
@@ -234,7 +234,7 @@ def _part(item: bytes) -> str:
 def _shape(item: bytes) -> _Item:
     try:
         return _item_decoder.decode(item)
-    except UNREADABLE:
+    except UNDECODABLE:
         return _Item()
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from proxy.constants import UNDECODABLE
+
 CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
 OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 
@@ -80,7 +82,7 @@ def _items(raw: bytes) -> list[dict[str, Any]]:
 def _fields(raw: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return {}
 
 
@@ -89,6 +91,6 @@ def _value(raw: msgspec.Raw | None) -> object:
         return None
     try:
         value: object = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     return value

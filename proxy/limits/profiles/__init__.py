@@ -1,6 +1,5 @@
 """Model profiles: limits, tokenizer, and the source of each figure."""
 
-from proxy.limits.profiles.lookup import Profiles
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile, Profiles
 
 __all__ = ["Profile", "Profiles"]

@@ -11,27 +11,65 @@ from __future__ import annotations
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from cachetools import LRUCache
 
-from proxy.limits.profiles import litellm_table
-from proxy.limits.profiles.corrections import (
+from proxy.limits.profiles import tables
+from proxy.limits.profiles.names import LONGEST_NAME, plain, spelling, undated
+from proxy.limits.profiles.prices import Price, provider_of
+from proxy.limits.profiles.tables import (
     FamilyRule,
     Kind,
     LimitRule,
+    Listing,
     ProviderRule,
     family_rule,
     limit_rule,
     provider_rule,
 )
-from proxy.limits.profiles.litellm_table import Listing
-from proxy.limits.profiles.names import LONGEST_NAME, plain, spelling, undated
-from proxy.limits.profiles.prices import provider_of
-from proxy.limits.profiles.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The limits of a model, in its provider's tokens. ``None`` if unknown.
+
+    ``context_window`` bounds input and output together, ``max_input_tokens`` the input alone. ``max_bytes`` bounds the
+    body of a request, ``max_messages`` its number of messages. ``tokenizer`` is a tiktoken encoding. ``token_ratio`` is
+    the provider's tokens per token of that encoding (1.0 if the encoding is the model's own). ``images`` is the rule
+    for counting images. ``tools`` is the form of tool definitions in the prompt (``typescript``, ``json``, or
+    ``claude``). If ``escapes`` is set, results of parallel calls enter the prompt as ASCII JSON. If
+    ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first.
+    ``native_compaction`` is whether the provider compacts conversations of the model on request; ``None`` if unknown.
+    ``price`` is the price at the provider, if the table lists it there. ``sources`` maps each field to the source
+    of its value. ``note`` tells the operator about an inexact match or an unknown model.
+    """
+
+    model: str
+    context_window: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_bytes: int | None = None
+    max_messages: int | None = None
+    tokenizer: str = "o200k_base"
+    token_ratio: float = 1.0
+    images: str = "unknown"
+    tools: str = "typescript"
+    escapes: bool = False
+    strict_alternation: bool = False
+    price: Price | None = None
+    native_compaction: bool | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+    note: str | None = None
+
+    @property
+    def has_limit(self) -> bool:
+        """Return whether a bound on the input is known."""
+        return self.context_window is not None or self.max_input_tokens is not None
+
 
 # Bounded, because model names come from clients.
 REMEMBERED = 2048
@@ -59,13 +97,12 @@ SOURCED = (
 )
 
 
-class ReportedWindow(Protocol):
-    """A window in tokens that an upstream reports, and its source. Hashable."""
+@dataclass(frozen=True, slots=True)
+class ReportedWindow:
+    """A window in tokens, input and output together, and the field of the upstream that reports it."""
 
-    @property
-    def context_window(self) -> int: ...
-    @property
-    def source(self) -> str: ...
+    context_window: int
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +149,7 @@ class Profiles:
         with self._lock:
             if self._table is not None:
                 return self._table
-            table = litellm_table.load() if self._given is None else litellm_table.convert(self._given)
+            table = tables.load() if self._given is None else tables.convert(self._given)
             self._plain, self._undated = _index(table, plain), _index(table, undated)
             self._table = table
             return table
@@ -308,11 +345,11 @@ def _override_limits(limits: _Limits, override: Mapping[str, Any], sources: dict
     A stated window also replaces the known input cap, and the reverse. The known figures belong together, so an old cap
     doesn't fit a new window.
     """
-    window, cap, output = (override.get(field) for field in SETTINGS[:3])
+    window, cap, output = (override.get(name) for name in SETTINGS[:3])
     if window is not None or cap is not None:
         limits = _Limits(window, cap, limits.max_output_tokens)
-        for field in ("context_window", "max_input_tokens"):
-            sources[field] = _OVERRIDE if field in override else _UNKNOWN
+        for name in ("context_window", "max_input_tokens"):
+            sources[name] = _OVERRIDE if name in override else _UNKNOWN
     if output is not None:
         limits = replace(limits, max_output_tokens=output)
         sources["max_output_tokens"] = _OVERRIDE
@@ -323,9 +360,9 @@ def _request_limits(
     rule: ProviderRule, override: Mapping[str, Any], sources: dict[str, str]
 ) -> tuple[int | None, int | None]:
     """Return the limits on bytes and messages: the operator's, or else the provider's published ones."""
-    for field in ("max_bytes", "max_messages"):
-        if field not in override and getattr(rule, field) is not None:
-            sources[field] = f"corrections: {rule.name}"
+    for name in ("max_bytes", "max_messages"):
+        if name not in override and getattr(rule, name) is not None:
+            sources[name] = f"corrections: {rule.name}"
     return override.get("max_bytes", rule.max_bytes), override.get("max_messages", rule.max_messages)
 
 

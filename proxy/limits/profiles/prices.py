@@ -16,7 +16,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from msgspec.structs import replace
 
-from proxy.telemetry.record import DOLLAR, TIERS, Usage
+from proxy.constants import PICO
+from proxy.telemetry.record import TIERS, Usage
 
 FIELDS = {
     "input_cost_per_token": "input",
@@ -170,21 +171,21 @@ def price_of(prices: Mapping[str, Mapping[str, object]], model: str, listed: Pri
     """Return an operator's price for a model, by its name or a glob, or else the price that the table lists."""
     for name, fields in prices.items():
         if name == model or fnmatchcase(model, name):
-            return _own_price(fields)
+            return _operators_price(fields)
     return listed
 
 
-_own: dict[int, tuple[Mapping[str, object], Price | None]] = {}
-_MOST_OWN = 1_000
+_operators: dict[int, tuple[Mapping[str, object], Price | None]] = {}
+_MOST_OPERATORS = 1_000
 
 
-def _own_price(fields: Mapping[str, object]) -> Price | None:
+def _operators_price(fields: Mapping[str, object]) -> Price | None:
     """Return an operator's price. Reading it takes longer than all else that a request needs from here."""
-    known = _own.get(id(fields))
+    known = _operators.get(id(fields))
     if known is None or known[0] is not fields:
-        if len(_own) >= _MOST_OWN:  # after many reloads
-            _own.clear()
-        known = _own[id(fields)] = fields, price_from(fields)
+        if len(_operators) >= _MOST_OPERATORS:  # after many reloads
+            _operators.clear()
+        known = _operators[id(fields)] = fields, price_from(fields)
     return known[1]
 
 
@@ -262,7 +263,7 @@ def _stated(entry: Mapping[str, object]) -> dict[str, dict[int, _Stated]]:
 def _price(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
         return None
-    return round(value * DOLLAR)
+    return round(value * PICO)
 
 
 def _by_size(standard: Mapping[int, _Stated], own: Mapping[int, _Stated], inclusive: int) -> list[tuple[int, Rates]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from proxy.constants import DAY
 from proxy.dialects.dialect import ItemReader, Request
 from proxy.errors import RequestError
 from proxy.http.decompression import unpack
@@ -14,8 +15,6 @@ from proxy.pipeline.response_start import ResponseStart, header, is_encoded
 from proxy.pipeline.services import Services
 from proxy.pipeline.watching import AnswerReader
 from proxy.upstream.bridge.chat import is_unique
-
-DAY = 86_400.0
 
 LARGEST = 4_000_000
 """Bytes of a decompressed answer whose items are remembered."""

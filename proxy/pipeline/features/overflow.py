@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 from msgspec.structs import replace
 
+from proxy.constants import UNDECODABLE
 from proxy.overflow import Overflow
-from proxy.overflow.error_message import message_site
+from proxy.overflow.errors import message_site
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.budget import TokenBudgets, leaves_no_prompt, smaller_input
@@ -183,6 +184,6 @@ def _decoded(data: bytes) -> object:
     """Return the JSON value, or ``None`` for invalid JSON."""
     try:
         value: object = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return None
     return value

@@ -18,6 +18,7 @@ import xxhash
 from cachetools import TTLCache
 
 from proxy.compaction.turn import Turn
+from proxy.constants import DAY
 from proxy.dialects.hidden_rounds import decoded
 from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound, VisibleResponse
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
@@ -50,8 +51,6 @@ REFUSED_SECONDS = 3_600.0
 
 MODELS = 10_000
 """Models of tenants that refused the tool and are remembered."""
-
-DAY = 86_400.0
 
 SHARE = 10
 """The result of one call has at most this part of the budget."""

@@ -11,6 +11,7 @@ import structlog
 from msgspec.structs import replace
 
 from proxy.compaction.triggers import any_met
+from proxy.constants import UNDECODABLE
 from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
 from proxy.errors import BadBody, ProxyError
 from proxy.http.headers import VIA, for_other_request, for_upstream
@@ -227,7 +228,7 @@ async def _ask(
         raise NotCompacted(f"status {answer.status}")
     try:
         value = msgspec.json.decode(read)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         raise NotCompacted("not JSON") from None
     if not isinstance(value, dict):
         raise NotCompacted("not an object")

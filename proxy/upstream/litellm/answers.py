@@ -17,7 +17,7 @@ import httpx
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable, error_body
 from proxy.overflow import recognise
-from proxy.overflow.exclusions import excluded
+from proxy.overflow.patterns import excluded
 from proxy.upstream.transport import JSON, Headers
 
 UNREACHABLE = "Cannot reach the model's provider. Try again later, or ask the operator to check the upstream."

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.replies import Reply
 from tests.kit.front_door import (
     TAG,
     WINDOW,
@@ -33,6 +32,7 @@ from tests.kit.front_door import (
     user,
     words,
 )
+from tests.kit.upstream import Reply
 
 ROLES = ("user", "assistant", "system", "developer")
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.replies import Reply
 from tests.kit.front_door import (
     Front,
     always,
@@ -27,6 +26,7 @@ from tests.kit.front_door import (
     user,
     words,
 )
+from tests.kit.upstream import Reply
 
 POLICIES: dict[str, dict[str, Any]] = {
     "default": {},

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.replies import Reply, ToolCall
 from tests.kit.front_door import (
     WITHOUT_A_MODEL,
     Front,
@@ -22,6 +21,7 @@ from tests.kit.front_door import (
     summary_messages,
     words,
 )
+from tests.kit.upstream import Reply, ToolCall
 
 BAD = "MODEL-WORDS-THAT-MUST-NOT-SHOW"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.replies import Reply
 from tests.kit.front_door import (
     WITHOUT_A_MODEL,
     Front,
@@ -26,6 +25,7 @@ from tests.kit.front_door import (
     user,
     words,
 )
+from tests.kit.upstream import Reply
 
 POLICIES: dict[str, dict[str, Any]] = {
     "default": {},

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.validity import faults
 from tests.kit.scripted import words
 from tests.kit.structure import LAST, SYSTEM, arrived, assistant, calls, history, result, sound, user
+from tests.kit.upstream import faults
 
 LOST = "No result of this call was recorded."
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.replies import Responder
-from proxy.demo.upstream import Reply
 from tests.kit.behaviors import (
     BUDGET,
     SUMMARY,
@@ -30,6 +28,7 @@ from tests.kit.behaviors import (
     user,
     words,
 )
+from tests.kit.upstream import Reply, Responder
 
 POLICIES: dict[str, Any] = {
     # Without anything made ahead, so that summaries can be counted.

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy.demo.upstream import Reply
 from tests.kit.behaviors import (
     BUDGET,
     LEVEL,
@@ -30,6 +29,7 @@ from tests.kit.behaviors import (
     user,
     words,
 )
+from tests.kit.upstream import Reply
 
 LEAST_GAIN = 0.10
 BROKEN = "broken"

@@ -11,9 +11,9 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from proxy.demo.serving import serve
 from proxy.http.request_body import ClientLeft, Sent, leaving
 from proxy.server.http_protocol import BoundedProtocol
+from proxy.server.loopback import serve
 from tests.kit.client import CHAT, StartProxy, ask, chat, connected, request_bytes
 from tests.kit.raw_upstream import End, RawUpstream, answer
 from tests.kit.waiting import until

@@ -15,11 +15,11 @@ import httpx
 import openai
 import pytest
 
-from proxy.demo.serving import serve
-from proxy.demo.upstream import Reply, StandIn
 from proxy.pipeline import response_start as opening
+from proxy.server.loopback import serve
 from tests.kit.client import JSON, Got, StartProxy, ask, chat
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, head, stream_head, streamed
+from tests.kit.upstream import Reply, StandIn
 
 STREAM = chat(stream=True)
 

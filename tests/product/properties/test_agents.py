@@ -14,15 +14,14 @@ import httpx
 import pytest
 
 from proxy.config import load
-from proxy.demo.replies import Reply
-from proxy.demo.serving import serve
-from proxy.demo.summariser import summarise
 from proxy.server.app import create_app
+from proxy.server.loopback import serve
 from tests.kit.agent_script import SCHEMA, SYSTEM, TOOLS, Received, question, result
 from tests.kit.message_checks import THINKING, blocks_of
 from tests.kit.program import write_config
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
+from tests.kit.upstream import Reply, summarise
 
 pytestmark = pytest.mark.long
 

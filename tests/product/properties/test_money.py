@@ -21,9 +21,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from proxy.demo.serving import serve
 from proxy.endpoints import reply
 from proxy.recall.tool import NAME
+from proxy.server.loopback import serve
 from proxy.telemetry.record import RequestRecord
 from tests.kit.billing_upstream import PACKERS, Billed, BillingUpstream, Manner, pieces
 from tests.kit.messages import words

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from proxy.compaction.fit import NAME, SMALLEST, fit
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.rules import Rules
-from proxy.demo import validity
 from proxy.dialects.unit_json import decode
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
@@ -32,6 +31,7 @@ from tests.kit.conversations import (
     turns,
     user,
 )
+from tests.kit.upstream import faults as chat_faults
 
 FIRM, YIELDING = rules(), rules(shorten_last=True)
 
@@ -159,7 +159,7 @@ def test_a_command_that_is_a_whole_file_gives_way_at_last() -> None:
     assert after[1]["content"] == messages[1]["content"]
     after, changed, out = fitted(messages, 800)
     assert out.tokens <= 800
-    assert validity.faults({"messages": after}) == []
+    assert chat_faults({"messages": after}) == []
     shorter = msgspec.json.decode(after[1]["tool_calls"][0]["function"]["arguments"])
     assert shorter["command"].startswith("echo xxx")
     assert shorter["path"] == "/srv/a"
@@ -198,7 +198,7 @@ def test_any_conversation_stays_valid_and_fits_unless_what_is_left_is_firm(
     before = whole(messages)
     room = int(share * before.tokens)
     after, changed, out = fitted(messages, room)
-    assert validity.faults({"messages": after}) == []
+    assert chat_faults({"messages": after}) == []
     last_user = max(n for n, message in enumerate(messages) if message["role"] == "user")
     assert not any(messages[n]["role"] == "system" or n == last_user for n in changed)
     assert all(out.pieces[n].tokens < before.pieces[n].tokens for n in changed)
@@ -210,6 +210,6 @@ def test_any_conversation_stays_valid_and_fits_unless_what_is_left_is_firm(
             short = piece.tokens <= SMALLEST + 100 or only_short_arguments(decode(piece.raw))
             assert firm or short or IMAGE in (messages[n]["content"] or ())
     after, _, out = fitted(messages, None, byte_room=int(share * bytes_of(messages)))
-    assert validity.faults({"messages": after}) == []
+    assert chat_faults({"messages": after}) == []
     assert out.bytes <= bytes_of(messages)
     assert all(piece.tokens == message_tokens(decode(piece.raw)) for piece in out.pieces)

@@ -18,7 +18,6 @@ from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.stages import media, results
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
-from proxy.demo import validity
 from tests.kit.compacting import Sent, rules, send
 from tests.kit.conversations import (
     FORMAT,
@@ -35,6 +34,7 @@ from tests.kit.conversations import (
     turns,
     user,
 )
+from tests.kit.upstream import faults as chat_faults
 
 WIDE = 1_000_000
 """Tokens. In a window of this size, only a limit on messages or bytes triggers compaction."""
@@ -170,7 +170,7 @@ def test_between_two_checkpoints_each_request_begins_with_the_one_before(
     previous: Sent | None = None
     checkpoints: tuple[int, ...] = ()
     for before, sent in steps_of(drawn, budget, policy, head):
-        assert validity.faults({"messages": sent.messages}) == []
+        assert chat_faults({"messages": sent.messages}) == []
         if sent.plan is not None:
             assert sent.plan.checkpoints[: len(checkpoints)] == checkpoints, "a checkpoint moved"
             checkpoints = sent.plan.checkpoints

@@ -18,9 +18,9 @@ from proxy.compaction.summary_message import TAG
 from proxy.compaction.triggers import share_of
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
-from proxy.demo import validity
 from tests.kit.compacting import FIXED, POLICIES, Sent, budgets, policies, rules, send
 from tests.kit.conversations import FORMAT, Episode, conversations, expand, message_tokens, requests, turns
+from tests.kit.upstream import faults as chat_faults
 
 heads = st.integers(0, 2)
 
@@ -44,8 +44,8 @@ def is_summary(raw: bytes) -> bool:
 @given(conversations, budgets, policies, heads)
 def test_the_outcome_is_a_valid_conversation(drawn: Any, budget: int, policy: Rules, head: int) -> None:
     before, sent = sent_of(drawn, budget, policy, head)
-    assert validity.faults({"messages": [msgspec.json.decode(t.raw) for t in before]}) == []
-    assert validity.faults({"messages": [msgspec.json.decode(raw) for raw in sent.raws]}) == []
+    assert chat_faults({"messages": [msgspec.json.decode(t.raw) for t in before]}) == []
+    assert chat_faults({"messages": [msgspec.json.decode(raw) for raw in sent.raws]}) == []
 
 
 @given(conversations, budgets, policies, heads)

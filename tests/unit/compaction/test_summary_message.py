@@ -23,7 +23,7 @@ from proxy.compaction.summary_message import (
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FLAVOURS,

@@ -21,13 +21,25 @@ from starlette.routing import Route
 from proxy.config import load
 from proxy.demo.agent import Agent, Session, gather
 from proxy.demo.apis import EveryApi
-from proxy.demo.counting import Counter
-from proxy.demo.figures import Figures, cacheable, figures
+from proxy.demo.counting import RequestCounter
 from proxy.demo.replies import Completion
-from proxy.demo.run import MODEL, WINDOW, client, configuration, demo, session, straight, through_proxy, verdict
+from proxy.demo.run import (
+    MODEL,
+    WINDOW,
+    Figures,
+    cacheable,
+    client,
+    configuration,
+    demo,
+    figures,
+    session,
+    straight,
+    through_proxy,
+    verdict,
+)
 from proxy.demo.script import FACTS, STEPS, decide, facts_in, task_message
-from proxy.demo.serving import serve
 from proxy.demo.upstream import Received, Reply, StandIn
+from proxy.server.loopback import serve
 
 
 def work(upstream: StandIn, turns: int) -> tuple[Agent, Session]:
@@ -166,12 +178,12 @@ def test_a_stream_without_its_end_is_an_error() -> None:
 
 def received(*contents: str, tools: Any = None) -> Received:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": content} for content in contents], "tools": tools}
-    return Received("POST", "/", Headers(), b"", body, Counter().request(body).total, status=200)
+    return Received("POST", "/", Headers(), b"", body, RequestCounter().request(body).total, status=200)
 
 
 def test_what_a_cache_can_hold() -> None:
     first, second, changed = received("a"), received("a", "b"), received("z", "b")
-    counter = Counter()
+    counter = RequestCounter()
     assert cacheable([], counter) == 0
     assert cacheable([first], counter) == 0
     assert cacheable([second, second], counter) == 1

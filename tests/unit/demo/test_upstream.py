@@ -15,11 +15,10 @@ import pytest
 from starlette.applications import Starlette
 
 from proxy.demo import counting
-from proxy.demo.counting import Counter, first_tokens, text_tokens
-from proxy.demo.replies import WORDS_PER_CHUNK
-from proxy.demo.serving import serve
-from proxy.demo.summariser import MAX_TOKENS, summarise
+from proxy.demo.counting import RequestCounter, first_tokens, text_tokens
+from proxy.demo.replies import MAX_TOKENS, WORDS_PER_CHUNK, summarise
 from proxy.demo.upstream import Reply, StandIn, ToolCall, is_summary_request
+from proxy.server.loopback import serve
 
 QUESTION = [{"role": "user", "content": "What is the weather in Oslo?"}]
 CALLS = (ToolCall("call_1", "weather", '{"city": "Oslo", "days": 3}'), ToolCall("call_2", "clock", "{}"))
@@ -74,7 +73,7 @@ def test_what_was_received_is_kept(start: Start) -> None:
     assert received.body["messages"][0]["content"] == "café"
     assert received.headers["authorization"] == "Bearer k"
     assert (received.status, received.faults, received.summary) == (200, [], False)
-    assert received.tokens == Counter().request(received.body).total
+    assert received.tokens == RequestCounter().request(received.body).total
 
 
 def test_without_a_script_it_says_what_came(start: Start) -> None:
@@ -374,7 +373,7 @@ def test_a_summary_without_facts_is_the_start() -> None:
 
 
 def test_messages_are_counted_by_their_parts() -> None:
-    counter = Counter()
+    counter = RequestCounter()
     base = counter.message({"role": "user", "content": "Hello"})
     assert base == 3 + 1 + 1
     assert counter.message({"role": "user", "content": [{"type": "text", "text": "Hello"}]}) == base
@@ -389,9 +388,9 @@ def test_messages_are_counted_by_their_parts() -> None:
 def test_a_schema_counts() -> None:
     body: dict[str, Any] = {"messages": QUESTION}
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
-    assert Counter().request(body).functions == 0
-    assert Counter().request(body | {"response_format": {"type": "text"}}).functions == 0
-    assert Counter().request(body | {"response_format": schema}).functions > 5
+    assert RequestCounter().request(body).functions == 0
+    assert RequestCounter().request(body | {"response_format": {"type": "text"}}).functions == 0
+    assert RequestCounter().request(body | {"response_format": schema}).functions > 5
 
 
 def test_special_tokens_are_text() -> None:
@@ -407,7 +406,7 @@ def test_a_text_is_cut_between_characters() -> None:
 
 
 def test_each_message_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = Counter()
+    counter = RequestCounter()
     messages = [{"role": "user", "content": f"The talk, part {i}"} for i in range(400)]
     first = counter.request({"messages": messages})
     counted: list[str] = []

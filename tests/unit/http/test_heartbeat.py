@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from proxy.http.heartbeat import COMMENT, Heartbeat
+from proxy.http.sse import COMMENT, Heartbeat
 
 
 class Client:

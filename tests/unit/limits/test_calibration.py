@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.demo.replies import Completion, Reply, event
 from proxy.dialects import tail
 from proxy.dialects.chat.upstream_counts import comparable
 from proxy.dialects.chat.usage import AnswerTail
@@ -21,6 +20,7 @@ from proxy.limits.learned import LearnedLimit, limit_from_overflow
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store.tenants import UNSTORED_TENANT
+from tests.kit.upstream import Completion, Reply, event
 
 
 def noted(*ratios: float, counted: int = 10_000) -> float:

@@ -13,7 +13,7 @@ from bench.overflow.forms import FORMS, in_forms_of
 from bench.overflow.lines import CATALOGUE, lines
 from bench.overflow.scores import leaving_out, ours, score
 from proxy.overflow import Overflow, recognise
-from proxy.overflow.reading import Scope
+from proxy.overflow.figures import Scope
 
 
 def wire(**error: Any) -> bytes:

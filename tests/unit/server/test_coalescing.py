@@ -10,10 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.demo.serving import serve
 from proxy.server.app import create_app
-from proxy.server.coalescing import CoalescingTransport
-from proxy.server.http_protocol import BoundedProtocol
+from proxy.server.http_protocol import BoundedProtocol, CoalescingTransport
+from proxy.server.loopback import serve
 from tests.conftest import settings_for
 from tests.kit.client import connected, read_all, read_until, request_bytes
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, chunk, stream_head

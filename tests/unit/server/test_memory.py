@@ -9,9 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proxy.server import memory as allocator
-from proxy.server.maintenance import Maintenance
-from proxy.server.memory import malloc_trim
+from proxy.server import maintenance
+from proxy.server.maintenance import Maintenance, malloc_trim
 from proxy.store import open_store
 
 PIECE = 60_000
@@ -24,7 +23,7 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-@pytest.mark.skipif(allocator._malloc_trim() is None, reason="this C library gives back what it wants to")
+@pytest.mark.skipif(maintenance._malloc_trim() is None, reason="this C library gives back what it wants to")
 def test_what_was_freed_is_given_back() -> None:
     before = resident()
     pieces = [b"x" * (PIECE + number) for number in range(PIECES)]
@@ -38,7 +37,7 @@ def test_what_was_freed_is_given_back() -> None:
 
 
 def test_a_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(maintenance, "_malloc_trim", lambda: None)
     malloc_trim()
 
 

@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from proxy.config import Loaded, read
 from proxy.endpoints.status import configuration_hash
-from proxy.server.start_line import log_start
+from proxy.server.run import log_start
 
 
 def loaded(folder: Path, key: str, window: int) -> Loaded:

@@ -17,8 +17,7 @@ from proxy.compaction.turn import Turn
 from proxy.dialects.chat.counting import Counter
 from proxy.limits.profiles import Profile
 from proxy.tokens import encoding, has_remote_media
-from proxy.tokens.images import LARGEST_SIDE, RULES
-from proxy.tokens.media import MEDIA, MEDIA_LABELS, Media
+from proxy.tokens.media import LARGEST_SIDE, MEDIA, MEDIA_LABELS, RULES, Media
 
 encoding("o200k_base")
 

@@ -22,12 +22,12 @@ from structlog.testing import capture_logs
 from proxy.cli.commands import main
 from proxy.config import Route, UpstreamSettings
 from proxy.config.loading import loads
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from proxy.server.runtime import Runtime
 from proxy.upstream import limit_discovery as asking
 from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, LimitDiscovery, reports_limits
 from tests.kit.scripted import chat, client, proxied
+from tests.kit.upstream import StandIn
 
 WINDOW = 8_000
 P = ParamSpec("P")
@@ -153,7 +153,7 @@ async def test_the_window_is_the_upstreams_and_its_source_says_so(name: str) -> 
         await service.limit_discovery.settled()
         after = await service.profile(route)
         await service.aclose()
-    assert not before.known
+    assert not before.has_limit
     assert (after.context_window, after.max_input_tokens, after.note) == (WINDOW, WINDOW, None)
     assert after.sources["context_window"] == source
     assert {key for _, _, key, _ in upstream.asked} == {"Bearer sk-own"}
@@ -211,9 +211,9 @@ async def test_an_upstream_that_tells_nothing_changes_nothing(name: str) -> None
         for _ in range(2):
             profile = await service.profile(Route("main", "acme", None))
             await service.limit_discovery.settled()
-        assert not (await service.profile(Route("main", "acme", None))).known
+        assert not (await service.profile(Route("main", "acme", None))).has_limit
         await service.aclose()
-    assert not profile.known
+    assert not profile.has_limit
     assert "/v1/elsewhere" not in upstream.paths
     (line,) = [entry for entry in logs if entry["event"] == "limits.not_told"]
     assert (line["log_level"], line["upstream"]) == ("info", "main")

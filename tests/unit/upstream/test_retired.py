@@ -8,15 +8,14 @@ import json
 from pydantic import SecretStr
 
 from proxy.config import UpstreamSettings
-from proxy.demo.replies import Reply
-from proxy.demo.serving import serve
-from proxy.demo.upstream import StandIn
+from proxy.server.loopback import serve
 from proxy.upstream.litellm.transport import LiteLLMTransport
 from proxy.upstream.registry import Upstreams
 from proxy.upstream.relay import RelayTransport
 from proxy.upstream.transport import Answer, Transport
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.translation import outgoing
+from tests.kit.upstream import Reply, StandIn
 
 
 def is_open(transport: Transport) -> bool:

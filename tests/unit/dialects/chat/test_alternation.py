@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.render import OutgoingMessage
-from proxy.demo import validity
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING, alternating
 from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode
@@ -32,6 +31,7 @@ from tests.kit.conversations import (
     user,
 )
 from tests.kit.strict_template import mistral_accepts
+from tests.kit.upstream import faults as chat_faults
 
 
 def piece(message: Any) -> OutgoingMessage:
@@ -284,7 +284,7 @@ def test_mistrals_template_accepts_every_outcome(drawn: list[list[Any]], headed:
     messages = [*([system("head")] if headed else []), *body]
     after = check(messages, mistral_accepts)
     if body:
-        assert validity.faults({"messages": after}) == validity.faults({"messages": messages}) == []
+        assert chat_faults({"messages": after}) == chat_faults({"messages": messages}) == []
 
 
 @given(st.lists(talk, max_size=12))
@@ -299,7 +299,7 @@ def test_gemmas_template_accepts_every_outcome_without_tools(drawn: list[list[An
 def test_clean_conversations_with_large_texts(drawn: Any) -> None:
     messages = [m for m in expand(drawn[:12], 500) if not m.get("function_call") and m["role"] != "function"]
     after = check(messages, mistral_accepts)
-    assert validity.faults({"messages": after}) == []
+    assert chat_faults({"messages": after}) == []
 
 
 @given(st.lists(talk | tools, min_size=1, max_size=12), st.integers(0, 12))

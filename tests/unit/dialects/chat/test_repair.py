@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from proxy.compaction.groups import head_length
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
-from proxy.demo import validity
 from proxy.dialects.chat.repair import repaired
 from proxy.dialects.parts import text_of
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair
@@ -36,6 +35,7 @@ from tests.kit.conversations import (
     user,
 )
 from tests.kit.conversations import turn as turn_of
+from tests.kit.upstream import faults as chat_faults
 
 LEGACY = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
 PARTS = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
@@ -216,7 +216,7 @@ def test_what_is_no_id_is_replaced_on_both_sides(bad: Any) -> None:
     assert ids[2] == "c"
     assert len(set(ids)) == 3
     assert all(isinstance(id_, str) and 0 < len(id_) <= 40 for id_ in ids)
-    assert validity.faults({"messages": fixed}) == []
+    assert chat_faults({"messages": fixed}) == []
     assert fix(fixed) == fixed
 
 
@@ -341,7 +341,7 @@ def test_what_was_damaged_comes_out_valid(drawn: Any, head: int, seed: int, time
         assert all(new is old for new, old in zip(after, before, strict=True)), "nothing was to be put right"
     assert faults([turn.facts for turn in after]) == unanswered_at_the_end(after)
     messages = without_order(after)
-    assert not messages or validity.faults({"messages": messages}) == []
+    assert not messages or chat_faults({"messages": messages}) == []
 
     again = repaired(after, FORMAT)
     assert all(new is old for new, old in zip(again, after, strict=True))

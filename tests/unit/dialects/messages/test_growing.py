@@ -15,7 +15,7 @@ from proxy.compaction.turn import Turn
 from proxy.dialects.messages.blocks import THINKING, canonical
 from proxy.dialects.messages.counting import Counter
 from proxy.dialects.messages.request import parse
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from tests.kit.compacting import POLICIES, send
 from tests.kit.message_checks import blocks_of, check_breakpoints, check_results, check_shape, merged
 

@@ -11,7 +11,7 @@ from proxy.compaction.turn import Turn
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT
 from proxy.dialects.responses.counting import Counter
 from proxy.dialects.responses.request import parse
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from tests.unit.dialects.responses.test_request import CALL, COMPACTION, MESSAGE, OUTPUT, PARTS, REASONING, USER
 
 COUNTER = Counter(Profile("gpt-5"))

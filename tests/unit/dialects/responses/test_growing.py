@@ -17,7 +17,7 @@ from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.responses.counting import Counter
 from proxy.dialects.responses.request import ResponsesRequest, parse
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from tests.kit.agent_sessions import Style, responses_session
 from tests.kit.compacting import Sent, rules, send
 from tests.kit.strict_responses import StrictResponses

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.dialects.responses.counting import Counter
 from proxy.dialects.responses.request import parse
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 from tests.unit.dialects.responses.test_request import CALL, MESSAGE, OUTPUT, REASONING, USER
 
 COUNTER = Counter(Profile("gpt-5"))

@@ -15,7 +15,7 @@ from proxy.dialects.responses.counting import Counter
 from proxy.dialects.responses.dialect import RESPONSES
 from proxy.dialects.responses.request import parse
 from proxy.errors import BadBody
-from proxy.limits.profiles.profile import Profile
+from proxy.limits.profiles.lookup import Profile
 
 FORMAT = Counter(Profile("gpt-5")).format
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from proxy.config.models import ProfileSettings
 from proxy.errors import ConfigurationError
-from proxy.limits.profiles import Profile, Profiles, litellm_table
-from proxy.limits.profiles.litellm_table import as_tokens
+from proxy.limits.profiles import Profile, Profiles, tables
 from proxy.limits.profiles.lookup import REMEMBERED
-from proxy.tokens.encodings import check
-from proxy.tokens.images import RULES
+from proxy.limits.profiles.tables import as_tokens
+from proxy.tokens.media import RULES
+from proxy.tokens.text import check
 from proxy.tokens.tools import PROMPT
 
 PROFILES = Profiles()
@@ -71,7 +71,7 @@ def test_limits_in_force(model: str, provider: str | None, expected: tuple[int, 
     profile = PROFILES.find(model, provider=provider)
     assert limits(profile) == expected
     assert profile.note is None
-    assert profile.known
+    assert profile.has_limit
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_near_misses_are_resolved_and_said(name: str, taken_as: str) -> None:
 def test_a_path_before_the_name_is_no_near_miss(name: str) -> None:
     profile = PROFILES.find(name)
     assert profile.note is None
-    assert profile.known
+    assert profile.has_limit
 
 
 def test_bedrock_and_vertex_spellings() -> None:
@@ -123,7 +123,7 @@ def test_snapshots_keep_their_own_limits() -> None:
 def test_unknown_models_have_no_limits(name: str) -> None:
     profile = Profiles({"gpt-4o": {"max_input_tokens": 128_000, "mode": "chat"}}).find(name)
     assert limits(profile) == (None, None, None)
-    assert not profile.known
+    assert not profile.has_limit
     assert profile.note
     assert "no limits are known" in profile.note
     assert profile.sources["context_window"] == "unknown"
@@ -212,7 +212,7 @@ def test_newer_claude_models_count_more() -> None:
 
 
 def test_every_listed_model_has_a_sound_profile() -> None:
-    for name, listing in litellm_table.load().items():
+    for name, listing in tables.load().items():
         profile = PROFILES.find(name)
         check(profile.tokenizer)
         assert profile.images in RULES
@@ -274,20 +274,20 @@ def test_a_damaged_table_is_said(tmp_path: Any) -> None:
     path = tmp_path / "table.json"
     path.write_text("{")
     with pytest.raises(ConfigurationError, match="can't be read"):
-        litellm_table.load(path)
+        tables.load(path)
 
 
 def test_the_file_is_read_again_if_it_changes(tmp_path: Any) -> None:
     path = tmp_path / "table.json"
     path.write_text('{"m": {"max_input_tokens": 1000}}')
-    table = litellm_table.load(path)
-    assert litellm_table.load(path) is table
+    table = tables.load(path)
+    assert tables.load(path) is table
     assert table["m"].max_input_tokens == 1_000
     path.write_text('{"m": {"max_input_tokens": 20000}}')
-    assert litellm_table.load(path)["m"].max_input_tokens == 20_000
+    assert tables.load(path)["m"].max_input_tokens == 20_000
     path.unlink()
     with pytest.raises(ConfigurationError, match="can't be read"):
-        litellm_table.load(path)
+        tables.load(path)
 
 
 def test_litellm_is_not_imported() -> None:

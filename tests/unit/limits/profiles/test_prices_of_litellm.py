@@ -12,12 +12,12 @@ from unittest import mock
 
 import pytest
 
+from proxy.constants import PICO
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.messages.dialect import MESSAGES
 from proxy.dialects.responses.dialect import RESPONSES
 from proxy.dialects.usage import usage_of
-from proxy.limits.profiles import litellm_table
-from proxy.telemetry.record import DOLLAR
+from proxy.limits.profiles import tables
 from proxy.upstream.litellm import library
 
 # LiteLLM imports modules of providers, some of them with warnings, when it first computes their prices.
@@ -44,8 +44,8 @@ def litellm() -> Any:
     return asyncio.run(library.load())
 
 
-TABLE: Mapping[str, Mapping[str, Any]] = json.loads(litellm_table.table_path().read_bytes())
-PRICED = {name: listing for name, listing in litellm_table.load().items() if listing.price is not None}
+TABLE: Mapping[str, Mapping[str, Any]] = json.loads(tables.table_path().read_bytes())
+PRICED = {name: listing for name, listing in tables.load().items() if listing.price is not None}
 
 
 def provider_of(model: str) -> str:
@@ -146,7 +146,7 @@ def our_price(case: Case) -> float:
     usage = usage_of(tail.finished())
     assert price is not None
     assert usage is not None
-    return price.at(case.at.timestamp()).cost(usage) / DOLLAR
+    return price.at(case.at.timestamp()).cost(usage) / PICO
 
 
 def their_price(litellm: Any, case: Case) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.endpoints.parameters import labels, parameters, time_in
+from proxy.endpoints.queries import labels, parameters, time_in
 from proxy.errors import RequestError
 
 NOW = 1_800_000_000.0

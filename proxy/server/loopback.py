@@ -1,27 +1,45 @@
-"""Serve an ASGI application on loopback during a ``with`` block."""
+"""Serve an application on a free port of loopback: during a ``with`` block, or while a program runs that uses it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from proxy.config import Settings, read
+from proxy.errors import ConfigurationError
+from proxy.pipeline.snapshot import listening
+from proxy.server.app import create_app
 from proxy.server.http_protocol import BoundedProtocol
+from proxy.telemetry.logs import configure
 
-END_WITHIN = 10.0
-"""Timeout for a server to stop, in seconds."""
+ADDRESS = "127.0.0.1"
+
+SIGNALED = 128
+"""A shell adds this to the number of the signal that ended a command."""
+
+END_WITHIN = 9.0
+"""Seconds for a server to stop after its requests have ended or were canceled."""
 
 TICK = 1.0
 """Seconds between updates of the ``date`` header."""
 
 REST = 0.005
 """Seconds between checks for unfinished requests while the server stops."""
+
+
+class NotStarted(RuntimeError):
+    """The application didn't start. The log has the reason."""
 
 
 class Server(uvicorn.Server):
@@ -71,15 +89,20 @@ class Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def serve(
-    app: ASGIApp, *, http: type[asyncio.Protocol] | Literal["h11"] = BoundedProtocol, keepalive: int = 5
+    app: ASGIApp,
+    *,
+    http: type[asyncio.Protocol] | Literal["h11"] = BoundedProtocol,
+    keepalive: int = 5,
+    drain: int | None = 1,
+    log_level: str | None = "error",
 ) -> Iterator[str]:
     """Serve an application on a free port of 127.0.0.1 in a thread. Yield the base URL without a trailing slash.
 
     ``http`` is the class that parses HTTP, or uvicorn's name for one. ``keepalive`` is the seconds until the server
-    closes an idle connection.
+    closes an idle connection. ``drain`` is the seconds that requests have to end after the block;
+    ``None`` for no limit. ``log_level`` is that of uvicorn's own lines; ``None`` for the level of the proxy's log.
 
-    The server cancels requests that still run a second after the block ends. Raises ``RuntimeError`` if the application
-    doesn't start or stop.
+    Raises ``NotStarted``, and ``RuntimeError`` if the application doesn't stop.
     """
     config = uvicorn.Config(
         app,
@@ -87,31 +110,66 @@ def serve(
         lifespan="on",
         ws="none",
         log_config=None,
-        log_level="error",
+        log_level=log_level,
         access_log=False,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=drain,
         timeout_keep_alive=keepalive,
     )
     server = Server(config)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.bind(("127.0.0.1", 0))  # the system assigns the port, so servers don't race for one
+        listener.bind((ADDRESS, 0))  # the system assigns the port, so servers don't race for one
         port = listener.getsockname()[1]
         thread = threading.Thread(target=_run, args=(server, listener), name=f"serve-{port}", daemon=True)
         thread.start()
         while not server.started and thread.is_alive():
             thread.join(0.005)
         if not server.started:
-            raise RuntimeError("The application did not start; its log says why.")
+            raise NotStarted("The application did not start; its log says why.")
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://{ADDRESS}:{port}"
         finally:
             server.end()
-            thread.join(END_WITHIN)
+            thread.join(None if drain is None else drain + END_WITHIN)
             if thread.is_alive():
-                raise RuntimeError(f"The server did not end within {END_WITHIN:g} seconds.")
+                raise RuntimeError("The server did not end in time.")
 
 
 def _run(server: Server, listener: socket.socket) -> None:
     # uvicorn calls sys.exit if the application doesn't start. `serve` raises an error instead.
     with contextlib.suppress(SystemExit):
         server.run([listener])
+
+
+def run_program(command: Sequence[str], config: Path | None) -> int:
+    """Run a program with `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL` set to a proxy on a free port. Return its status.
+
+    Raises ``ConfigurationError``.
+    """
+    loaded = None if config is None else read(config.absolute(), os.environ)
+    settings = listening(Settings() if loaded is None else loaded.settings, ADDRESS)
+    # The terminal is the program's. A level in the file applies.
+    configure(settings.log.level if "level" in settings.log.model_fields_set else "warning", settings.log.format)
+    try:
+        with serve(create_app(settings, loaded), drain=None, log_level=None) as url:
+            return _finished(command, {"OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": url})
+    except NotStarted as error:
+        raise ConfigurationError("The proxy can't start. The log has the reason.") from error
+
+
+def _finished(command: Sequence[str], variables: dict[str, str]) -> int:
+    try:
+        program = subprocess.Popen(command, env={**os.environ, **variables})  # noqa: S603 - the operator's own command
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ConfigurationError(f"{command[0]}: can't be started ({reason}). Fix: check its name") from error
+    # The terminal sends Ctrl-C to the program, too, and it decides when to end.
+    handlers = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: program.terminate()),
+    }
+    try:
+        status = program.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else SIGNALED - status

@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from proxy.access import shared_quotas
-from proxy.access.shared_quotas import SharedQuotas
+from proxy.access.quotas import SharedQuotas
 from proxy.config.teams import LimitSettings
 from proxy.store.redis_limits import Admission
 
@@ -41,7 +40,7 @@ class Counts:
 
 
 async def test_a_late_decision_is_taken_back_after_it_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_quotas, "ADMIT_SECONDS", 0.001)
+    monkeypatch.setattr("proxy.access.quotas.ADMIT_SECONDS", 0.001)
     counts = Counts()
     quotas = SharedQuotas(counts)
     assert (await quotas.admit("team", LIMITS))[0] is None
@@ -52,8 +51,8 @@ async def test_a_late_decision_is_taken_back_after_it_arrived(monkeypatch: pytes
 
 
 async def test_a_busy_process_waits_for_the_store_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_quotas, "STALL_SECONDS", 0.0)
-    monkeypatch.setattr(shared_quotas, "ADMIT_SECONDS", 0.01)
+    monkeypatch.setattr("proxy.access.quotas.STALL_SECONDS", 0.0)
+    monkeypatch.setattr("proxy.access.quotas.ADMIT_SECONDS", 0.01)
     counts = Counts()
     loop = asyncio.get_running_loop()
 

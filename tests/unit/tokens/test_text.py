@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import ConfigurationError
-from proxy.tokens import encodings
+from proxy.tokens import text as encodings
 
 
 @pytest.fixture

@@ -1,8 +1,11 @@
-"""The command `init`: writes a first configuration."""
+"""Write a first configuration (`init`), and create keys for teams (`keys new`)."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import secrets
+from datetime import date
 from pathlib import Path
 
 from proxy.errors import ConfigurationError
@@ -68,3 +71,35 @@ def _upstream(name: str) -> str:
     if variable is not None:
         lines.append(f"    # api_key: ${{{variable}}}    # default: the caller's own key")
     return "\n".join(lines) + "\n"
+
+
+PREFIX = "cp-"
+
+RANDOM_BYTES = 32
+
+
+def new_key() -> str:
+    """Return a random key: the prefix and 43 letters, digits, ``-`` and ``_``."""
+    return PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
+
+
+def key_entry(key: str, expires: date | None) -> str:
+    """Return the YAML entry for the key in a configuration."""
+    digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
+    return digest if expires is None else f"{{hash: {digest}, expires: {expires}}}"
+
+
+def announcement(key: str, team: str, expires: date | None) -> str:
+    """Return the text that the command prints."""
+    return f"""\
+The key. It is shown only once and not stored. Give it to the team:
+
+  {key}
+
+Its hash, for the configuration. The team's other keys stay valid while they are listed:
+
+teams:
+  {team}:
+    keys:
+      - {key_entry(key, expires)}
+"""

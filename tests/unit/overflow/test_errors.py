@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.overflow.error_message import as_error, message_site
+from proxy.overflow.errors import as_error, message_site
 
 OWN = {"error": {"message": "Odd.", "type": "t", "param": None, "code": "c"}, "id": "1"}
 REPORT = {"choices": None, "base_resp": {"status_code": 1008, "status_msg": "Odd."}}

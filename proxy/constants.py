@@ -1,0 +1,14 @@
+"""Constants that several packages share."""
+
+from __future__ import annotations
+
+import msgspec
+
+DAY = 86_400
+"""Seconds."""
+
+PICO = 10**12
+"""Amounts of money are whole numbers of this part of a US dollar."""
+
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of ``msgspec`` about JSON that isn't valid, has lone surrogates, or is nested too deeply."""
