@@ -11,8 +11,8 @@ from proxy.access.admin import AdminLink
 from proxy.endpoints.charts import chart
 from proxy.endpoints.viewer import KEYLESS, Viewer
 from proxy.pipeline.changes import Changed, Unchanged
-from proxy.store.ledger_report import in_shadow, largest, report, sums_json
-from proxy.store.records import LedgerLabels, LedgerSums
+from proxy.records.model import LedgerLabels, LedgerSums
+from proxy.records.report import in_shadow, largest, report, sums_json
 from proxy.telemetry.record import RequestRecord
 
 SHOWN_MESSAGES = 20

@@ -25,9 +25,9 @@ from proxy.endpoints.viewer import Viewer, viewing
 from proxy.errors import NotFound, ProxyError
 from proxy.pipeline.changes import read_changes
 from proxy.pipeline.services import Services
+from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
+from proxy.records.report import BY, csv_text, day_of, report
 from proxy.store import StoreFailed
-from proxy.store.ledger_report import BY, csv_text, day_of, report
-from proxy.store.records import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
 from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
 from proxy.telemetry.record_json import record_json
 

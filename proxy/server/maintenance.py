@@ -10,11 +10,11 @@ from typing import Protocol
 
 import structlog
 
+from proxy.records.model import RecordStore
 from proxy.server.memory import malloc_trim
 from proxy.store import ManagedStore, StoreFailed
 from proxy.store.background import cancelled
 from proxy.store.forgetting import digest, forgotten, remove
-from proxy.store.records import RecordStore
 
 log = structlog.get_logger(__name__)
 

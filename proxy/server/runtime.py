@@ -30,12 +30,13 @@ from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
 from proxy.pipeline.stored_facts import StoredFacts
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
+from proxy.records import open_records
 from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, ManagedStore, open_store
 from proxy.store.archive import Archive
 from proxy.store.guarded import ARCHIVE_READ_SECONDS
 from proxy.store.items import ItemMemory
-from proxy.store.opening import open_archive, open_limits, open_records
+from proxy.store.opening import open_archive, open_limits
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
 from proxy.telemetry.request_log import RequestLog

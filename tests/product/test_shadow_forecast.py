@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from proxy.demo.upstream import Reply, StandIn, ToolCall
-from proxy.store.records import LedgerSums
+from proxy.records.model import LedgerSums
 from tests.kit.recorded import SESSION, recorded_messages
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import behind

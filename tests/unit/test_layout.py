@@ -23,7 +23,7 @@ COVERED = {
     "product/test_operator_commands.py": "cli/operations cli/init cli/doctor cli/wrapped_command cli/checking "
     "cli/key_list",
     "product/test_record_paths.py": "cli/records endpoints/records endpoints/status endpoints/viewer "
-    "store/ledger_report telemetry/record_json",
+    "records/report telemetry/record_json",
     "unit/store/test_replicated_map.py": "limits/stored",
     "unit/demo/test_upstream.py": "demo/counting demo/replies demo/summariser demo/serving",
     "unit/demo/test_demo.py": "demo/agent demo/apis demo/figures demo/run demo/script demo/tools",
@@ -49,7 +49,7 @@ COVERED = {
     "upstream/bridge/response_events upstream/bridge/over_responses",
     "product/test_continued_summaries.py": "pipeline/continuation",
     "product/test_native_compaction.py": "pipeline/native_compaction",
-    "product/test_store_commands.py": "cli/store_commands cli/store_migration cli/store_status",
+    "product/test_store_commands.py": "cli/store_commands cli/store_status",
     "product/test_team_limits.py": "access/quotas",
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_browser.py": "endpoints/landing http/hosts",
@@ -90,7 +90,7 @@ COVERED = {
     "product/test_reload.py": "server/reload",
     "unit/store/test_object_store.py": "store/object_client",
     "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
-    "unit/store/test_sqlite_records.py": "store/record_codec store/records",
+    "unit/records/test_sqlite.py": "records/codec records/model",
     "unit/summary/test_store.py": "summary/in_flight",
     "unit/telemetry/test_logs.py": "telemetry/tracebacks",
     "unit/tokens/test_media.py": "tokens/images",

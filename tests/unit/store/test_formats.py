@@ -12,10 +12,11 @@ import msgspec
 import pytest
 import zstandard
 
-from proxy.store import ManagedStore, archive, redis_records
+from proxy.records import redis as redis_records
+from proxy.records.model import RecordQuery
+from proxy.records.redis import RedisRecords
+from proxy.store import ManagedStore, archive
 from proxy.store.forgetting import forget
-from proxy.store.records import RecordQuery
-from proxy.store.redis_records import RedisRecords
 from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.store.record_codec import RecordCodec
-from proxy.store.records import (
+from proxy.records.codec import RecordCodec
+from proxy.records.model import (
     DAY,
     LARGEST_SUM,
     LEDGER_DAYS,
@@ -18,6 +18,7 @@ from proxy.store.records import (
     LedgerLabels,
     LedgerSums,
     RecordQuery,
+    RecordStore,
     bounded,
     labels_of,
     row_order,
@@ -62,7 +63,7 @@ _LEDGER = f"SELECT tenant, codec, key, labels, {', '.join(SUMS)} FROM ledger WHE
 _COLUMNS = "tenant, codec, id, value"
 
 
-class SqliteRecords:
+class SqliteRecords(RecordStore):
     """See ``RecordStore``. With keys, values and names are encrypted as by ``RecordCodec``."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Records and the ledger on Redis or Valkey. See ``redis_store`` for the other entries.
+"""Records and the ledger on Redis or Valkey. See ``proxy.store.redis_store`` for the other entries.
 
 All keys have the same hash tag, so that in a cluster one server has them and a script can write several of them.
 """
@@ -14,8 +14,8 @@ from heapq import merge
 
 import msgspec
 
-from proxy.store.record_codec import RecordCodec
-from proxy.store.records import (
+from proxy.records.codec import RecordCodec
+from proxy.records.model import (
     DAY,
     LARGEST_SUM,
     LEDGER_DAYS,
@@ -23,6 +23,7 @@ from proxy.store.records import (
     LedgerLabels,
     LedgerSums,
     RecordQuery,
+    RecordStore,
     bounded,
     labels_of,
     row_order,
@@ -113,7 +114,7 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True):
     value: bytes
 
 
-class RedisRecords:
+class RedisRecords(RecordStore):
     """See ``RecordStore``. With keys, values and names are encrypted as by ``RecordCodec``."""
 
     def __init__(self, url: str, keys: Sequence[bytes] = ()) -> None:

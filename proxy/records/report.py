@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from proxy.store.records import DAY, SUMS, LedgerLabels, LedgerSums
+from proxy.records.model import DAY, SUMS, LedgerLabels, LedgerSums
 from proxy.telemetry.record_json import dollars
 
 BY = ("team", "policy", "model", "upstream", "api", "day")
