@@ -19,7 +19,7 @@ from proxy.errors import NotAuthenticated
 from proxy.http.headers import Credential, RawHeaders
 from proxy.http.headers import credential as credential_in
 from proxy.http.hosts import LOOPBACK
-from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
+from proxy.store.interface import SHARED_TENANT, UNSTORED_TENANT
 from proxy.telemetry.metrics import refused
 
 ADMIN = (

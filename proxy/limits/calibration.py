@@ -16,8 +16,8 @@ from cachetools import LRUCache
 
 from proxy.limits.learned import RATIO_BOUNDS, Place
 from proxy.store import Store
+from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import ReplicatedMap
-from proxy.store.tenants import UNSTORED_TENANT
 
 LEAST_COUNTED = 500
 """Smallest request to compare, in tokens. In smaller ones the framing distorts the ratio."""

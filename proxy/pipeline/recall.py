@@ -23,7 +23,7 @@ from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.sending import REFUSALS
 from proxy.recall.rounds import HiddenRounds, prefixes
 from proxy.recall.tool import DESCRIPTION, NAME, PARAMETERS, TOKENS, Reader
-from proxy.store.tenants import UNSTORED_TENANT
+from proxy.store.interface import UNSTORED_TENANT
 
 log = structlog.get_logger(__name__)
 

@@ -17,8 +17,8 @@ from cachetools import LRUCache
 from proxy.pipeline.outcome import Prompt
 from proxy.store import Store, StoreFailed
 from proxy.store.background import WriteBehind
+from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import UNREADABLE
-from proxy.store.tenants import UNSTORED_TENANT
 
 log = structlog.get_logger(__name__)
 

@@ -23,8 +23,8 @@ from proxy.compaction.turn import Call, Facts, Kind
 from proxy.dialects.dialect import Counter
 from proxy.store import Store, StoreFailed
 from proxy.store.background import WriteBehind
+from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import FIRST_READ_SECONDS, UNREADABLE
-from proxy.store.tenants import UNSTORED_TENANT
 
 log = structlog.get_logger(__name__)
 

@@ -38,8 +38,8 @@ from proxy.server.memory import exempt_from_collection
 from proxy.server.metrics_server import folder_of_workers, serve_metrics
 from proxy.server.runtime import INSTANCE
 from proxy.server.start_line import log_start
-from proxy.store.file import prepare
 from proxy.store.opening import store_file
+from proxy.store.sqlite_worker import prepare
 from proxy.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)

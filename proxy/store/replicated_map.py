@@ -20,7 +20,7 @@ import structlog
 from cachetools import LRUCache
 
 from proxy.store import Store, StoreFailed
-from proxy.store.tenants import UNSTORED_TENANT
+from proxy.store.interface import UNSTORED_TENANT
 
 log = structlog.get_logger(__name__)
 

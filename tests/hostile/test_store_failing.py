@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from proxy.server import maintenance
 from proxy.store import breaker, guarded, sqlite_worker
 from proxy.store.breaker import FAILURES
-from proxy.store.file import put_aside
+from proxy.store.sqlite_worker import put_aside
 from tests.kit.waiting import until
 from tests.product.test_store import get, metric, rows, running, summary_of
 

@@ -1,4 +1,4 @@
-"""Stores for tests: run a test with one, look into its files, and write files of version 0.1."""
+"""Stores for tests: run a test with one, look into its files, and write files of another format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,18 +60,15 @@ def being_read(path: Path) -> Iterator[None]:
         yield
 
 
-def write_version_0_1(path: Path, entries: Iterable[tuple[str, bytes]], then: Sequence[str] = ()) -> None:
-    """Write a file of version 0.1 with summaries of tenant "t", and run further statements."""
+def write_old_file(path: Path) -> None:
+    """Write a file as versions before 0.1.0 did."""
     with opened(path) as db:
         db.executescript(
             """CREATE TABLE entries (tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
             expires REAL NOT NULL, PRIMARY KEY (tenant, kind, key)) WITHOUT ROWID;
             CREATE INDEX entries_expire ON entries (expires);"""
         )
-        rows: list[Any] = [("t", "summary", key, value, time.time() + 60) for key, value in entries]
-        db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
-        for statement in then:
-            db.execute(statement)
+        db.execute("INSERT INTO entries VALUES ('t', 'summary', 'k', 'old', ?)", [time.time() + 60])
 
 
 def files_with(folder: Path, *texts: bytes) -> list[str]:

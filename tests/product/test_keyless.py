@@ -14,7 +14,7 @@ from proxy.access.authenticator import Authenticator
 from proxy.config import Settings
 from proxy.demo.upstream import StandIn
 from proxy.pipeline.snapshot import listening
-from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
+from proxy.store.interface import SHARED_TENANT, UNSTORED_TENANT
 from tests.kit.scripted import behind, chat
 from tests.kit.waiting import until
 

@@ -28,11 +28,11 @@ from proxy.server import maintenance
 from proxy.server.app import create_app
 from proxy.store import sqlite_worker
 from proxy.store.archive import KIND as ARCHIVE
-from proxy.store.file import put_aside
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.forgetting import forget
 from proxy.store.replicated_map import name_of
 from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_worker import put_aside
 from tests.kit.program import call, run, write_config
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.waiting import until

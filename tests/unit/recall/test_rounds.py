@@ -64,7 +64,7 @@ async def _fails(*_: object) -> bytes:
 
 def test_a_process_knows_its_own_rounds_while_the_store_fails() -> None:
     async def failing(store: ManagedStore) -> None:
-        store.get = store.put = _fails  # type: ignore[method-assign, assignment]
+        store.get_many = store.put_many = _fails  # type: ignore[method-assign, assignment]
         one = HiddenRounds(store)
         await one.keep(TALK, 3, [ROUND], 60)
         assert await one.of(TALK, [3]) == [ROUND]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -31,6 +32,24 @@ def test_entries_end_with_their_time(redis: RedisServer) -> None:
         await store.maintain()
         with redis.client() as client:
             assert client.zcard("compaction:index:1::summary") == 2
+
+    run(redis, test)
+
+
+def test_the_name_of_a_removed_entry_leaves_the_index_unless_it_was_added_again(redis: RedisServer) -> None:
+    async def test(store: RedisStore) -> None:
+        for key in ("deleted", "replaced", "expired", "again"):
+            await store.put("t", "summary", key, b"1", 60)
+        await store.delete_many("t", "summary", ["deleted", "never stored"])
+        await store.delete_many("t", "summary", [])
+        assert await store.replace("t", "summary", "replaced", b"1", b"", 0)
+        await store.put("t", "summary", "expired", b"2", -1)
+        await store._leave_index("", "summary", [("t", "again")])  # another process has just added it
+        with redis.client() as client:
+            ((name, until),) = client.zrange("compaction:index:1::summary", 0, -1, withscores=True)
+        assert name == b"t:again"
+        assert 50 < until - time.time() <= 61
+        assert [entry.key for entry in await store.entries("summary")] == ["again"]
 
     run(redis, test)
 

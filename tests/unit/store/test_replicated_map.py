@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
@@ -16,12 +16,12 @@ from proxy.limits import learned as limits
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.limits.stored import learned
-from proxy.store import StoreFailed, open_store
+from proxy.store import Entry, StoreFailed, open_store
 from proxy.store import replicated_map as shared
 from proxy.store.forgetting import forget
+from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import FIRST_READ_SECONDS, name_of
 from proxy.store.sqlite import SqliteStore
-from proxy.store.tenants import UNSTORED_TENANT
 
 P = ParamSpec("P")
 
@@ -37,17 +37,17 @@ class Slow(SqliteStore):
         self.fails = False
         self.reads = 0
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         self.reads += 1
         await asyncio.sleep(self.seconds)
         if self.fails:
             raise StoreFailed("gone")
-        return await super().get(tenant, kind, key)
+        return await super().get_many(tenant, kind, keys)
 
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         if self.fails:
             raise StoreFailed("gone")
-        await super().put(tenant, kind, key, value, seconds)
+        await super().put_many(entries, codec)
 
 
 def in_a_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:

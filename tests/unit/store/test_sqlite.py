@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from proxy.errors import ConfigurationError
-from proxy.store import StoreFailed, open_store, sqlite_worker
-from proxy.store.file import put_aside
+from proxy.store import Entry, StoreFailed, open_store, sqlite_worker
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import KEYS, SqliteStore
-from proxy.store.sqlite_worker import SqliteWorker
-from tests.kit.stores import Clock, files_with, opened, with_store, write_version_0_1
+from proxy.store.sqlite_worker import SqliteWorker, put_aside
+from tests.kit.stores import Clock, files_with, opened, with_store, write_old_file
 
 CANARY = b"CANARY-7f3a9b"
 NO_DATABASE = b"this is no database at all " * 100
@@ -267,16 +266,18 @@ def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     run(path, test, again)
 
 
-def test_a_file_of_an_earlier_version_keeps_its_entries(tmp_path: Path) -> None:
-    write_version_0_1(tmp_path / "a.db", [("k", b"old")])
+def test_a_file_from_before_the_first_version_fails_with_advice_and_stays(tmp_path: Path) -> None:
+    write_old_file(tmp_path / "a.db")
 
     async def test(store: SqliteStore) -> None:
-        other = SqliteStore(tmp_path / "a.db")
-        found = await asyncio.gather(store.get("t", "summary", "k"), other.get("t", "summary", "k"))
-        assert found == [b"old", b"old"]
-        await other.aclose()
+        with pytest.raises(StoreFailed, match=r"before 0\.1\.0 wrote this file\. Fix: move it away"):
+            await store.get("t", "summary", "k")
+        with pytest.raises(StoreFailed, match=r"before 0\.1\.0"):
+            await store.maintain()
 
-    run(tmp_path / "a.db", test, test)
+    run(tmp_path / "a.db", test)
+    with opened(tmp_path / "a.db") as db:
+        assert db.execute("SELECT value FROM entries").fetchall() == [("old",)]
 
 
 def test_a_place_that_cannot_be_written_fails_as_a_store_does(tmp_path: Path) -> None:
@@ -386,12 +387,14 @@ def test_no_content_is_left_of_small_entries_that_moved(tmp_path: Path, seed: in
 
 
 def test_no_content_is_left_of_what_expired_in_a_file_that_keeps_its_pages(tmp_path: Path) -> None:
-    """Files of version 0.1 keep their empty pages."""
-    write_version_0_1(tmp_path / "a.db", [(f"k{n}", CANARY * 500) for n in range(100)])
+    """A file that another program has rewritten may keep its empty pages."""
     clock = Clock()
+    with opened(tmp_path / "a.db") as db:
+        db.executescript(sqlite_worker._SCHEMA)
 
     async def test(store: SqliteStore) -> None:
-        assert len(await store.entries("summary")) == 100
+        await store.put_many([Entry("t", "summary", f"k{n}", CANARY * 500, 60) for n in range(100)])
+        await store.erase()
         before = (tmp_path / "a.db").stat().st_size
         clock.now += 61
         await store.maintain()
