@@ -14,8 +14,8 @@ import structlog
 
 from proxy.config.teams import LimitSettings
 from proxy.store import StoreFailed
-from proxy.store.background import cancelled
 from proxy.store.breaker import Change, CircuitBreaker
+from proxy.store.tenant_cache import cancelled
 
 log = structlog.get_logger(__name__)
 

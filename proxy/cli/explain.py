@@ -30,7 +30,7 @@ from proxy.pipeline.replay import facts, replay
 from proxy.server.runtime import Runtime
 from proxy.store import StoreFailed
 from proxy.store.opening import store_file
-from proxy.store.replicated_map import UNREADABLE
+from proxy.store.tenant_cache import UNREADABLE
 from proxy.telemetry.record_json import team_of
 from proxy.upstream.limit_discovery import reports_limits
 

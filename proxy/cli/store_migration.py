@@ -33,11 +33,12 @@ from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.forgetting import digest, forgotten, remove
 from proxy.store.interface import Entry
 from proxy.store.opening import open_archive, store_file, unreadable
-from proxy.store.replicated_map import UNREADABLE, Known
+from proxy.store.replicated_map import SharedValue
 from proxy.store.sealing import SealedStore
+from proxy.store.tenant_cache import UNREADABLE
 from proxy.summary import budget
 
-FORMS: dict[str, type[Known]] = {
+FORMS: dict[str, type[SharedValue]] = {
     budget.KIND: accounts.Entry,
     spending.KIND: accounts.Entry,
     learned.KIND: learned.Limits,
@@ -200,7 +201,7 @@ class Migration:
         target: Place,
         *,
         name: str,
-        forms: Mapping[str, type[Known]],
+        forms: Mapping[str, type[SharedValue]],
         record_seconds: float,
         report: Callable[[Copied], None] = lambda copied: None,
         clock: Callable[[], float] = time.time,
@@ -297,7 +298,7 @@ class Migration:
         self.copied.counts["ledger row"] += len(several)
 
 
-def _merged(form: type[Known], ours: bytes, theirs: bytes) -> tuple[bytes, float] | None:
+def _merged(form: type[SharedValue], ours: bytes, theirs: bytes) -> tuple[bytes, float] | None:
     """Return the merged value and its expiration time, or ``None`` if one of the values is unreadable."""
     try:
         merged = msgspec.json.decode(theirs, type=form).merged(msgspec.json.decode(ours, type=form))

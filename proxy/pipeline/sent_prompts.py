@@ -10,17 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
-import structlog
 import xxhash
 from cachetools import LRUCache
 
 from proxy.pipeline.outcome import Prompt
 from proxy.store import Store, StoreFailed
-from proxy.store.background import WriteBehind
 from proxy.store.interface import UNSTORED_TENANT
-from proxy.store.replicated_map import UNREADABLE
-
-log = structlog.get_logger(__name__)
+from proxy.store.tenant_cache import Codec, TenantCache
 
 KIND = "prompt"
 
@@ -58,17 +54,18 @@ class SentPrompt(msgspec.Struct, frozen=True):
     mark: str = ""
 
 
-class SentPrompts:
+CODEC = Codec(lambda prompts: list(map(msgspec.json.encode, prompts)), msgspec.json.Decoder(SentPrompt).decode)
+
+
+class SentPrompts(TenantCache[SentPrompt]):
     """Remember the last prompt of each conversation. The processes on one store share it."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: LRUCache[Conversation, SentPrompt] = LRUCache(MOST)
-        self._writes: WriteBehind[SentPrompt] = WriteBehind(store, KIND, _packed, PENDING_BYTES, failed=_report)
+        super().__init__(store, KIND, CODEC, LRUCache(MOST), PENDING_BYTES)
 
     def stale(self, conversation: Conversation) -> int:
         """Return the number of the client's first messages whose reasoning is known to be invalid."""
-        known = self._known.get(conversation)
+        known = self._last(conversation)
         return 0 if known is None else known.stale
 
     def verify(self, conversation: Conversation, mark: Callable[[int], str]) -> None:
@@ -76,45 +73,41 @@ class SentPrompts:
 
         ``mark`` returns the mark of the conversation after this many of its messages.
         """
-        known = self._known.get(conversation)
+        known = self._last(conversation)
         if known is not None and mark(known.marked) != known.mark:
-            del self._known[conversation]
+            del self._memory[conversation]
 
     def expire(self, conversation: Conversation, messages: int, mark: str) -> None:
         """Record that the reasoning in the client's messages, of which there are this many, is invalid."""
-        known = self._known.get(conversation)
+        known = self._last(conversation)
         # An unknown prompt gets no messages, so that it never counts as the one before.
-        self._known[conversation] = msgspec.structs.replace(
+        self._memory[conversation] = msgspec.structs.replace(
             known or SentPrompt(-1), stale=messages, marked=messages, mark=mark
         )
 
     def changed(self, conversation: Conversation) -> bool:
         """Return whether the proxy changed the prompt that it last sent."""
-        known = self._known.get(conversation)
+        known = self._last(conversation)
         return known is not None and known.changed
 
     async def recall(self, conversation: Conversation, prompt: Prompt | None = None) -> None:
         """Read what another process sent, unless this one sent the prompt before."""
-        known = self._known.get(conversation)
+        known = self._last(conversation)
         if conversation[0] == UNSTORED_TENANT or (known is not None and prompt is not None and _follows(known, prompt)):
             return
         try:
-            raw = await self._store.get(conversation[0], KIND, conversation[1])
-            stored = None if raw is None else msgspec.json.decode(raw, type=SentPrompt)
+            stored = await self.read(*conversation)
         except StoreFailed:  # the guarded store logs it
             return
-        except UNREADABLE as error:  # written by another version, or damaged
-            log.warning("shared.unreadable", kind=KIND, error=type(error).__name__)
-            return
         if stored is not None and (known is None or stored.messages > known.messages):
-            self._known[conversation] = stored
+            self._memory[conversation] = stored
 
     def continues(self, conversation: Conversation, prompt: Prompt) -> bool:
         """Return whether a prompt begins with the one before. True if the one before isn't known.
 
         The provider's own summary counts as the messages that it replaces.
         """
-        known = self._known.get(conversation)
+        known = self._last(conversation)
         if known is None or not _follows(known, prompt):
             return True
         firsts = [form[: known.length] for form in prompt.forms]
@@ -128,36 +121,20 @@ class SentPrompts:
 
         ``prompt`` is ``None`` for a short conversation that wasn't measured. Call this in the event loop.
         """
-        before = self._known.get(conversation) or SentPrompt(-1)
+        before = self._last(conversation) or SentPrompt(-1)
         digests = () if prompt is None else prompt.digests
         digest = _digest(digests) if digests else None
         sent = SentPrompt(messages, len(digests), digest, changed, before.stale, messages, mark)
-        self._known[conversation] = sent
+        self._memory[conversation] = sent
         if conversation[0] != UNSTORED_TENANT and (changed or before.changed):
-            self._writes.put(conversation, sent, SIZE, SECONDS)
+            self.save(conversation, sent, SECONDS)
 
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the prompts of forgotten tenants, and return those tenants."""
-        tenants = {tenant for tenant, _ in self._known if forgotten(tenant)}
-        for key in [key for key in self._known if key[0] in tenants]:
-            del self._known[key]
-        return tenants | self._writes.forget(forgotten)
+    def _last(self, conversation: Conversation) -> SentPrompt | None:
+        prompt: SentPrompt | None = self._memory.get(conversation)
+        return prompt
 
-    async def settled(self) -> None:
-        """Wait until the write in progress has ended."""
-        await self._writes.settled()
-
-    async def aclose(self) -> None:
-        """Finish pending writes."""
-        await self._writes.aclose()
-
-
-def _report(entries: int, reason: str) -> None:
-    log.warning("shared.not_written", kind=KIND, error=reason, entries=entries)
-
-
-def _packed(prompts: Sequence[SentPrompt]) -> list[bytes]:
-    return [msgspec.json.encode(prompt) for prompt in prompts]
+    def _size(self, value: SentPrompt) -> int:
+        return SIZE
 
 
 def _follows(known: SentPrompt, prompt: Prompt) -> bool:

@@ -13,8 +13,8 @@ import structlog
 from proxy.records.model import RecordStore
 from proxy.server.memory import malloc_trim
 from proxy.store import ManagedStore, StoreFailed
-from proxy.store.background import cancelled
 from proxy.store.forgetting import digest, forgotten, remove
+from proxy.store.tenant_cache import cancelled
 
 log = structlog.get_logger(__name__)
 

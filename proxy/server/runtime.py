@@ -123,8 +123,17 @@ class Runtime(Services):
 
     async def _settled(self) -> None:
         """Wait for the writes in progress."""
-        for writer in (self.archive, self.items.writes, self.sent_prompts, self.stored_facts):
-            await writer.settled()
+        for cache in (
+            self.summaries,
+            self.archive,
+            self.items,
+            self.hidden_rounds,
+            self.learned,
+            self.calibration,
+            self.sent_prompts,
+            self.stored_facts,
+        ):
+            await cache.settled()
 
     def _otel(self, settings: OtelSettings | None) -> OtelExport | None:
         """Return the export of spans and metrics, or ``None`` if it's off."""
@@ -166,6 +175,7 @@ class Runtime(Services):
             for writer in (
                 self.archive,
                 self.items,
+                self.hidden_rounds,
                 self.learned,
                 self.calibration,
                 self.sent_prompts,

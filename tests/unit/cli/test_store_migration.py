@@ -18,7 +18,7 @@ from proxy.store import ManagedStore, StoreFailed, open_store
 from proxy.store.accounts import Entry
 from proxy.store.forgetting import forget, forgotten
 from proxy.store.object_store import ObjectsStore
-from proxy.store.replicated_map import Known
+from proxy.store.replicated_map import SharedValue
 from proxy.store.sqlite import SqliteStore
 from proxy.summary.budget import KIND
 from tests.kit.records import record
@@ -26,7 +26,7 @@ from tests.kit.redis_server import RedisServer
 
 pytest.importorskip("cryptography")
 OLD, NEW = b"o" * 32, b"n" * 32
-FORMS: dict[str, type[Known]] = {KIND: Entry}
+FORMS: dict[str, type[SharedValue]] = {KIND: Entry}
 DAYS = 7 * 86_400.0
 
 

@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.dialects.chat.request import parse
-from proxy.store import Entry, Store, StoreFailed, background
+from proxy.store import Entry, Store, StoreFailed, tenant_cache
 from proxy.store import archive as module
 from proxy.store.archive import FIRST_KIND, KIND, Archive, Found, Removed
 from proxy.store.sqlite import SqliteStore
@@ -84,8 +84,8 @@ class Shelf(Store):
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(background, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(tenant_cache, "LONGEST_PAUSE", 0.02)
 
 
 def run(test: Callable[[Archive, Shelf, Clock], Awaitable[None]]) -> None:
@@ -382,7 +382,7 @@ def test_closing_writes_what_waits(tmp_path: Path) -> None:
 
 
 def test_closing_gives_up_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr(tenant_cache, "CLOSING_SECONDS", 0.05)
 
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         shelf.gate = asyncio.Event()

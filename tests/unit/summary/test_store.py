@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.store import Entry, Store, StoreFailed, open_store
+from proxy.store import Entry, Store, StoreFailed, open_store, tenant_cache
 from proxy.summary import in_flight, lease
 from proxy.summary.store import KIND, Checkpoint, StoredSummary, Summaries, SummaryFactory, SummaryLimits
 
@@ -311,15 +311,16 @@ async def test_other_workers_wait_for_the_one_that_makes_it(
     assert shelf.leases == {}
 
 
-@pytest.mark.parametrize("limits", [SummaryLimits(retry=0.0)])
-async def test_a_summary_that_could_not_be_stored_is_offered_again(summaries: Summaries, shelf: Shelf) -> None:
+async def test_a_summary_that_could_not_be_stored_is_offered_again(
+    monkeypatch: pytest.MonkeyPatch, summaries: Summaries, shelf: Shelf
+) -> None:
+    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
     shelf.failing = True
     await summaries.obtain("t", [FIRST], Maker("mine"))
     shelf.failing = False
     other = Summaries(shelf)
     await other.obtain("t", [FIRST], Maker("theirs"))
-    await summaries.obtain("t", [FIRST], Maker("unused"))
-    await turns_of_the_loop(20)
+    assert await summaries.cache.writes.drained()
     assert (await summaries.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
     await other.aclose()
 
