@@ -16,7 +16,7 @@ from cachetools import LRUCache
 from proxy.pipeline.outcome import Prompt
 from proxy.store import Store, StoreFailed
 from proxy.store.interface import UNSTORED_TENANT
-from proxy.store.tenant_cache import Codec, TenantCache
+from proxy.store.tenant_cache import Codec, Place, TenantCache
 
 KIND = "prompt"
 
@@ -61,58 +61,59 @@ class SentPrompts(TenantCache[SentPrompt]):
     """Remember the last prompt of each conversation. The processes on one store share it."""
 
     def __init__(self, store: Store) -> None:
-        super().__init__(store, KIND, CODEC, LRUCache(MOST), PENDING_BYTES)
+        self._prompts: LRUCache[Place, SentPrompt] = LRUCache(MOST)
+        super().__init__(store, KIND, CODEC, self._prompts, PENDING_BYTES)
 
     def stale(self, conversation: Conversation) -> int:
         """Return the number of the client's first messages whose reasoning is known to be invalid."""
-        known = self._last(conversation)
-        return 0 if known is None else known.stale
+        last = self._prompts.get(conversation)
+        return 0 if last is None else last.stale
 
     def verify(self, conversation: Conversation, mark: Callable[[int], str]) -> None:
         """Forget the prompt before if it's of another conversation with the same key.
 
         ``mark`` returns the mark of the conversation after this many of its messages.
         """
-        known = self._last(conversation)
-        if known is not None and mark(known.marked) != known.mark:
-            del self._memory[conversation]
+        last = self._prompts.get(conversation)
+        if last is not None and mark(last.marked) != last.mark:
+            del self._prompts[conversation]
 
     def expire(self, conversation: Conversation, messages: int, mark: str) -> None:
         """Record that the reasoning in the client's messages, of which there are this many, is invalid."""
-        known = self._last(conversation)
+        last = self._prompts.get(conversation)
         # An unknown prompt gets no messages, so that it never counts as the one before.
-        self._memory[conversation] = msgspec.structs.replace(
-            known or SentPrompt(-1), stale=messages, marked=messages, mark=mark
+        self._prompts[conversation] = msgspec.structs.replace(
+            last or SentPrompt(-1), stale=messages, marked=messages, mark=mark
         )
 
     def changed(self, conversation: Conversation) -> bool:
         """Return whether the proxy changed the prompt that it last sent."""
-        known = self._last(conversation)
-        return known is not None and known.changed
+        last = self._prompts.get(conversation)
+        return last is not None and last.changed
 
     async def recall(self, conversation: Conversation, prompt: Prompt | None = None) -> None:
         """Read what another process sent, unless this one sent the prompt before."""
-        known = self._last(conversation)
-        if conversation[0] == UNSTORED_TENANT or (known is not None and prompt is not None and _follows(known, prompt)):
+        last = self._prompts.get(conversation)
+        if conversation[0] == UNSTORED_TENANT or (last is not None and prompt is not None and _follows(last, prompt)):
             return
         try:
             stored = await self.read(*conversation)
         except StoreFailed:  # the guarded store logs it
             return
-        if stored is not None and (known is None or stored.messages > known.messages):
-            self._memory[conversation] = stored
+        if stored is not None and (last is None or stored.messages > last.messages):
+            self._prompts[conversation] = stored
 
     def continues(self, conversation: Conversation, prompt: Prompt) -> bool:
         """Return whether a prompt begins with the one before. True if the one before isn't known.
 
         The provider's own summary counts as the messages that it replaces.
         """
-        known = self._last(conversation)
-        if known is None or not _follows(known, prompt):
+        last = self._prompts.get(conversation)
+        if last is None or not _follows(last, prompt):
             return True
-        firsts = [form[: known.length] for form in prompt.forms]
-        same = any(len(first) == known.length and _digest(first) == known.digest for first in firsts)
-        return known.digest is not None and same
+        firsts = [form[: last.length] for form in prompt.forms]
+        same = any(len(first) == last.length and _digest(first) == last.digest for first in firsts)
+        return last.digest is not None and same
 
     def sent(
         self, conversation: Conversation, messages: int, mark: str, prompt: Prompt | None, *, changed: bool
@@ -121,25 +122,21 @@ class SentPrompts(TenantCache[SentPrompt]):
 
         ``prompt`` is ``None`` for a short conversation that wasn't measured. Call this in the event loop.
         """
-        before = self._last(conversation) or SentPrompt(-1)
+        before = self._prompts.get(conversation) or SentPrompt(-1)
         digests = () if prompt is None else prompt.digests
         digest = _digest(digests) if digests else None
         sent = SentPrompt(messages, len(digests), digest, changed, before.stale, messages, mark)
-        self._memory[conversation] = sent
+        self._prompts[conversation] = sent
         if conversation[0] != UNSTORED_TENANT and (changed or before.changed):
             self.save(conversation, sent, SECONDS)
-
-    def _last(self, conversation: Conversation) -> SentPrompt | None:
-        prompt: SentPrompt | None = self._memory.get(conversation)
-        return prompt
 
     def _size(self, value: SentPrompt) -> int:
         return SIZE
 
 
-def _follows(known: SentPrompt, prompt: Prompt) -> bool:
+def _follows(last: SentPrompt, prompt: Prompt) -> bool:
     """Return whether a request has exactly one answer more than a prompt that was sent."""
-    return known.messages >= 0 and sum(place >= known.messages for place in prompt.answers) == 1
+    return last.messages >= 0 and sum(place >= last.messages for place in prompt.answers) == 1
 
 
 def _digest(prompt: Sequence[bytes]) -> str:

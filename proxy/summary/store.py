@@ -181,7 +181,7 @@ class SummaryCache(TenantCache[StoredSummary]):
         """Store entries unless other workers have stored theirs first. Raises ``StoreFailed``."""
         for place, waiting in batch:
             first = await self._first(place, waiting)
-            if first is not None:
+            if first is not None and self.writes.get(place) is waiting.value:  # the tenant wasn't forgotten meanwhile
                 self.remember(place, first)
 
     async def _first(self, place: Place, waiting: Waiting[StoredSummary]) -> StoredSummary | None:
