@@ -88,7 +88,8 @@ def test_requests_go_through_and_it_is_used_again_after_it(
             assert summary_of(url, f"sk-{n}") == "stored", "in memory"
         assert time.monotonic() - began < 60
         failures = metric(url, "compaction_store_failures")
-        assert until(lambda: get(url, "/readyz").text == f"ready; the store fails ({left_alone})\n")
+        # On a busy machine, the records fail often enough to be listed, too.
+        assert until(lambda: get(url, "/readyz").text.startswith(f"ready; the store fails ({left_alone}"))
         assert get(url, "/readyz").status_code == 200, "requests had better come"
         assert until(lambda: told <= {line["event"] for line in logs}), {line["event"] for line in logs}
         if name == "locked":
