@@ -18,7 +18,7 @@ from proxy.config.teams import KeySettings, LimitSettings
 from proxy.errors import NotAuthenticated
 from proxy.http.headers import LOOPBACK, Credential, RawHeaders
 from proxy.http.headers import credential as credential_in
-from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
+from proxy.store.interface import SHARED_TENANT, UNSTORED_TENANT
 from proxy.telemetry.metrics import refused
 
 ADMIN = (

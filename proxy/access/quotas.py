@@ -25,8 +25,8 @@ from proxy.access.authenticator import Caller
 from proxy.config.teams import LimitSettings
 from proxy.errors import Overloaded, TooManyRequests
 from proxy.store import StoreFailed
-from proxy.store.background import cancelled
 from proxy.store.breaker import Change, CircuitBreaker
+from proxy.store.tenant_cache import cancelled
 from proxy.telemetry.metrics import refused
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ import click
 from proxy.config import Settings, load
 from proxy.config.issues import near
 from proxy.errors import ConfigurationError
+from proxy.records import open_records
 from proxy.store import StoreFailed, open_store
-from proxy.store.file import put_aside
 from proxy.store.forgetting import forget as forget_tenant
 from proxy.store.forgetting import remove
-from proxy.store.opening import open_archive, open_records, store_file
+from proxy.store.opening import open_archive, store_file
+from proxy.store.sqlite_worker import put_aside
 
 
 def forget(team: str | None, key_sha256: str | None, config: Path | None) -> None:

@@ -19,11 +19,12 @@ from proxy.config.issues import near
 from proxy.endpoints.queries import labels, time_in
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import ConfigurationError, RequestError
+from proxy.records import open_records, records_file
+from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
+from proxy.records.report import BY, csv_text, day_of, in_shadow
+from proxy.records.report import report as summed
 from proxy.store import StoreFailed
-from proxy.store.ledger_report import BY, csv_text, day_of, in_shadow
-from proxy.store.ledger_report import report as summed
-from proxy.store.opening import open_records, records_file, store_file
-from proxy.store.records import RECORD_LIMIT, RecordQuery, RecordStore
+from proxy.store.opening import store_file
 
 T = TypeVar("T")
 

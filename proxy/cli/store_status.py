@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from proxy.cli.store_migration import location, opened
 from proxy.config import Settings, load
 from proxy.constants import DAY
 from proxy.errors import ConfigurationError
+from proxy.records import records_file
 from proxy.store import StoreFailed
-from proxy.store.migration import Usage, usage
-from proxy.store.opening import is_redis, records_file, store_file, unreadable
+from proxy.store.interface import Entry
+from proxy.store.opening import is_redis, store_file, unreadable
 
 Report = dict[str, Any]
 
@@ -131,3 +133,29 @@ def _print(name: str, part: Report) -> None:
                 ("no", "yes")[value] if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else value
             )
             click.echo(f"  {key:<20} {shown}")
+
+
+@dataclass(slots=True)
+class Usage:
+    """The entries of one kind: their number, their bytes without names and encryption, and their lifetimes left."""
+
+    entries: int = 0
+    bytes: int = 0
+    first: float = float("inf")
+    last: float = 0.0
+
+
+async def usage(pages: Sequence[AsyncIterator[list[Entry]]]) -> tuple[dict[str, Usage], int]:
+    """Return the entries by kind, and the number of tenants."""
+    kinds: dict[str, Usage] = {}
+    tenants: set[str] = set()
+    for one in pages:
+        async for entries in one:
+            for entry in entries:
+                kind = kinds.setdefault(entry.kind, Usage())
+                kind.entries += 1
+                kind.bytes += len(entry.value)
+                kind.first, kind.last = min(kind.first, entry.seconds), max(kind.last, entry.seconds)
+                if entry.tenant:
+                    tenants.add(entry.tenant)
+    return dict(sorted(kinds.items())), len(tenants)

@@ -43,9 +43,9 @@ from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_changes
 from proxy.pipeline.replay import facts, replay
 from proxy.pipeline.services import Services
+from proxy.records.model import RECORD_LIMIT, RecordQuery
+from proxy.records.report import day_of
 from proxy.store import StoreFailed
-from proxy.store.ledger_report import day_of
-from proxy.store.records import RECORD_LIMIT, RecordQuery
 from proxy.telemetry.record_json import record_json
 
 log = structlog.get_logger(__name__)

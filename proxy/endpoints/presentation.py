@@ -14,8 +14,8 @@ import msgspec
 from proxy.access.admin import AdminLink
 from proxy.endpoints.queries import KEYLESS, Viewer
 from proxy.pipeline.changes import Changed, Unchanged
-from proxy.store.ledger_report import in_shadow, largest, report, sums_json
-from proxy.store.records import LedgerLabels, LedgerSums
+from proxy.records.model import LedgerLabels, LedgerSums
+from proxy.records.report import in_shadow, largest, report, sums_json
 from proxy.telemetry.record import RequestRecord
 
 SHOWN_MESSAGES = 20

@@ -28,10 +28,10 @@ from proxy.http.request_body import answer_error
 from proxy.pipeline.changes import Changed, Unchanged, read_changes
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.services import Services
+from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
+from proxy.records.report import BY, csv_text, day_of, report
 from proxy.store import StoreFailed
 from proxy.store.archive import Found
-from proxy.store.ledger_report import BY, csv_text, day_of, report
-from proxy.store.records import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
 from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
 from proxy.telemetry.record_json import record_json
 

@@ -17,9 +17,9 @@ from proxy.endpoints.queries import Viewer
 from proxy.limits.learned import LimitRecord
 from proxy.limits.stored import stored_limits
 from proxy.pipeline.services import Services
+from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.store import StoreFailed
 from proxy.store.guarded import READ_SECONDS
-from proxy.store.records import RECORD_LIMIT, RecordQuery
 from proxy.telemetry.record import RequestRecord, shown_model
 from proxy.telemetry.record_json import caller_digest, iso_time, team_of
 

@@ -17,8 +17,8 @@ from cachetools import LRUCache
 from proxy.constants import DAY
 from proxy.limits.learned import RATIO_BOUNDS, Place
 from proxy.store import Store
-from proxy.store.replicated_map import ReplicatedMap
-from proxy.store.tenants import UNSTORED_TENANT
+from proxy.store.interface import UNSTORED_TENANT
+from proxy.store.replicated_map import ReplicatedMap, SharedValue
 
 LEAST_COUNTED = 500
 """Smallest request to compare, in tokens. In smaller ones the framing distorts the ratio."""
@@ -53,7 +53,7 @@ KIND = "tenant_ratio"
 tenants together, until they expire."""
 
 
-class TokenRatios(msgspec.Struct, frozen=True):
+class TokenRatios(SharedValue, frozen=True):
     """The stored ratios of one model at an upstream for one tenant, oldest first.
 
     ``quantized_factor`` is the factor in force, in steps of 1/20, decided at ``since``. The last ratio came at
@@ -167,6 +167,10 @@ class Calibration:
             self._next.pop(place, None)
             self._tries.pop(place, None)
         return self._ratios.forget(forgotten)
+
+    async def settled(self) -> None:
+        """Wait until the write in progress has ended."""
+        await self._ratios.settled()
 
     async def aclose(self) -> None:
         """Write the entries that wait to be written."""

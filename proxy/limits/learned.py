@@ -16,7 +16,7 @@ from proxy.constants import DAY
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store import Store
-from proxy.store.replicated_map import ReplicatedMap
+from proxy.store.replicated_map import ReplicatedMap, SharedValue
 
 log = structlog.get_logger(__name__)
 
@@ -169,7 +169,7 @@ class LimitRecord(msgspec.Struct, frozen=True):
         return not self.disproved and (self.source == "refusal" or (self.source == "usage" and self.named is not None))
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Limits(SharedValue, frozen=True):
     """The stored limits of a model at an upstream for one tenant."""
 
     upstream: str
@@ -311,6 +311,10 @@ class LearnedLimits:
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the limits of forgotten tenants, and return those tenants."""
         return self._limits.forget(forgotten)
+
+    async def settled(self) -> None:
+        """Wait until the write in progress has ended."""
+        await self._limits.settled()
 
     async def aclose(self) -> None:
         """Write the limits that wait to be written."""

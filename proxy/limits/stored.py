@@ -16,9 +16,9 @@ from proxy.limits import learned as limits
 from proxy.limits.calibration import TokenRatios
 from proxy.limits.learned import LearnedLimit, Limits
 from proxy.store import ManagedStore
-from proxy.store.replicated_map import Known, name_of
+from proxy.store.replicated_map import SharedValue, name_of
 
-V = TypeVar("V", bound=Known)
+V = TypeVar("V", bound=SharedValue)
 
 
 class Learned(NamedTuple):

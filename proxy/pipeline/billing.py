@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -27,7 +26,7 @@ from proxy.overflow.silent import Finished
 from proxy.pipeline.response_start import ResponseStart, header, is_encoded
 from proxy.store import Store, StoreFailed
 from proxy.store.accounts import Amount
-from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap, name_of
+from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap, SharedValue, name_of
 from proxy.telemetry.record import Cost, RequestRecord, Usage
 from proxy.upstream.transport import Answer
 
@@ -270,7 +269,7 @@ class Bill:
                 record.cost = cost if record.cost is None else record.cost.plus(cost)
 
 
-class Pending(msgspec.Struct, frozen=True):
+class Pending(SharedValue, frozen=True):
     """The estimate that was counted for a response in the background, until its usage is seen.
 
     ``until`` is when the estimate is forgotten, ``model`` the upstream's name for the model.

@@ -21,7 +21,8 @@ from cachetools import LRUCache
 
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.dialect import Counter, Request
-from proxy.pipeline.stored_facts import Place, StoredFacts, decoded, encoded
+from proxy.pipeline.stored_facts import StoredFacts, decoded, encoded
+from proxy.store.tenant_cache import Place
 from proxy.tokens.media import has_remote_media
 
 T = TypeVar("T")
@@ -156,7 +157,7 @@ class FactsCache:
         """
         size = _unknown_bytes(raws, found)
         if self._stored is not None and place is not None and 2 * size > sum(map(len, raws)):
-            entry = await self._stored.read(place)
+            entry = await self._stored.read(*place)
             if entry is not None:
                 await self.run(lambda: memory.adopt(decoded(entry, raws), raws, keys, found))
                 size = _unknown_bytes(raws, found)

@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import msgspec
-import structlog
 import xxhash
 from cachetools import LRUCache
 
-from proxy.constants import DAY, UNDECODABLE
+from proxy.constants import DAY
 from proxy.pipeline.job import Prompt
 from proxy.store import Store, StoreFailed
-from proxy.store.background import WriteBehind
-from proxy.store.tenants import UNSTORED_TENANT
-
-log = structlog.get_logger(__name__)
+from proxy.store.interface import UNSTORED_TENANT
+from proxy.store.tenant_cache import Codec, Place, TenantCache
 
 KIND = "prompt"
 
@@ -58,68 +55,66 @@ class SentPrompt(msgspec.Struct, frozen=True):
     mark: str = ""
 
 
-class SentPrompts:
+CODEC = Codec(lambda prompts: list(map(msgspec.json.encode, prompts)), msgspec.json.Decoder(SentPrompt).decode)
+
+
+class SentPrompts(TenantCache[SentPrompt]):
     """Remember the last prompt of each conversation. The processes on one store share it."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: LRUCache[Conversation, SentPrompt] = LRUCache(MOST)
-        self._writes: WriteBehind[SentPrompt] = WriteBehind(store, KIND, _packed, PENDING_BYTES, failed=_report)
+        self._prompts: LRUCache[Place, SentPrompt] = LRUCache(MOST)
+        super().__init__(store, KIND, CODEC, self._prompts, PENDING_BYTES)
 
     def stale(self, conversation: Conversation) -> int:
         """Return the number of the client's first messages whose reasoning is known to be invalid."""
-        known = self._known.get(conversation)
-        return 0 if known is None else known.stale
+        last = self._prompts.get(conversation)
+        return 0 if last is None else last.stale
 
     def verify(self, conversation: Conversation, mark: Callable[[int], str]) -> None:
         """Forget the prompt before if it's of another conversation with the same key.
 
         ``mark`` returns the mark of the conversation after this many of its messages.
         """
-        known = self._known.get(conversation)
-        if known is not None and mark(known.marked) != known.mark:
-            del self._known[conversation]
+        last = self._prompts.get(conversation)
+        if last is not None and mark(last.marked) != last.mark:
+            del self._prompts[conversation]
 
     def expire(self, conversation: Conversation, messages: int, mark: str) -> None:
         """Record that the reasoning in the client's messages, of which there are this many, is invalid."""
-        known = self._known.get(conversation)
+        last = self._prompts.get(conversation)
         # An unknown prompt gets no messages, so that it never counts as the one before.
-        self._known[conversation] = msgspec.structs.replace(
-            known or SentPrompt(-1), stale=messages, marked=messages, mark=mark
+        self._prompts[conversation] = msgspec.structs.replace(
+            last or SentPrompt(-1), stale=messages, marked=messages, mark=mark
         )
 
     def changed(self, conversation: Conversation) -> bool:
         """Return whether the proxy changed the prompt that it last sent."""
-        known = self._known.get(conversation)
-        return known is not None and known.changed
+        last = self._prompts.get(conversation)
+        return last is not None and last.changed
 
     async def recall(self, conversation: Conversation, prompt: Prompt | None = None) -> None:
         """Read what another process sent, unless this one sent the prompt before."""
-        known = self._known.get(conversation)
-        if conversation[0] == UNSTORED_TENANT or (known is not None and prompt is not None and _follows(known, prompt)):
+        last = self._prompts.get(conversation)
+        if conversation[0] == UNSTORED_TENANT or (last is not None and prompt is not None and _follows(last, prompt)):
             return
         try:
-            raw = await self._store.get(conversation[0], KIND, conversation[1])
-            stored = None if raw is None else msgspec.json.decode(raw, type=SentPrompt)
+            stored = await self.read(*conversation)
         except StoreFailed:  # the guarded store logs it
             return
-        except UNDECODABLE as error:  # written by another version, or damaged
-            log.warning("shared.unreadable", kind=KIND, error=type(error).__name__)
-            return
-        if stored is not None and (known is None or stored.messages > known.messages):
-            self._known[conversation] = stored
+        if stored is not None and (last is None or stored.messages > last.messages):
+            self._prompts[conversation] = stored
 
     def continues(self, conversation: Conversation, prompt: Prompt) -> bool:
         """Return whether a prompt begins with the one before. True if the one before isn't known.
 
         The provider's own summary counts as the messages that it replaces.
         """
-        known = self._known.get(conversation)
-        if known is None or not _follows(known, prompt):
+        last = self._prompts.get(conversation)
+        if last is None or not _follows(last, prompt):
             return True
-        firsts = [form[: known.length] for form in prompt.forms]
-        same = any(len(first) == known.length and _digest(first) == known.digest for first in firsts)
-        return known.digest is not None and same
+        firsts = [form[: last.length] for form in prompt.forms]
+        same = any(len(first) == last.length and _digest(first) == last.digest for first in firsts)
+        return last.digest is not None and same
 
     def sent(
         self, conversation: Conversation, messages: int, mark: str, prompt: Prompt | None, *, changed: bool
@@ -128,41 +123,21 @@ class SentPrompts:
 
         ``prompt`` is ``None`` for a short conversation that wasn't measured. Call this in the event loop.
         """
-        before = self._known.get(conversation) or SentPrompt(-1)
+        before = self._prompts.get(conversation) or SentPrompt(-1)
         digests = () if prompt is None else prompt.digests
         digest = _digest(digests) if digests else None
         sent = SentPrompt(messages, len(digests), digest, changed, before.stale, messages, mark)
-        self._known[conversation] = sent
+        self._prompts[conversation] = sent
         if conversation[0] != UNSTORED_TENANT and (changed or before.changed):
-            self._writes.put(conversation, sent, SIZE, SECONDS)
+            self.save(conversation, sent, SECONDS)
 
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the prompts of forgotten tenants, and return those tenants."""
-        tenants = {tenant for tenant, _ in self._known if forgotten(tenant)}
-        for key in [key for key in self._known if key[0] in tenants]:
-            del self._known[key]
-        return tenants | self._writes.forget(forgotten)
-
-    async def settled(self) -> None:
-        """Wait until the write in progress has ended."""
-        await self._writes.settled()
-
-    async def aclose(self) -> None:
-        """Finish pending writes."""
-        await self._writes.aclose()
+    def _size(self, value: SentPrompt) -> int:
+        return SIZE
 
 
-def _report(entries: int, reason: str) -> None:
-    log.warning("shared.not_written", kind=KIND, error=reason, entries=entries)
-
-
-def _packed(prompts: Sequence[SentPrompt]) -> list[bytes]:
-    return [msgspec.json.encode(prompt) for prompt in prompts]
-
-
-def _follows(known: SentPrompt, prompt: Prompt) -> bool:
+def _follows(last: SentPrompt, prompt: Prompt) -> bool:
     """Return whether a request has exactly one answer more than a prompt that was sent."""
-    return known.messages >= 0 and sum(place >= known.messages for place in prompt.answers) == 1
+    return last.messages >= 0 and sum(place >= last.messages for place in prompt.answers) == 1
 
 
 def _digest(prompt: Sequence[bytes]) -> str:

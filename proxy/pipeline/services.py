@@ -24,10 +24,10 @@ from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
+from proxy.records.model import RecordStore
 from proxy.store import Guarded
 from proxy.store.archive import Archive
 from proxy.store.items import ItemMemory
-from proxy.store.records import RecordStore
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import Annotated
@@ -23,9 +23,9 @@ from proxy.compaction.turn import Call, Facts, Kind
 from proxy.constants import DAY, UNDECODABLE
 from proxy.dialects.dialect import Counter
 from proxy.store import Store, StoreFailed
-from proxy.store.background import WriteBehind
+from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import FIRST_READ_SECONDS
-from proxy.store.tenants import UNSTORED_TENANT
+from proxy.store.tenant_cache import Codec, Place, TenantCache
 
 log = structlog.get_logger(__name__)
 
@@ -51,9 +51,6 @@ MOST = 10_000
 
 PENDING_BYTES = 16_000_000
 """Maximum bytes of entries that wait to be written."""
-
-Place = tuple[str, str]
-"""A tenant, and the key of a conversation's entry."""
 
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Digest = Annotated[bytes, msgspec.Meta(max_length=64)]
@@ -88,13 +85,15 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     facts: list[_Stored]
 
 
-class StoredFacts:
-    """Read and write the entries. A request waits for a read only, for at most ``FIRST_READ_SECONDS``."""
+class StoredFacts(TenantCache[bytes]):
+    """Read and write the entries. A request waits for a read only, for at most ``FIRST_READ_SECONDS``.
+
+    Memory has the bytes of each conversation that were counted since its entry was last written.
+    """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._unsaved: LRUCache[Place, int] = LRUCache(MOST)
-        self._writes: WriteBehind[bytes] = WriteBehind(store, KIND, list, PENDING_BYTES, failed=_report)
+        self._uncovered: LRUCache[Place, int] = LRUCache(MOST)
+        super().__init__(store, KIND, Codec(list, bytes), self._uncovered, PENDING_BYTES)
 
     def place(self, raws: Sequence[bytes], counter: Counter, tenant: str) -> Place | None:
         """Return the place of a conversation's facts; ``None`` for a small one, or if the tenant has no store."""
@@ -104,11 +103,11 @@ class StoredFacts:
         kind = repr((FORMAT, __version__, counter.key)).encode()
         return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((kind, *map(bytes, raws[:2]))))
 
-    async def read(self, place: Place) -> bytes | None:
+    async def read(self, *place: str) -> bytes | None:
         """Return a conversation's entry, or ``None`` if there is none in time."""
         try:
             async with asyncio.timeout(FIRST_READ_SECONDS):
-                return await self._store.get(*_name(place))
+                return await super().read(*place)
         except (TimeoutError, StoreFailed):  # the guarded store logs a failure
             return None
 
@@ -117,36 +116,16 @@ class StoredFacts:
 
         ``size`` is the bytes of all messages. An entry has them all, so long conversations are written less often.
         """
-        unsaved = self._unsaved[place] = self._unsaved.get(place, 0) + learned
-        return unsaved >= max(LEAST_BYTES, size // PARTS)
+        uncovered = self._uncovered[place] = self._uncovered.get(place, 0) + learned
+        return uncovered >= max(LEAST_BYTES, size // PARTS)
 
     def write(self, place: Place, entry: bytes) -> None:
         """Write an entry in the background. Call this in the event loop."""
-        if len(entry) <= LARGEST and self._writes.put(place, entry, len(entry), SECONDS):
-            self._unsaved[place] = 0
+        if len(entry) <= LARGEST and self.save(place, entry, SECONDS):
+            self._uncovered[place] = 0
 
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop what is known of forgotten tenants' entries, and return those tenants."""
-        tenants = {tenant for tenant, _ in self._unsaved if forgotten(tenant)}
-        for place in [place for place in self._unsaved if place[0] in tenants]:
-            del self._unsaved[place]
-        return tenants | self._writes.forget(forgotten)
-
-    async def settled(self) -> None:
-        """Wait until the write in progress has ended."""
-        await self._writes.settled()
-
-    async def aclose(self) -> None:
-        """Finish pending writes."""
-        await self._writes.aclose()
-
-
-def _report(entries: int, reason: str) -> None:
-    log.warning("shared.not_written", kind=KIND, error=reason, entries=entries)
-
-
-def _name(place: Place) -> tuple[str, str, str]:
-    return place[0], KIND, place[1]
+    def _size(self, value: bytes) -> int:
+        return len(value)
 
 
 def encoded(raws: Sequence[bytes], facts: Iterable[Facts]) -> bytes:

@@ -6,18 +6,17 @@ these rounds. A request without its hidden rounds is still valid.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
-import structlog
 from cachetools import LRUCache
 
-from proxy.constants import UNDECODABLE
 from proxy.dialects.hidden_tool import HiddenRound
 from proxy.store import Store, StoreFailed
-
-log = structlog.get_logger(__name__)
+from proxy.store.tenant_cache import Codec, Place, TenantCache
 
 KIND = "recall"
 
@@ -27,64 +26,69 @@ CONVERSATIONS = 2_000
 MOST = 200
 """Hidden rounds of a conversation that are kept, the newest ones."""
 
+PENDING_BYTES = 16_000_000
+"""Maximum bytes of hidden rounds that wait to be written."""
+
 Conversation = tuple[str, str]
 """A tenant, and the key of one of its conversations."""
 
 
-class _Known:
-    __slots__ = ("messages", "rounds")
+class _Answered(NamedTuple):
+    """The messages of the last request that this process answered, and the hidden rounds so far."""
 
-    def __init__(self, messages: int, rounds: list[HiddenRound]) -> None:
-        self.messages = messages
-        self.rounds = rounds
+    messages: int
+    rounds: list[HiddenRound]
 
 
-class HiddenRounds:
+class HiddenRounds(TenantCache[list[HiddenRound]]):
     """The hidden rounds of conversations. The processes on one store share them."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._known: LRUCache[Conversation, _Known] = LRUCache(CONVERSATIONS)
+        self._answered: LRUCache[Place, _Answered] = LRUCache(CONVERSATIONS)
+        codec = Codec(_encoded, msgspec.msgpack.Decoder(list[HiddenRound]).decode)
+        super().__init__(store, KIND, codec, self._answered, PENDING_BYTES)
+
+    def get(self, *place: str) -> list[HiddenRound] | None:
+        """Return the hidden rounds that this process knows."""
+        answered = self._answered.get(place)
+        return self.writes.get(place) if answered is None else answered.rounds
 
     async def of(self, conversation: Conversation, assistants: Sequence[int]) -> list[HiddenRound]:
         """Return the hidden rounds of a conversation. ``assistants`` are the places of its assistant messages.
 
         Only if another process may have answered since this one did, the store is read.
         """
-        known = self._known.get(conversation)
-        if known is not None and sum(place >= known.messages for place in assistants) == 1:
-            return known.rounds
-        try:
-            raw = await self._store.get(conversation[0], KIND, conversation[1])
-        except StoreFailed:  # the guarded store logs it
-            return [] if known is None else known.rounds
-        if raw is None:
-            return [] if known is None else known.rounds
-        try:
-            return msgspec.msgpack.decode(raw, type=list[HiddenRound])
-        except UNDECODABLE as error:
-            log.warning("shared.unreadable", kind=KIND, error=type(error).__name__)
-            return []
+        answered = self._answered.get(conversation)
+        if answered is not None and sum(place >= answered.messages for place in assistants) == 1:
+            return answered.rounds
+        with contextlib.suppress(StoreFailed):  # the guarded store logs it
+            if (rounds := await self.read(*conversation)) is not None:
+                return rounds
+        return self.get(*conversation) or []
 
     def answered(self, conversation: Conversation, messages: int, rounds: list[HiddenRound]) -> None:
         """Remember that a request of this many messages was answered, and its hidden rounds so far."""
-        self._known[conversation] = _Known(messages, rounds)
+        self._answered[conversation] = _Answered(messages, rounds)
 
     async def keep(self, conversation: Conversation, messages: int, rounds: list[HiddenRound], seconds: float) -> None:
-        """Store the hidden rounds of a conversation. If that fails, only this process knows them."""
+        """Store the hidden rounds of a conversation. While the store fails, only this process knows them."""
         kept = rounds[-MOST:]
         self.answered(conversation, messages, kept)
-        try:
-            await self._store.put(conversation[0], KIND, conversation[1], msgspec.msgpack.encode(kept), seconds)
-        except StoreFailed as error:
-            log.warning("shared.not_written", kind=KIND, error=str(error))
+        # The client's next request may reach another process, so the rounds must be stored before the response ends.
+        if self.save(conversation, kept, seconds):
+            await self.writes.written(conversation)
 
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the rounds of forgotten tenants, and return those tenants."""
-        tenants = {tenant for tenant, _ in self._known if forgotten(tenant)}
-        for key in [key for key in self._known if key[0] in tenants]:
-            del self._known[key]
-        return tenants
+    def _size(self, value: list[HiddenRound]) -> int:
+        return sum(map(_size_of, value))
+
+
+def _encoded(several: Sequence[list[HiddenRound]]) -> list[bytes]:
+    return list(map(msgspec.msgpack.encode, several))
+
+
+def _size_of(hidden: HiddenRound) -> int:
+    parts = (*hidden.before, *(call for _, call in hidden.hidden_calls), *hidden.results, hidden.own or b"")
+    return len(hidden.text) + sum(map(len, parts))
 
 
 def prefixes(digests: Sequence[bytes]) -> list[str]:

@@ -17,10 +17,10 @@ from typing import Protocol
 
 import structlog
 
+from proxy.records.model import RecordStore
 from proxy.store import ManagedStore, StoreFailed
-from proxy.store.background import cancelled
 from proxy.store.forgetting import digest, forgotten, remove
-from proxy.store.records import RecordStore
+from proxy.store.tenant_cache import cancelled
 
 log = structlog.get_logger(__name__)
 

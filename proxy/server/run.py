@@ -39,8 +39,8 @@ from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.listening import announce, bind, dashboard_address, folder_of_workers, refused, serve_metrics
 from proxy.server.maintenance import exempt_from_collection
 from proxy.server.runtime import INSTANCE
-from proxy.store.file import prepare
 from proxy.store.opening import store_file
+from proxy.store.sqlite_worker import prepare
 from proxy.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)

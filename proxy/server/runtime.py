@@ -27,12 +27,13 @@ from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
 from proxy.pipeline.stored_facts import StoredFacts
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
+from proxy.records import open_records
 from proxy.server.maintenance import Maintenance
 from proxy.store import Guarded, ManagedStore, open_store
 from proxy.store.archive import Archive
 from proxy.store.guarded import ARCHIVE_READ_SECONDS
 from proxy.store.items import ItemMemory
-from proxy.store.opening import open_archive, open_limits, open_records
+from proxy.store.opening import open_archive, open_limits
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
 from proxy.telemetry.metrics import RequestMetrics
@@ -117,8 +118,17 @@ class Runtime(Services):
 
     async def _settled(self) -> None:
         """Wait for the writes in progress."""
-        for writer in (self.archive, self.items.writes, self.sent_prompts, self.stored_facts):
-            await writer.settled()
+        for cache in (
+            self.summaries,
+            self.archive,
+            self.items,
+            self.hidden_rounds,
+            self.learned,
+            self.calibration,
+            self.sent_prompts,
+            self.stored_facts,
+        ):
+            await cache.settled()
 
     def _otel(self, settings: OtelSettings | None) -> OtelExport | None:
         """Return the export of spans and metrics, or ``None`` if it's off."""
@@ -160,6 +170,7 @@ class Runtime(Services):
             for writer in (
                 self.archive,
                 self.items,
+                self.hidden_rounds,
                 self.learned,
                 self.calibration,
                 self.sent_prompts,

@@ -25,8 +25,9 @@ import msgspec
 import structlog
 
 from proxy.constants import DAY, UNDECODABLE
-from proxy.store.background import cancelled
 from proxy.store.interface import Store, StoreFailed
+from proxy.store.replicated_map import SharedValue
+from proxy.store.tenant_cache import cancelled
 
 log = structlog.get_logger(__name__)
 
@@ -87,13 +88,13 @@ class Reserved(msgspec.Struct, frozen=True, array_like=True):
     until: float
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(SharedValue, frozen=True):
     """The stored state of an account. ``until`` is when it expires, in seconds since 1970."""
 
     until: float
     tokens: int = 0
     money: int = 0
-    reserved: dict[str, Reserved] = {}
+    reserved: dict[str, Reserved] = msgspec.field(default_factory=dict)
 
     def merged(self, other: Entry) -> Entry:
         """Return the entry with more spent. A copy of a store that is repeated must not count twice."""

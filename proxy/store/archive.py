@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -14,7 +13,7 @@ import zstandard
 from cachetools import LRUCache
 
 from proxy.store import Store
-from proxy.store.background import Place, Waiting, WriteBehind
+from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
 from proxy.telemetry.metrics import ARCHIVED
 
 log = structlog.get_logger(__name__)
@@ -53,8 +52,8 @@ class Removed:
 
     @property
     def size(self) -> int:
-        """Return the approximate bytes of memory, including the overhead per message."""
-        return sum(map(len, self.messages)) + _OVERHEAD * len(self.messages)
+        """Return the approximate bytes of memory."""
+        return _size_of(self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,25 +64,32 @@ class Found:
     complete: bool
 
 
+def _size_of(messages: Sequence[bytes]) -> int:
+    return sum(map(len, messages)) + _OVERHEAD * len(messages)
+
+
 class _Entry(msgspec.Struct, frozen=True):
     """The stored form of an entry."""
 
     messages: list[bytes]
     previous: str | None
 
+    @property
+    def size(self) -> int:
+        """Return the approximate bytes of memory."""
+        return _size_of(self.messages)
 
-class Archive:
-    """Write removed messages in the background, many in one call, and skip recently written entries."""
+
+class Archive(TenantCache[_Entry]):
+    """Write removed messages in the background, and skip recently written entries. Memory has only their ids."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         """Use ``clock`` for seconds."""
-        self._store = store
         self._clock = clock
-        self._write_again: LRUCache[tuple[str, str], float] = LRUCache(REMEMBERED)
+        self._write_again: LRUCache[Place, float] = LRUCache(REMEMBERED)
         """The time from which to write an entry again."""
-        self.writes: WriteBehind[Removed] = WriteBehind(
-            store, KIND, _packed, PENDING_BYTES, failed=_report, ended=self._ended
-        )
+        codec = Codec(_packed, _unpacked, damaged=_UNREADABLE, inline_bytes=0)
+        super().__init__(store, KIND, codec, self._write_again, PENDING_BYTES)
 
     def keep(self, tenant: str, removed: Sequence[Removed], seconds: float) -> None:
         """Keep entries for at least ``seconds``, in the background. Call this in the event loop.
@@ -91,21 +97,15 @@ class Archive:
         A repeated call rewrites an entry after half of its lifetime. If too many entries wait, the proxy logs that and
         keeps an entry at the next call for it.
         """
-        now = self._clock()
         over = 0
         for entry in removed:
-            key = (tenant, entry.id)
-            if now < self._write_again.get(key, 0.0):
+            if not self._is_due((tenant, entry.id)):
                 continue
-            if self.writes.get(key) is not None:
-                continue
-            size = entry.size
-            if not self.writes.takes(size):
+            if not self.writes.takes(entry.size):
                 over += 1
                 continue
             # Copy, because a slice of a request's body would keep the whole body in memory.
-            copied = replace(entry, messages=tuple(map(bytes, entry.messages)))
-            self.writes.put(key, copied, size, seconds)
+            self.save((tenant, entry.id), _Entry(list(map(bytes, entry.messages)), entry.previous), seconds)
         if over:
             ARCHIVED.labels(outcome="skipped").inc(over)
             log.warning("archive.skipped", entries=over, waiting_bytes=self.writes.bytes)
@@ -120,7 +120,7 @@ class Archive:
         link: str | None = id
         while link is not None and link not in seen:
             seen.add(link)
-            entry = self.writes.get((tenant, link)) or await self._stored(tenant, link)
+            entry = self.get(tenant, link) or await self.read(tenant, link)
             if entry is None:
                 break
             parts.append(entry.messages)
@@ -129,50 +129,42 @@ class Archive:
             return None
         return Found([message for part in reversed(parts) for message in part], complete=link is None)
 
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the entries of forgotten tenants, and return those tenants. One pending write may continue."""
-        tenants = {tenant for tenant, _ in self._write_again if forgotten(tenant)}
-        for key in [key for key in self._write_again if key[0] in tenants]:
-            del self._write_again[key]
-        return tenants | self.writes.forget(forgotten)
+    def get(self, *place: str) -> _Entry | None:
+        """Return an entry that waits to be written."""
+        return self.writes.get(place)
 
-    async def settled(self) -> None:
-        """Wait until the write in progress has ended."""
-        await self.writes.settled()
+    async def read(self, *place: str) -> _Entry | None:
+        """Return an entry from the store, also one of the first format. Raises ``StoreFailed``."""
+        found = await super().read(*place)
+        return found or (await self.read_many(place[0], [place], FIRST_KIND)).get(place)
 
-    async def aclose(self) -> None:
-        """Finish pending writes, and drop those that take too long. The store stays open."""
-        if left := await self.writes.aclose():
-            ARCHIVED.labels(outcome="dropped").inc(left)
-            log.warning("archive.given_up", entries=left)
+    def _is_due(self, place: Place) -> bool:
+        return self._clock() >= self._write_again.get(place, 0.0) and self.writes.get(place) is None
 
-    def _ended(self, place: Place, waiting: Waiting[Removed], written: bool) -> None:
+    def _size(self, value: _Entry) -> int:
+        return value.size
+
+    def _ended(self, place: Place, waiting: Waiting[_Entry], written: bool) -> None:
         ARCHIVED.labels(outcome="written" if written else "dropped").inc()
         if written:
             self._write_again[place] = self._clock() + waiting.seconds / 2
 
-    async def _stored(self, tenant: str, id: str) -> _Entry | None:
-        value = await self._store.get(tenant, KIND, id)
-        if value is None and (value := await self._store.get(tenant, FIRST_KIND, id)) is None:
-            return None
-        try:
-            return await asyncio.to_thread(_unpacked, value)
-        except _UNREADABLE as failure:
-            # Damaged, or written by another version: treat it as missing, so that it can be written again.
-            log.warning("archive.entry_unreadable", reason=str(failure))
-            self._write_again.pop((tenant, id), None)
-            return None
+    def _failed(self, entries: int, reason: str) -> None:
+        ARCHIVED.labels(outcome="failed").inc(entries)
+        log.warning("archive.write_failed", entries=entries, reason=reason)
+
+    def _given_up(self, entries: int) -> None:
+        ARCHIVED.labels(outcome="dropped").inc(entries)
+        log.warning("archive.given_up", entries=entries)
+
+    def _unreadable(self, place: Place, error: Exception) -> None:
+        # Damaged, or written by another version: treat it as missing, so that it can be written again.
+        log.warning("archive.entry_unreadable", reason=str(error))
+        self._write_again.pop(place, None)
 
 
-def _report(entries: int, reason: str) -> None:
-    ARCHIVED.labels(outcome="failed").inc(entries)
-    log.warning("archive.write_failed", entries=entries, reason=reason)
-
-
-def _packed(entries: Sequence[Removed]) -> list[bytes]:
-    values: list[bytes | bytearray | memoryview] = [
-        msgspec.msgpack.encode(_Entry(list(entry.messages), entry.previous)) for entry in entries
-    ]
+def _packed(entries: Sequence[_Entry]) -> list[bytes]:
+    values: list[bytes | bytearray | memoryview] = list(map(msgspec.msgpack.encode, entries))
     # One call, because each one waits for the interpreter lock.
     compressed = zstandard.ZstdCompressor(level=1, write_checksum=True).multi_compress_to_buffer(values)
     return [compressed[place].tobytes() for place in range(len(compressed))]

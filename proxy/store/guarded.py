@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from proxy.store.breaker import Change, CircuitBreaker
-from proxy.store.interface import Entry, ManagedStore, Refused, StoreFailed
+from proxy.store.interface import Entry, ManagedStore, Refused, Store, StoreFailed
 from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
 log = structlog.get_logger(__name__)
@@ -36,8 +36,8 @@ CLOSING_SECONDS = 5.0
 """Timeout of closing the store, in seconds."""
 
 
-class Guarded:
-    """A ``Store`` with a timeout and a circuit breaker for reads, and others for writes.
+class Guarded(Store):
+    """A store with a timeout and a circuit breaker for reads, and others for writes.
 
     Reads and writes fail independently: a full disk, for example, is still readable.
     """
@@ -70,14 +70,8 @@ class Guarded:
         """Return the operations whose last call failed: ``read``, ``write``, both, or none, after the prefix."""
         return tuple(what for what in (self._read, self._write) if self._breaker.is_failing(what))
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        return await self._run(self._read, self._read_seconds, lambda: self.unguarded.get(tenant, kind, key))
-
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         return await self._run(self._read, self._read_seconds, lambda: self.unguarded.get_many(tenant, kind, keys))
-
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.put(tenant, kind, key, value, seconds))
 
     async def put_many(self, entries: Sequence[Entry]) -> None:
         await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.put_many(entries))
@@ -92,8 +86,8 @@ class Guarded:
             self._write, WRITE_SECONDS, lambda: self.unguarded.replace(tenant, kind, key, old, new, seconds)
         )
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
-        await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.delete(tenant, kind, key))
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
+        await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.delete_many(tenant, kind, keys))
 
     async def aclose(self) -> None:
         """Close the store. Log a warning if it doesn't close within ``CLOSING_SECONDS``."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 PER_PAGE = 20
 """Entries that ``pages`` yields at once. Entries may have several megabytes."""
+
+SHARED_TENANT = "anonymous"
+"""The tenant of callers without a key, if all of them count as one caller."""
+
+UNSTORED_TENANT = "nobody"
+"""The tenant of callers without a key otherwise. The proxy stores nothing that they send."""
 
 
 class StoreFailed(Exception):
@@ -16,54 +23,6 @@ class StoreFailed(Exception):
 
 class Refused(StoreFailed):
     """The store works, but can't hold one of the values, so another attempt would fail, too."""
-
-
-class Store(Protocol):
-    """Entries by tenant, kind, and key. Values are bytes; ``seconds`` is the lifetime of an entry.
-
-    A kind names the contents and their format. An incompatible format gets a kind of its own, such as ``summary.2``.
-    """
-
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        """Return the entry, or ``None`` if there is none or it has expired."""
-        ...
-
-    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
-        """Return the entries with these keys. Keys without an unexpired entry are missing."""
-        ...
-
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        """Store an entry and replace an older one."""
-        ...
-
-    async def put_many(self, entries: Sequence[Entry]) -> None:
-        """Store entries with different names, and replace older ones. After a failure, some may be stored.
-
-        Raises ``Refused`` if the store doesn't take one of them.
-        """
-        ...
-
-    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
-        """Store an entry unless one exists. Return the value now in the store.
-
-        If several processes add an entry at the same time, one succeeds and all get its value.
-        """
-        ...
-
-    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
-        """Replace an entry if it has the value ``old``, or remove it if ``seconds`` is 0. Return whether it had.
-
-        No other process changes the entry between the comparison and the write.
-        """
-        ...
-
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
-        """Remove an entry if there is one."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close the store."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,75 +36,131 @@ class Entry:
     seconds: float
 
 
-class ManagedStore(Store, Protocol):
+class Store(ABC):
+    """Entries by tenant, kind, and key. Values are bytes; ``seconds`` is the lifetime of an entry.
+
+    A kind names the contents and their format. An incompatible format gets a kind of its own, such as ``summary.2``.
+    """
+
+    @abstractmethod
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the entries with these keys. Keys without an unexpired entry are missing."""
+
+    @abstractmethod
+    async def put_many(self, entries: Sequence[Entry]) -> None:
+        """Store entries with different names, and replace older ones. After a failure, some may be stored.
+
+        Raises ``Refused`` if the store doesn't take one of them.
+        """
+
+    @abstractmethod
+    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
+        """Store an entry unless one exists. Return the value now in the store.
+
+        If several processes add an entry at the same time, one succeeds and all get its value.
+        """
+
+    @abstractmethod
+    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
+        """Replace an entry if it has the value ``old``, or remove it if ``seconds`` is 0. Return whether it had.
+
+        No other process changes the entry between the comparison and the write.
+        """
+
+    @abstractmethod
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
+        """Remove the entries with these keys, if there are any."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the store."""
+
+    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        """Return the entry, or ``None`` if there is none or it has expired."""
+        return (await self.get_many(tenant, kind, [key])).get(key)
+
+    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+        """Store an entry and replace an older one."""
+        await self.put_many([Entry(tenant, kind, key, value, seconds)])
+
+    async def delete(self, tenant: str, kind: str, key: str) -> None:
+        """Remove an entry if there is one."""
+        await self.delete_many(tenant, kind, [key])
+
+
+class ManagedStore(Store):
     """A store with the operations of commands and maintenance. No request waits for them."""
 
+    @abstractmethod
     async def entries(self, kind: str) -> list[Entry]:
         """Return all unexpired entries of a kind, sorted by tenant and key."""
-        ...
 
+    @abstractmethod
     def pages(self) -> AsyncIterator[list[Entry]]:
         """Yield all readable, unexpired entries in small batches. An entry that changes meanwhile may come twice."""
-        ...
 
+    @abstractmethod
     async def remove(self, tenant: str) -> Mapping[str, int]:
         """Remove some entries of a tenant. Return their number by kind, which is empty once none are left."""
-        ...
 
+    @abstractmethod
     async def erase(self) -> None:
         """Overwrite the values of removed entries. Raise ``StoreFailed`` while that isn't possible."""
-        ...
 
+    @abstractmethod
     async def rebuild(self) -> None:
         """Overwrite the names of removed entries, too. This may be slow."""
-        ...
 
+    @abstractmethod
     async def unknown(self) -> int:
         """Count the entries that this store can't read, because they were written with other encryption settings."""
-        ...
 
+    @abstractmethod
     async def maintain(self) -> None:
         """Remove expired and excess entries, and replace damaged storage."""
-        ...
 
 
-class Backend(ManagedStore, Protocol):
+class Backend(ManagedStore):
     """A store that others can encode values for. It keeps the name of each value's ``codec``, empty for none."""
 
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
-        """See ``Store``."""
-        ...
-
+    @abstractmethod
     async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         """See ``Store``."""
-        ...
 
+    @abstractmethod
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
         """See ``Store``."""
-        ...
 
+    @abstractmethod
     async def replace(
         self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float, codec: str = ""
     ) -> bool:
         """See ``Store``."""
-        ...
 
+    @abstractmethod
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
+        """See ``Store``."""
+
+    @abstractmethod
     def pages(self, codec: str = "") -> AsyncIterator[list[Entry]]:
         """See ``ManagedStore``. Yield the entries of one codec."""
-        ...
 
+    @abstractmethod
     async def sample(self, tenant: str) -> list[Entry]:
         """Return one entry of each kind that a tenant has, expired or not."""
-        ...
 
+    @abstractmethod
     async def scan(self, codec: str, limit: int) -> list[Entry]:
         """Return up to ``limit`` unexpired entries of a codec, in any order."""
-        ...
 
+    @abstractmethod
     async def remove_codec(self, codec: str) -> int:
         """Remove some entries of a codec. Return their number, which is 0 once none are left."""
-        ...
 
-    async def count_except(self, codecs: tuple[str, ...]) -> int:
-        """Count the entries of all other codecs."""
-        ...
+    @abstractmethod
+    async def counts(self) -> Counter[str]:
+        """Return the number of entries by codec."""
+
+    async def unknown(self) -> int:
+        """Count the entries that are encoded."""
+        return sum(count for codec, count in (await self.counts()).items() if codec)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import structlog
 from cachetools import LRUCache
 
-from proxy.store.background import Place, Waiting, WriteBehind
+from proxy.store.forgetting import drop
 from proxy.store.interface import Store, StoreFailed
+from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
 
 log = structlog.get_logger(__name__)
 
@@ -46,31 +48,26 @@ _OVERHEAD = 300
 FORGOTTEN = b""
 """In place of the items of an id that several had."""
 
-_Key = tuple[str, str]
+NEVER = float("-inf")
 
 
-class _Cached:
-    __slots__ = ("item", "write_again")
+class Item(NamedTuple):
+    """An item, and when it was written to the store, in seconds since 1970, or ``NEVER``."""
 
-    def __init__(self, item: bytes, write_again: float) -> None:
-        self.item = item
-        self.write_again = write_again
-        """The time from which to write the item again."""
+    raw: bytes
+    written: float
 
 
-class ItemMemory:
+class ItemMemory(TenantCache[Item]):
     """Remember items in memory, and write them to the store in the background. Requests only wait for reads."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
         """Use ``clock`` for seconds."""
-        self._store = store
         self._clock = clock
-        self._cache: LRUCache[_Key, _Cached] = LRUCache(CACHED_BYTES, getsizeof=_size)
-        self._sizes: LRUCache[_Key, int] = LRUCache(SIZES)
-        self._missed: LRUCache[_Key, bool] = LRUCache(SIZES)
-        self.writes: WriteBehind[_Cached] = WriteBehind(
-            store, KIND, self._packed, PENDING_BYTES, failed=_report, ended=_ended
-        )
+        self._sizes: LRUCache[Place, int] = LRUCache(SIZES)
+        self._missed: LRUCache[Place, bool] = LRUCache(SIZES)
+        codec = Codec(_encoded, _decoded, damaged=(ValueError,))
+        super().__init__(store, KIND, codec, LRUCache(CACHED_BYTES, getsizeof=self._size), PENDING_BYTES)
 
     def keep(self, tenant: str, id: str, item: bytes, seconds: float) -> None:
         """Keep an item for at least ``seconds`` after its last use. Call this in the event loop.
@@ -79,28 +76,27 @@ class ItemMemory:
         """
         if len(item) > LARGEST or len(id) > LONGEST_ID:
             return
-        known = self._cache.get((tenant, id))
-        if known is not None:
-            if known.item in (item, FORGOTTEN):
+        before = self._memory.get((tenant, id))
+        if before is not None:
+            if before.raw in (item, FORGOTTEN):
                 return
             item = FORGOTTEN
-        self._cache[tenant, id] = cached = _Cached(item, 0.0)
-        self._write(tenant, {id: cached}, seconds)
+        self._write(tenant, {id: item}, seconds)
 
     async def recall(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, bytes]:
         """Return the known items with these ids. Read those that aren't in memory from the store at once.
 
         Items that a store keeps are written again after half of their lifetime, ``seconds``.
         """
-        found = {id: cached for id in ids if (cached := self._known((tenant, id))) is not None}
-        missing = [id for id in dict.fromkeys(ids) if id not in found and len(id) <= LONGEST_ID]
+        items = {id: item for id in ids if (item := self.get(tenant, id)) is not None}
+        missing = [id for id in dict.fromkeys(ids) if id not in items and len(id) <= LONGEST_ID]
         if missing:
-            found |= await self._read(tenant, missing[-MOST_READ:], seconds)
-        now = self._clock()
-        old = {id: cached for id, cached in found.items() if cached.write_again <= now}
+            items |= await self._stored(tenant, missing[-MOST_READ:])
+        due = self._clock() - seconds / 2
+        old = {id: item.raw for id, item in items.items() if item.written <= due}
         if old:
             self._write(tenant, old, seconds)
-        return {id: cached.item for id, cached in found.items() if cached.item != FORGOTTEN}
+        return {id: item.raw for id, item in items.items() if item.raw != FORGOTTEN}
 
     def may_come(self, tenant: str, ids: Sequence[str]) -> bool:
         """Return whether one of these ids wasn't missed before, so that its item may be on its way to the store."""
@@ -123,61 +119,53 @@ class ItemMemory:
                 self._sizes[tenant, id] = tokens // len(ids)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Forget the items of forgotten tenants, and return those tenants. One pending write may continue."""
-        tenants = self.writes.forget(forgotten)
-        for cache in (self._cache, self._sizes, self._missed):
-            gone = [key for key in list(cache) if forgotten(key[0])]
-            tenants |= {tenant for tenant, _ in gone}
-            for key in gone:
-                cache.pop(key, None)
-        return tenants
+        """Forget the items of forgotten tenants, and return those tenants. A write in progress continues."""
+        return super().forget(forgotten) | drop(self._sizes, forgotten) | drop(self._missed, forgotten)
 
-    async def aclose(self) -> None:
-        """Finish pending writes, and drop those that take too long. The store stays open."""
-        if left := await self.writes.aclose():
-            log.warning("items.given_up", items=left)
-
-    def _known(self, place: Place) -> _Cached | None:
-        """Return an item in memory. The cache may have dropped one that waits to be written."""
-        return self._cache.get(place) or self.writes.get(place)
-
-    async def _read(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, _Cached]:
+    async def _stored(self, tenant: str, ids: Sequence[str]) -> dict[str, Item]:
         try:
-            stored = await self._store.get_many(tenant, KIND, ids)
+            items = await self.read_many(tenant, [(tenant, id) for id in ids])
         except StoreFailed as failure:
             log.warning("items.read_failed", reason=str(failure), items=len(ids))
             return {}
-        found: dict[str, _Cached] = {}
-        for id, value in stored.items():
-            written, separator, item = value.partition(b"\n")
-            if separator and written.isdigit() and len(written) <= DIGITS:
-                self._cache[tenant, id] = found[id] = _Cached(item, int(written) + seconds / 2)
-        return found
+        for place, item in items.items():
+            self.remember(place, item)
+        return {place[1]: item for place, item in items.items()}
 
-    def _write(self, tenant: str, items: Mapping[str, _Cached], seconds: float) -> None:
-        again = self._clock() + seconds / 2
+    def _write(self, tenant: str, items: Mapping[str, bytes], seconds: float) -> None:
+        now = self._clock()
         skipped = 0
-        for id, cached in items.items():
-            if self.writes.put((tenant, id), cached, _size(cached), seconds):
-                cached.write_again = again
-            else:
-                skipped += 1
+        for id, raw in items.items():
+            taken = self.save((tenant, id), Item(raw, now), seconds)
+            self.remember((tenant, id), Item(raw, now if taken else NEVER))
+            skipped += not taken
         if skipped:
             log.warning("items.skipped", items=skipped, waiting_bytes=self.writes.bytes)
 
-    def _packed(self, items: Sequence[_Cached]) -> list[bytes]:
-        # The time of writing says when to write the item again.
-        return [b"%d\n%b" % (self._clock(), cached.item) for cached in items]
+    def _size(self, value: Item) -> int:
+        return len(value.raw) + _OVERHEAD
+
+    def _ended(self, place: Place, waiting: Waiting[Item], written: bool) -> None:
+        if not written and place in self._memory:
+            self.remember(place, Item(waiting.value.raw, NEVER))  # its next use tries again
+
+    def _failed(self, entries: int, reason: str) -> None:
+        log.warning("items.write_failed", items=entries, reason=reason)
+
+    def _given_up(self, entries: int) -> None:
+        log.warning("items.given_up", items=entries)
+
+    def _unreadable(self, place: Place, error: Exception) -> None:
+        """Ignore a damaged item: it's unknown, like one that was never stored."""
 
 
-def _report(items: int, reason: str) -> None:
-    log.warning("items.write_failed", items=items, reason=reason)
+def _encoded(items: Sequence[Item]) -> list[bytes]:
+    # The time of writing says when to write the item again.
+    return [b"%d\n%b" % (item.written, item.raw) for item in items]
 
 
-def _ended(place: Place, waiting: Waiting[_Cached], written: bool) -> None:
-    if not written:
-        waiting.value.write_again = 0.0  # its next use tries again
-
-
-def _size(cached: _Cached) -> int:
-    return len(cached.item) + _OVERHEAD
+def _decoded(value: bytes) -> Item:
+    written, separator, raw = value.partition(b"\n")
+    if not separator or not written.isdigit() or len(written) > DIGITS:
+        raise ValueError("no time")
+    return Item(raw, int(written))

@@ -14,16 +14,17 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import ObjectStore
+from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 
-from proxy.store.interface import PER_PAGE, Entry, StoreFailed
-from proxy.store.object_client import connect
+from proxy.store.interface import PER_PAGE, Backend, Entry, StoreFailed
 from proxy.telemetry.metrics import STORE_REMOVED
 
 VERSION = "1"
@@ -50,6 +51,10 @@ PARALLEL = 10
 WRITES = 50
 """Writes of one call at the same time."""
 
+CONNECT_SECONDS = 2
+REQUEST_SECONDS = 10
+RETRIES = 1
+
 _STATUS = re.compile(r"\bstatus[ :]+(\d{3})\b|\b(\d{3}) [A-Z][a-z]+ ?[A-Za-z]*:")
 
 
@@ -68,7 +73,7 @@ class _Version(NamedTuple):
         return self.written, self.expires
 
 
-class ObjectsStore:
+class ObjectsStore(Backend):
     """See ``Backend`` for the methods.
 
     If several processes add or replace an entry at the same moment, all may succeed, and the last write counts. Entries
@@ -83,7 +88,7 @@ class ObjectsStore:
         Creates a missing folder, readable only by its owner. ``clock`` returns seconds since 1970. Raises ``OSError``
         or obstore's ``BaseError`` if the folder can't be created or the environment lacks settings.
         """
-        self._objects, self._folder = connect(url, options or {})
+        self._objects, self._folder = _client(url, options or {})
         self._clock = clock
         self._next_check = 0.0
         self._sweep: AsyncIterator[Sequence[Mapping[str, Any]]] | None = None
@@ -96,10 +101,6 @@ class ObjectsStore:
         """The entries by codec in the last sweep, or ``None`` before the first call of ``maintain``."""
         self._scans: dict[str, AsyncIterator[list[_Version]]] = {}
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        with failures():
-            return await self._get(tenant, kind, key)
-
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         with failures():
@@ -108,9 +109,6 @@ class ObjectsStore:
                 values = await asyncio.gather(*(self._get(tenant, kind, key) for key in some))
                 found |= {key: value for key, value in zip(some, values, strict=True) if value is not None}
         return found
-
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
-        await self.put_many([Entry(tenant, kind, key, value, seconds)], codec)
 
     async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         left = iter(entries)
@@ -124,7 +122,7 @@ class ObjectsStore:
         found = await self.get(tenant, kind, key)
         if found is not None:
             return found
-        await self.put(tenant, kind, key, value, seconds, codec)
+        await self.put_many([Entry(tenant, kind, key, value, seconds)], codec)
         return value
 
     async def replace(
@@ -132,13 +130,14 @@ class ObjectsStore:
     ) -> bool:
         same = await self.get(tenant, kind, key) == old
         if same:
-            await self.put(tenant, kind, key, new, seconds, codec)
+            await self.put_many([Entry(tenant, kind, key, new, seconds)], codec)
         return same
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
         with failures():
-            async for versions in self._listed(_folder(tenant, kind, key)):
-                await _delete(self._objects, [version.path for version in versions])
+            for key in keys:
+                async for versions in self._listed(_folder(tenant, kind, key)):
+                    await _delete(self._objects, [version.path for version in versions])
 
     async def entries(self, kind: str) -> list[Entry]:
         newest: dict[tuple[str, str, str], _Version] = {}
@@ -208,13 +207,10 @@ class ObjectsStore:
                 self._forget_count(codec)
         return count
 
-    async def unknown(self) -> int:
-        return await self.count_except(("",))
-
-    async def count_except(self, codecs: tuple[str, ...]) -> int:
+    async def counts(self) -> Counter[str]:
         """Count as of the last sweep in a process that runs maintenance."""
         with failures():
-            return sum(count for codec, count in (await self._counts()).items() if codec not in codecs)
+            return await self._counts()
 
     async def erase(self) -> None:
         """Do nothing: the service or the file system frees removed objects."""
@@ -329,6 +325,30 @@ class ObjectsStore:
                 await _delete(self._objects, paths)
                 STORE_REMOVED.labels(reason=reason).inc(len(paths))
         return False
+
+
+def _client(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, Path | None]:
+    """Return a client for an address, and the folder if it is one. See ``ObjectsStore``."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "file":
+        folder = Path(rest)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return LocalStore(folder, automatic_cleanup=True), folder
+    bucket, _, path = rest.partition("/")
+    common: dict[str, Any] = {
+        "prefix": path.strip("/") or None,
+        "client_options": {
+            "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+            "timeout": timedelta(seconds=REQUEST_SECONDS),
+            **({"allow_http": True} if options.get("endpoint", "").startswith("http:") else {}),
+        },
+        "retry_config": {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=REQUEST_SECONDS)},
+    }
+    config: dict[str, Any] = dict(options)
+    makers: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+    store: ObjectStore = makers[scheme](bucket, **common, **config)
+    return store, None
 
 
 @contextlib.contextmanager

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 
 from proxy.errors import ConfigurationError
 from proxy.store.interface import Backend, ManagedStore
-from proxy.store.record_codec import RecordCodec
-from proxy.store.records import RecordStore
-from proxy.store.sealing import SealedStore
+from proxy.store.sealing import AesGcmCodec, SealedStore
 from proxy.store.sqlite import SqliteStore
-from proxy.store.sqlite_records import SqliteRecords
 
 if TYPE_CHECKING:
     from proxy.store.redis_limits import RedisLimits
@@ -32,7 +29,8 @@ async def unreadable(url: str, keys: Sequence[bytes] = ()) -> int:
     """Count the entries of a store that are encrypted with other keys than these. Raises ``StoreFailed``."""
     store = _backend(url)
     try:
-        return await store.count_except(("", *RecordCodec(keys).ids))
+        readable = {"", *(AesGcmCodec(key).id for key in keys)}
+        return sum(count for codec, count in (await store.counts()).items() if codec not in readable)
     finally:
         await store.aclose()
 
@@ -68,16 +66,6 @@ def open_archive(
     return SealedStore(store, keys) if keys else store
 
 
-def open_records(url: str, keys: Sequence[bytes] = ()) -> RecordStore:
-    """Return the records of requests: on the same server as the store, or in a file next to it. See ``open_store``."""
-    if is_redis(url):
-        from proxy.store.redis_records import RedisRecords
-
-        return RedisRecords(url, keys)
-    path = store_file(url)
-    return SqliteRecords(None if path is None else records_file(path), keys)
-
-
 def open_limits(url: str) -> RedisLimits | None:
     """Return the counts of all replicas, or ``None`` if the store isn't on Redis."""
     if not is_redis(url):
@@ -90,11 +78,6 @@ def open_limits(url: str) -> RedisLimits | None:
 def is_redis(url: str) -> bool:
     """Return whether an address is that of a Redis or Valkey server."""
     return url.startswith(("redis:", "rediss:", "redis+", "rediss+"))
-
-
-def records_file(path: Path) -> Path:
-    """Return the file with the records of a store: ``compaction-records.db`` for ``compaction.db``."""
-    return path.with_name(f"{path.stem}-records{path.suffix}")
 
 
 def store_file(url: str) -> Path | None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from proxy.store.interface import PER_PAGE, Entry
+from proxy.store.interface import PER_PAGE, Backend, Entry
 from proxy.store.redis_client import close, connect, failures, matching, name, parts, refusals, unlink, values_of
 
 VERSION = "1"
@@ -43,8 +43,11 @@ if ARGV[3] == '0' then redis.call('UNLINK', KEYS[1]) else redis.call('SET', KEYS
 return 1
 """
 
+Place = tuple[str, str]
+"""A tenant, and the key of one of its entries."""
 
-class RedisStore:
+
+class RedisStore(Backend):
     """See ``Backend`` for the methods. Expired entries end by themselves."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time, version: str = VERSION) -> None:
@@ -55,10 +58,6 @@ class RedisStore:
         self._redis = connect(url)
         self._clock = clock
         self._version = version
-
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        with failures():
-            return _content(await self._redis.get(self._entry(tenant, kind, key)))
 
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
@@ -73,15 +72,15 @@ class RedisStore:
                 }
         return found
 
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
-        await self.put_many([Entry(tenant, kind, key, value, seconds)], codec)
-
     async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         for start in range(0, len(entries), WRITES):
             with failures():
                 async with self._redis.pipeline(transaction=False) as pipe:
-                    self._put(pipe, entries[start : start + WRITES], codec)
-                    refusals(await pipe.execute(raise_on_error=False))
+                    removed = self._put(pipe, entries[start : start + WRITES], codec)
+                    results = await pipe.execute(raise_on_error=False)
+                for kind, places in removed.items():
+                    await self._leave_index(codec, kind, places)
+                refusals(results)
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
         place = self._entry(tenant, kind, key)
@@ -105,16 +104,22 @@ class RedisStore:
         with failures():
             if not await self._redis.eval(_REPLACE, 1, self._entry(tenant, kind, key), *arguments):
                 return False
-            if seconds > 0:
+            if seconds <= 0:
+                await self._leave_index(codec, kind, [(tenant, key)])
+            else:
                 async with self._redis.pipeline(transaction=False) as pipe:
                     self._add_to_index(pipe, codec, tenant, kind, key, seconds)
                     await pipe.execute()
         return True
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
-        # The name stays in the index until its time. Readers of the index skip missing entries.
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
         with failures():
-            await self._redis.unlink(self._entry(tenant, kind, key))
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for key in keys:
+                    unlink(pipe, self._entry(tenant, kind, key))
+                await pipe.execute()
+            if keys:
+                await self._leave_index(codec, kind, [(tenant, key) for key in keys])
 
     async def entries(self, kind: str) -> list[Entry]:
         found: list[Entry] = []
@@ -188,16 +193,12 @@ class RedisStore:
             count += len(entries)
         return count
 
-    async def unknown(self) -> int:
-        return await self.count_except(("",))
-
-    async def count_except(self, codecs: tuple[str, ...]) -> int:
-        count = 0
+    async def counts(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
         with failures():
             for codec, kind in await self._indexes():
-                if codec not in codecs:
-                    count += await self._redis.zcount(self._index(codec, kind), self._clock(), "+inf")
-        return count
+                counts[codec] += await self._redis.zcount(self._index(codec, kind), self._clock(), "+inf")
+        return counts
 
     async def erase(self) -> None:
         """Do nothing: the server frees the memory. Its own files are replaced when it next rewrites them."""
@@ -214,20 +215,39 @@ class RedisStore:
     async def aclose(self) -> None:
         await close(self._redis)
 
-    def _put(self, pipe: Any, entries: Iterable[Entry], codec: str) -> None:
-        """Add the writes of entries to a pipeline."""
+    def _put(self, pipe: Any, entries: Iterable[Entry], codec: str) -> Mapping[str, list[Place]]:
+        """Add the writes of entries to a pipeline. Return those that it removes, because they have expired, by kind."""
         now = self._clock()
         names: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        removed: defaultdict[str, list[Place]] = defaultdict(list)
         for entry in entries:
             place = self._entry(entry.tenant, entry.kind, entry.key)
             if entry.seconds <= 0:
                 unlink(pipe, place)
+                removed[entry.kind].append((entry.tenant, entry.key))
                 continue
             pipe.set(place, _raw(codec, entry.value), px=math.ceil(entry.seconds * 1000))
             names[entry.kind][name(entry.tenant, entry.key)] = now + entry.seconds
         for kind, until in names.items():
             pipe.zadd(self._index(codec, kind), until, gt=True)
             pipe.sadd(_INDEXES, name(self._version, codec, kind))
+        return removed
+
+    async def _leave_index(self, codec: str, kind: str, places: Sequence[Place]) -> None:
+        """Remove the names of removed entries from their index, unless another process has just added one again."""
+        index = self._index(codec, kind)
+        names = [name(*place) for place in places]
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.zrem(index, *names)
+            for tenant, key in places:
+                pipe.pttl(self._entry(tenant, kind, key))
+            _, *left = await pipe.execute()
+        now = self._clock()
+        added = {
+            own: now + milliseconds / 1000 for own, milliseconds in zip(names, left, strict=True) if milliseconds > 0
+        }
+        if added:
+            await self._redis.zadd(index, added, gt=True)
 
     def _add_to_index(self, pipe: Any, codec: str, tenant: str, kind: str, key: str, seconds: float) -> None:
         pipe.zadd(self._index(codec, kind), {name(tenant, key): self._clock() + seconds}, gt=True)

@@ -12,13 +12,16 @@ import hmac
 import importlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
-from proxy.store.interface import Backend, Entry
+from proxy.store.interface import Backend, Entry, ManagedStore
 from proxy.telemetry.metrics import STORE_REMOVED, STORE_UNREADABLE
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 log = structlog.get_logger(__name__)
 
@@ -47,12 +50,6 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
     value: bytes
 
 
-class _Cipher(Protocol):
-    def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes: ...
-
-    def decrypt(self, nonce: bytes, data: bytes, associated_data: bytes) -> bytes: ...
-
-
 class AesGcmCodec:
     """Encrypts with a 32-byte key. Nonces are random, so use a key for up to 2^32 entries."""
 
@@ -62,7 +59,7 @@ class AesGcmCodec:
         self._invalid: type[Exception] = importlib.import_module("cryptography.exceptions").InvalidTag
         self.id = _derived(key, "id").hex()[:16]
         self._names = _derived(key, "names")
-        self._cipher: _Cipher = aead.AESGCM(_derived(key, "content"))
+        self._cipher: AESGCM = aead.AESGCM(_derived(key, "content"))
 
     def tenant(self, tenant: str) -> str:
         """Return the name of a tenant in the backend."""
@@ -121,8 +118,8 @@ class AesGcmCodec:
         return hmac.new(self._names, ascii(parts).encode(), hashlib.sha256).hexdigest()
 
 
-class SealedStore:
-    """A store that encrypts the entries of a backend. See ``ManagedStore`` for its methods."""
+class SealedStore(ManagedStore):
+    """A store that encrypts the entries of a backend."""
 
     def __init__(self, backend: Backend, keys: Sequence[bytes]) -> None:
         """Encrypt with the first of the ``keys``, 32 bytes each, and decrypt with all of them."""
@@ -131,12 +128,14 @@ class SealedStore:
         self.skipped = 0
         """Damaged entries that ``pages`` didn't yield."""
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        return await self._get(self._codecs, tenant, kind, key)
-
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        return await self._get_many(self._codecs, tenant, kind, keys)
+
+    async def _get_many(
+        self, codecs: Sequence[AesGcmCodec], tenant: str, kind: str, keys: Sequence[str]
+    ) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
-        for codec in self._codecs:
+        for codec in codecs:
             rows = {codec.row_key(tenant, kind, key): key for key in keys if key not in found}
             if not rows:
                 break
@@ -145,9 +144,6 @@ class SealedStore:
             values = {key: (row, stored[row[2]]) for row, key in rows.items() if row[2] in stored}
             found.update(await _decrypt_many(codec, values))
         return found
-
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        await self.put_many([Entry(tenant, kind, key, value, seconds)])
 
     async def put_many(self, entries: Sequence[Entry]) -> None:
         codec = self._codecs[0]
@@ -159,9 +155,9 @@ class SealedStore:
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         newest, *older = self._codecs
-        found = await self._get(older, tenant, kind, key)
-        if found is not None:
-            return found
+        found = await self._get_many(older, tenant, kind, [key])
+        if key in found:
+            return found[key]
         row = newest.row_key(tenant, kind, key)
         ours = await _encrypt(newest, Content(tenant, kind, key, value))
         while (stored := await self._backend.add(*row, ours, seconds, newest.id)) != ours:
@@ -183,9 +179,10 @@ class SealedStore:
                 return content.value == old and await self._backend.replace(*row, stored, ours, seconds, codec.id)
         return False
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
         for codec in self._codecs:
-            await self._backend.delete(*codec.row_key(tenant, kind, key))
+            rows = [codec.row_key(tenant, kind, key) for key in keys]
+            await self._backend.delete_many(codec.tenant(tenant), codec.kind(kind), [row[2] for row in rows], codec.id)
 
     async def entries(self, kind: str) -> list[Entry]:
         found: dict[tuple[str, str], Entry] = {}
@@ -217,7 +214,8 @@ class SealedStore:
         await self._backend.rebuild()
 
     async def unknown(self) -> int:
-        return await self._backend.count_except(tuple(codec.id for codec in self._codecs))
+        ours = {codec.id for codec in self._codecs}
+        return sum(count for codec, count in (await self._backend.counts()).items() if codec not in ours)
 
     async def maintain(self) -> None:
         """Run the backend's maintenance, remove unencrypted entries, and re-encrypt those under older keys."""
@@ -237,26 +235,16 @@ class SealedStore:
     async def aclose(self) -> None:
         await self._backend.aclose()
 
-    async def _get(self, codecs: Sequence[AesGcmCodec], tenant: str, kind: str, key: str) -> bytes | None:
-        for codec in codecs:
-            row = codec.row_key(tenant, kind, key)
-            stored = await self._backend.get(*row)
-            content = None if stored is None else await _decrypt(codec, row, stored)
-            if content is not None:
-                return content.value
-        return None
-
     async def _renew(self, codec: AesGcmCodec, entries: Sequence[Entry]) -> None:
         """Encrypt entries under an older key with the first one, unless a newer entry exists."""
         newest = self._codecs[0]
         for entry in entries:
-            row = (entry.tenant, entry.kind, entry.key)
-            content = await _decrypt(codec, row, entry.value)
+            content = await _decrypt(codec, (entry.tenant, entry.kind, entry.key), entry.value)
             if content is not None:
                 stored = await _encrypt(newest, content)
                 renewed = newest.row_key(content.tenant, content.kind, content.key)
                 await self._backend.add(*renewed, stored, entry.seconds, newest.id)
-            await self._backend.delete(*row)
+            await self._backend.delete_many(entry.tenant, entry.kind, [entry.key], codec.id)
 
 
 async def _encrypt(codec: AesGcmCodec, content: Content) -> bytes:

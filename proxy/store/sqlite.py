@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from proxy.store.interface import PER_PAGE, Entry, StoreFailed
+from proxy.store.interface import PER_PAGE, Backend, Entry, StoreFailed
 from proxy.store.sqlite_worker import BUSY_SECONDS, PAD, PAGE, SqliteWorker, rebuild
 from proxy.telemetry.metrics import STORE_REMOVED
 
@@ -50,7 +50,7 @@ RowKey = tuple[str, str, str]
 Row = tuple[str, str, str, float, str, bytes]
 
 
-class SqliteStore:
+class SqliteStore(Backend):
     """Run reads and writes in separate threads, so reads don't wait for writes. See ``Backend`` for the methods."""
 
     def __init__(
@@ -76,14 +76,8 @@ class SqliteStore:
         self._removed = True
         """True if the write-ahead log may still contain bytes of removed entries."""
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
-        return await self._reader.run(lambda db: self._get(db, (tenant, kind, key)))
-
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         return await self._reader.run(lambda db: self._get_many(db, tenant, kind, keys))
-
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> None:
-        await self.put_many([Entry(tenant, kind, key, value, seconds)], codec)
 
     async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         now = self._clock()
@@ -102,8 +96,8 @@ class SqliteStore:
         same, row = (tenant, kind, key, now, old), (now + seconds, codec, new)
         return await self._writer.run(lambda db: self._replace(db, same, row if seconds > 0 else None))
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
-        await self._writer.run(lambda db: self._delete(db, [(tenant, kind, key)]))
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
+        await self._writer.run(lambda db: self._delete(db, [(tenant, kind, key) for key in keys]))
 
     async def entries(self, kind: str) -> list[Entry]:
         return await self._select(f"kind = ? AND {_LIVE} ORDER BY tenant, key", kind, self._clock())
@@ -128,14 +122,11 @@ class SqliteStore:
     async def remove_codec(self, codec: str) -> int:
         return (await self._remove("codec", codec)).total()
 
-    async def unknown(self) -> int:
-        return await self.count_except(("",))
-
-    async def count_except(self, codecs: tuple[str, ...]) -> int:
+    async def counts(self) -> Counter[str]:
         if await self._absent():
-            return 0
-        query = f"SELECT count(*) FROM entries WHERE codec NOT IN ({', '.join('?' * len(codecs))})"  # noqa: S608
-        return int((await self._reader.run(lambda db: db.execute(query, codecs).fetchone()))[0])
+            return Counter()
+        query = "SELECT codec, count(*) FROM entries GROUP BY codec"
+        return Counter(dict(await self._reader.run(lambda db: db.execute(query).fetchall())))
 
     async def erase(self) -> None:
         """Overwrite the values of removed entries. Raises ``StoreFailed`` while the file is being read."""

@@ -1,17 +1,27 @@
-"""A thread with its own SQLite connection, so that a slow disk doesn't block the event loop."""
+"""A thread with its own SQLite connection, so that a slow disk doesn't block the event loop.
+
+The file has private permissions. If it is damaged, the worker moves it away.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from proxy.store import file
+import structlog
+
 from proxy.store.interface import Refused, StoreFailed
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -41,22 +51,18 @@ CREATE INDEX IF NOT EXISTS entries_expire ON entries (expires);
 CREATE INDEX IF NOT EXISTS entries_codec ON entries (codec, kind);
 """
 
-# Interpolates only constants of this module.
-_FROM_0_1 = f"""
-BEGIN IMMEDIATE;
-ALTER TABLE entries RENAME TO entries_0_1;
-DROP INDEX entries_expire;
-{_SCHEMA}
-INSERT INTO entries SELECT tenant, kind, key, expires, '', zeroblob({PAD}), value FROM entries_0_1;
-DROP TABLE entries_0_1;
-COMMIT;
-"""  # noqa: S608
-
 _REFUSED = (sqlite3.DataError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
 _UNSTORABLE = (OverflowError, UnicodeError)
 """Errors of the ``sqlite3`` module for an integer of more than 64 bits, and for text that has no UTF-8 form."""
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+ASIDE = ".damaged-"
+"""Infix between the name of a damaged file and the time at which the proxy moved it."""
+
+_BESIDE = ("-wal", "-shm", "-journal")
+"""Suffixes of SQLite's companion files."""
 
 
 class SqliteWorker:
@@ -111,7 +117,7 @@ class SqliteWorker:
 
     def _was_moved(self) -> bool:
         """Return whether another process moved or removed the file while this one used it. If so, close it."""
-        if self._path is None or file.identity(self._path) == self._file:
+        if self._path is None or identity(self._path) == self._file:
             return False
         self._close()
         return True
@@ -121,14 +127,14 @@ class SqliteWorker:
         if not self.mends or self._path is None or _code(error) not in _DAMAGED:
             return False
         self._close()
-        file.set_aside(self._path, self._file, str(error))
+        set_aside(self._path, self._file, str(error))
         return True
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None or self._was_moved():  # writes to a moved file would be lost
             if self._path is not None:
-                file.prepare(self._path)
-                self._file = file.identity(self._path)
+                prepare(self._path)
+                self._file = identity(self._path)
             connection = sqlite3.connect(self._path or ":memory:", timeout=self._busy_seconds)
             try:
                 _set_up(connection, self._busy_seconds, self._tables)
@@ -159,22 +165,9 @@ def _set_up(
         tables(connection)
         return
     columns = [row[1] for row in connection.execute("PRAGMA table_info(entries)")]
-    if columns and "pad" not in columns:
-        _convert(connection)
+    if columns and "codec" not in columns:
+        raise sqlite3.NotSupportedError("a version before 0.1.0 wrote this file. Fix: move it away")
     connection.executescript(_SCHEMA)
-
-
-def _convert(connection: sqlite3.Connection) -> None:
-    """Convert a file from version 0.1, unless another process is already doing it."""
-    try:
-        connection.executescript(_FROM_0_1)
-    except sqlite3.OperationalError:
-        if connection.in_transaction:
-            connection.rollback()
-        if "pad" not in [row[1] for row in connection.execute("PRAGMA table_info(entries)")]:
-            raise
-    else:
-        rebuild(connection)
 
 
 def rebuild(connection: sqlite3.Connection) -> None:
@@ -203,3 +196,60 @@ def _write_ahead(connection: sqlite3.Connection, busy_seconds: float) -> None:
 def _code(error: sqlite3.DatabaseError) -> int:
     """Return SQLite's primary result code."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def prepare(path: Path) -> None:
+    """Create the file and its missing folders, accessible only to their owner. Raises ``OSError``."""
+    for folder in reversed(path.parents):
+        with contextlib.suppress(FileExistsError):
+            if not folder.exists():
+                folder.mkdir(mode=0o700)
+    # Don't open an existing file: closing it would drop the locks of this process's other connections.
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return the device and inode of the current file, or ``None`` if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def set_aside(path: Path, seen: tuple[int, int] | None, reason: str) -> None:
+    """Move a damaged file and SQLite's companion files away, unless another process has already done so.
+
+    ``seen`` is the identity of the damaged file. Raises ``OSError``.
+    """
+    with _alone_in(path.parent):
+        if seen is None or identity(path) != seen:
+            return
+        aside = path.with_name(f"{path.name}{ASIDE}{datetime.now(UTC):%Y%m%dT%H%M%S.%f}")
+        # Move the companion files first: a new file must not pick up the old log.
+        for suffix in (*_BESIDE, ""):
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+    log.error("store.damaged", moved_to=str(aside), reason=reason)
+
+
+def put_aside(path: Path) -> list[Path]:
+    """Return the damaged files that the proxy moved away earlier."""
+    return sorted(path.parent.glob(f"{path.name}{ASIDE}*")) if path.parent.is_dir() else []
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes. Windows needs no lock, because it can't move open files."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

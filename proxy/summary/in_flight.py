@@ -22,7 +22,7 @@ LEFT_OF_A_TENANT = 8
 LEFT = 32
 """Maximum summaries per process that continue. Each one holds its conversation in memory."""
 
-Place = tuple[str, str]
+Place = tuple[str, ...]
 """A tenant and the key of a checkpoint."""
 
 

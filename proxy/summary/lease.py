@@ -12,7 +12,7 @@ import secrets
 import structlog
 
 from proxy.store import Store, StoreFailed
-from proxy.store.background import cancelled
+from proxy.store.tenant_cache import cancelled
 
 log = structlog.get_logger(__name__)
 

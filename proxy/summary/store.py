@@ -6,6 +6,7 @@ If several workers make a summary for one checkpoint, all of them use the first 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -17,9 +18,11 @@ import structlog
 from cachetools import LRUCache
 
 from proxy.compaction.identifiers import Artefacts
-from proxy.constants import DAY, UNDECODABLE
+from proxy.constants import DAY
 from proxy.store import Store, StoreFailed
-from proxy.summary.in_flight import Place, SingleFlight
+from proxy.store.forgetting import drop
+from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
+from proxy.summary.in_flight import SingleFlight
 from proxy.summary.lease import Lease
 from proxy.telemetry.metrics import GIVEN_UP
 
@@ -44,11 +47,11 @@ class SummaryLimits:
 
     After ``digest_lifetime`` the proxy calls a model again in place of a digest. Until then the prompt stays the same.
     A request waits ``saving`` until its summary is stored. Before, with the lease, it reads this summary and earlier
-    ones for ``looking``. A worker looks for the summary of another one every ``poll``, and offers a summary to a failed
-    store again after ``retry``. When the process ends, it stores pending summaries for ``closing``.
+    ones for ``looking``. A worker looks for the summary of another one every ``poll``. When the process ends, it
+    releases its leases for ``closing``.
 
-    Memory keeps the most recently used ``entries`` of at most ``bytes``, but always the newest one. It also keeps
-    the failures of ``failed`` checkpoints.
+    Memory keeps the most recently used ``entries`` of at most ``bytes``, but always the newest one. At most ``bytes``
+    wait to be stored. Memory also keeps the failures of ``failed`` checkpoints.
     """
 
     digest_lifetime: float = 300.0
@@ -56,7 +59,6 @@ class SummaryLimits:
     looking: float = 1.5
     closing: float = 5.0
     poll: float = 0.1
-    retry: float = 30.0
     entries: int = REMEMBERED
     bytes: int = 32_000_000
     failed: int = 5_000
@@ -123,25 +125,90 @@ class Checkpoint:
     content: str = ""
 
 
-@dataclass(slots=True)
-class _Kept:
-    """An entry in memory. ``retry_at`` is set if it couldn't be stored, in the event loop's time."""
-
-    entry: StoredSummary
-    retry_at: float | None = None
-
-
-class _Memory(LRUCache[Place, _Kept]):
+class _Memory(LRUCache[Place, StoredSummary]):
     """Entries by tenant and key."""
 
     def __init__(self, limits: SummaryLimits) -> None:
-        super().__init__(limits.bytes, getsizeof=lambda kept: min(_size(kept.entry), limits.bytes))
+        super().__init__(limits.bytes, getsizeof=lambda entry: min(_size_of(entry), limits.bytes))
         self._entries = limits.entries
 
-    def __setitem__(self, place: Place, kept: _Kept) -> None:
-        super().__setitem__(place, kept)
+    def __setitem__(self, place: Place, entry: StoredSummary) -> None:
+        super().__setitem__(place, entry)
         if len(self) > self._entries:
             self.popitem()
+
+
+CODEC = Codec(
+    lambda entries: list(map(msgspec.msgpack.encode, entries)),
+    msgspec.msgpack.Decoder(StoredSummary).decode,
+)
+
+
+class SummaryCache(TenantCache[StoredSummary]):
+    """Entries in memory and in the store. Of several workers that store one, all use the first.
+
+    Digests are in memory only.
+    """
+
+    def __init__(self, store: Store, limits: SummaryLimits) -> None:
+        super().__init__(store, KIND, CODEC, _Memory(limits), limits.bytes)
+
+    def get(self, *place: str) -> StoredSummary | None:
+        """Return the entry in memory. Drop a digest when it expires."""
+        entry = super().get(*place)
+        if entry is None or not entry.digest or _now() < entry.until:
+            return entry
+        del self._memory[place]
+        return None
+
+    def peek(self, place: Place) -> StoredSummary | None:
+        """Return the entry in memory, also an expired digest."""
+        entry: StoredSummary | None = self._memory.get(place)
+        return entry
+
+    async def find(self, place: Place) -> StoredSummary | None:
+        """Return the entry, or ``None``. Raises ``StoreFailed``."""
+        entry = self.get(*place)
+        if entry is not None:
+            return entry
+        stored = await self.read(*place)
+        # Another caller may have made it during the read.
+        entry = self.get(*place)
+        if entry is None and stored is not None:
+            self.remember(place, stored)
+        return entry or stored
+
+    async def _store_batch(self, batch: Sequence[tuple[Place, Waiting[StoredSummary]]]) -> None:
+        """Store entries unless other workers have stored theirs first. Raises ``StoreFailed``."""
+        for place, waiting in batch:
+            first = await self._first(place, waiting)
+            if first is not None and self.writes.get(place) is waiting.value:  # the tenant wasn't forgotten meanwhile
+                self.remember(place, first)
+
+    async def _first(self, place: Place, waiting: Waiting[StoredSummary]) -> StoredSummary | None:
+        """Store an entry. Return the one that another worker stored first, or ``None``."""
+        (value,) = self._codec.encode([waiting.value])
+        entry = (place[0], KIND, place[1])
+        while self._store is not None and (first := await self._store.add(*entry, value, waiting.seconds)) != value:
+            winner, error = self._decode(first)
+            if error is None:
+                return winner
+            self._unreadable(place, error)
+            # Of several workers, one replaces the damaged entry and the others use the new one.
+            await self._store.replace(*entry, first, value, waiting.seconds)
+        return None
+
+    def _size(self, value: StoredSummary) -> int:
+        return _size_of(value)
+
+    def _failed(self, entries: int, reason: str) -> None:
+        log.warning("store.write_failed", reason=reason)
+
+    def _given_up(self, entries: int) -> None:
+        log.warning("summary.not_stored", summaries=entries)
+
+    def _unreadable(self, place: Place, error: Exception) -> None:
+        log.warning("store.entry_unreadable", reason=str(error))
 
 
 class Summaries:
@@ -151,36 +218,20 @@ class Summaries:
         """``limits`` defaults to ``DEFAULT_LIMITS``."""
         self._limits = limits or DEFAULT_LIMITS
         self._store = store
-        self._memory = _Memory(self._limits)
+        self.cache = SummaryCache(store, self._limits)
         self._failures: LRUCache[Place, int] = LRUCache(self._limits.failed)
         self._flights: SingleFlight[StoredSummary] = SingleFlight()
         self._background: set[asyncio.Task[None]] = set()
-        self._saving: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
 
     async def stored(self, tenant: str, key: str) -> StoredSummary | None:
         """Return the entry, or ``None``."""
         try:
-            return await self._found((tenant, key))
+            return await self.cache.find((tenant, key))
         except StoreFailed as failure:
             log.warning("store.read_failed", reason=str(failure))
             # Another caller may have made it during the read.
-            return self._in_memory((tenant, key))
-
-    async def _found(self, place: Place) -> StoredSummary | None:
-        """Return the entry, or ``None``. Raises ``StoreFailed``."""
-        entry = self._in_memory(place)
-        if entry is not None:
-            due = self._memory[place].retry_at
-            if due is not None and _now() >= due:
-                self._save(place, entry)
-            return entry
-        tenant, key = place
-        value = await self._store.get(tenant, KIND, key)
-        # Another caller may have made it during the read.
-        entry = self._in_memory(place) or (None if value is None else _decoded(value))
-        if entry is not None:
-            self._memory[place] = _Kept(entry)
-        return entry
+            return self.cache.get(tenant, key)
 
     async def obtain(
         self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory
@@ -200,7 +251,7 @@ class Summaries:
     def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory) -> None:
         """Make an entry ahead of need, in the background."""
         place = tenant, checkpoints[-1].key
-        if place in self._flights or self._in_memory(place) is not None:
+        if place in self._flights or self.cache.get(*place) is not None:
             return
 
         async def ahead() -> None:
@@ -223,20 +274,19 @@ class Summaries:
         """
         failures = 0
         for checkpoint in reversed(checkpoints):
-            kept = self._memory.get((tenant, checkpoint.key))
-            if kept is not None and not kept.entry.digest:
+            entry = self.cache.peek((tenant, checkpoint.key))
+            if entry is not None and not entry.digest:
                 break
             failures += self._failures.get((tenant, checkpoint.key), 0)
         return failures >= FAILURES
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the entries of forgotten tenants, and return those tenants."""
-        tenants = {tenant for tenant, _ in (*self._memory, *self._failures) if forgotten(tenant)}
-        caches: tuple[LRUCache[Place, Any], ...] = (self._memory, self._failures)
-        for cache in caches:
-            for place in [place for place in cache if place[0] in tenants]:
-                del cache[place]
-        return tenants
+        return self.cache.forget(forgotten) | drop(self._failures, forgotten)
+
+    async def settled(self) -> None:
+        """Wait until the write in progress has ended."""
+        await self.cache.settled()
 
     async def aclose(self) -> None:
         """Cancel summaries in progress and store the finished ones, also those that a failing store didn't take."""
@@ -244,13 +294,9 @@ class Summaries:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for place, kept in list(self._memory.items()):
-            if kept.retry_at is not None:
-                self._save(place, kept.entry)
-        if self._saving:
-            _, late = await asyncio.wait(self._saving, timeout=self._limits.closing)
-            if late:
-                log.warning("summary.not_stored", summaries=len(late))
+        await self.cache.aclose()
+        if self._releasing:
+            _, late = await asyncio.wait(self._releasing, timeout=self._limits.closing)
             for task in late:
                 task.cancel()
 
@@ -261,7 +307,6 @@ class Summaries:
         while not await lease.take():
             if (entry := await self._made_elsewhere(lease, place)) is not None:
                 return entry
-        saving = None
         try:
             # Another worker may have stored the entry just before this one took the lease.
             previous, position = await self._latest(tenant, checkpoints if lease.held else checkpoints[:-1])
@@ -274,14 +319,16 @@ class Summaries:
                     return stored
                 return self._keep_digest(tenant, checkpoints, entry)
             self._failures.pop(place, None)
-            self._memory[place] = _Kept(entry)
-            saving = self._save(place, entry)
-            await asyncio.wait({saving}, timeout=self._limits.saving)
-            kept = self._memory.get(place)
-            return entry if kept is None else kept.entry
+            self.cache.remember(place, entry)
+            if not self.cache.save(place, entry, LIFETIME):
+                log.warning("summary.not_stored", summaries=1)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.saving):
+                    await self.cache.writes.written(place)
+            return self.cache.peek(place) or entry
         finally:
             if lease.held or lease.pending:
-                self._later(self._released(lease, saving))
+                self._later(self._released(lease, place))
 
     async def _made_elsewhere(self, lease: Lease, place: Place) -> StoredSummary | None:
         """Return the entry that another worker is making; ``None`` if it ends without one."""
@@ -292,14 +339,13 @@ class Summaries:
                 return entry
             await asyncio.sleep(self._limits.poll)
 
-    async def _released(self, lease: Lease, saving: asyncio.Task[None] | None) -> None:
+    async def _released(self, lease: Lease, place: Place) -> None:
         """Release a lease after the summary is stored, so that a waiting worker finds the summary.
 
         If this task is cancelled, the lease expires.
         """
         try:
-            if saving is not None:
-                await asyncio.wait({saving})
+            await self.cache.writes.written(place)
             await lease.release()
         finally:
             lease.lapse()
@@ -309,43 +355,22 @@ class Summaries:
         try:
             async with asyncio.timeout(self._limits.looking):
                 for checkpoint in reversed(checkpoints):
-                    entry = await self._found((tenant, checkpoint.key))
+                    entry = await self.cache.find((tenant, checkpoint.key))
                     if entry is not None and not entry.digest:
                         return entry, checkpoint.position
         except (StoreFailed, TimeoutError) as failure:
             log.warning("store.read_failed", reason=str(failure) or f"took over {self._limits.looking:g} s")
         for checkpoint in reversed(checkpoints):
-            entry = self._in_memory((tenant, checkpoint.key))
+            entry = self.cache.get(tenant, checkpoint.key)
             if entry is not None and not entry.digest:
                 return entry, checkpoint.position
         return None, 0
 
-    def _save(self, place: Place, entry: StoredSummary) -> asyncio.Task[None]:
-        """Store an entry in the background, or use the one that another worker stored first."""
-        if (kept := self._memory.get(place)) is not None:
-            kept.retry_at = None
-        return self._later(self._agree(place, entry))
-
-    async def _agree(self, place: Place, entry: StoredSummary) -> None:
-        tenant, key = place
-        value = msgspec.msgpack.encode(entry)
-        try:
-            while (first := await self._store.add(tenant, KIND, key, value, LIFETIME)) != value:
-                if (winner := _decoded(first)) is not None:
-                    self._memory[place] = _Kept(winner)
-                    return
-                # Of several workers, one replaces the damaged entry and the others use the new one.
-                await self._store.replace(tenant, KIND, key, first, value, LIFETIME)
-        except StoreFailed as failure:
-            log.warning("store.write_failed", reason=str(failure))
-            if (kept := self._memory.get(place)) is not None:
-                kept.retry_at = _now() + self._limits.retry
-
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start background work that ``aclose`` waits for."""
         task = asyncio.get_running_loop().create_task(work)
-        self._saving.add(task)
-        task.add_done_callback(self._saving.discard)
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
         return task
 
     def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: StoredSummary) -> StoredSummary:
@@ -360,16 +385,8 @@ class Summaries:
             log.warning("summary.given_up", failures=FAILURES)
         until = math.inf if given_up else _now() + self._limits.digest_lifetime
         entry = msgspec.structs.replace(entry, until=until, given_up=given_up)
-        self._memory[place] = _Kept(entry)
+        self.cache.remember(place, entry)
         return entry
-
-    def _in_memory(self, place: Place) -> StoredSummary | None:
-        """Return the entry in memory. Drop a digest when it expires."""
-        kept = self._memory.get(place)
-        if kept is None or not kept.entry.digest or _now() < kept.entry.until:
-            return None if kept is None else kept.entry
-        del self._memory[place]
-        return None
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)
@@ -381,16 +398,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _decoded(value: bytes) -> StoredSummary | None:
-    """Return a stored entry, or ``None`` if it is damaged. The caller replaces it."""
-    try:
-        return msgspec.msgpack.decode(value, type=StoredSummary)
-    except UNDECODABLE as failure:
-        log.warning("store.entry_unreadable", reason=str(failure))
-        return None
-
-
-def _size(entry: StoredSummary) -> int:
+def _size_of(entry: StoredSummary) -> int:
     """Return the approximate bytes of an entry in memory."""
     texts = (text for found in entry.found.values() for text in found)
     covers = entry.native.covers if entry.native else ()

@@ -39,7 +39,7 @@ from proxy.pipeline.job import Verdict
 from proxy.pipeline.response_start import HELD_SECONDS
 from proxy.store import open_store
 from proxy.store.archive import Archive, Removed
-from proxy.store.tenants import SHARED_TENANT
+from proxy.store.interface import SHARED_TENANT
 from proxy.summary.store import LIFETIME, Origin
 from proxy.telemetry.record import RequestRecord, new_id
 from tests.kit.records import written

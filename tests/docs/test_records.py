@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 from proxy.endpoints.queries import UNITS
 from proxy.endpoints.records import DEFAULT_BY, DEFAULT_LIMIT, DEFAULT_SINCE, PARAMETERS
-from proxy.store.ledger_report import BY, COLUMNS
-from proxy.store.records import RECORD_LIMIT
+from proxy.records.model import RECORD_LIMIT
+from proxy.records.report import BY, COLUMNS
 from proxy.summary.store import Cause
 from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, Verdict
 from proxy.telemetry.record_json import PHASES, record_json

@@ -22,9 +22,9 @@ import zstandard
 from proxy.server.loopback import serve
 from proxy.store import sqlite_worker
 from proxy.store.archive import KIND as ARCHIVE
-from proxy.store.file import put_aside
 from proxy.store.forgetting import forget
 from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_worker import put_aside
 from tests.kit.object_server import INSTALLED, MISSING
 from tests.kit.program import ROOT, program, write_config
 from tests.kit.waiting import until

@@ -166,7 +166,7 @@ def test_an_unreadable_row_is_skipped_and_logged_once(tmp_path: Path, damage: st
 def test_invented_model_names_are_bounded_and_sums_stay_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.store.records.TENANT_ROWS", 5)
+    monkeypatch.setattr("proxy.records.model.TENANT_ROWS", 5)
     with behind(Figures(), tmp_path, **TEAMS, **store_of(tmp_path)) as url:
         for number in range(12):
             asked(url, model=f"invented-{number}")
@@ -185,7 +185,7 @@ def test_invented_model_names_are_bounded_and_sums_stay_complete(
 def test_invented_keys_are_bounded_and_the_administrator_sees_all_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.store.records.DAY_ROWS", 3)
+    monkeypatch.setattr("proxy.records.model.DAY_ROWS", 3)
     admin = {"admin": {"keys": [key_hash("admin")]}}
     with behind(Figures(), tmp_path, **admin, **store_of(tmp_path)) as url:
         for number in range(8):

@@ -12,8 +12,8 @@ import pytest
 import structlog.testing
 
 from proxy.pipeline import recorder
+from proxy.records.sqlite import SqliteRecords
 from proxy.store import StoreFailed
-from proxy.store.sqlite_records import SqliteRecords
 from proxy.telemetry.record import RequestRecord
 from tests.kit.records import records_in
 from tests.kit.scripted import behind

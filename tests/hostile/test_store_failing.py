@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from proxy.server import maintenance
 from proxy.store import breaker, guarded, sqlite_worker
 from proxy.store.breaker import FAILURES
-from proxy.store.file import put_aside
+from proxy.store.sqlite_worker import put_aside
 from tests.kit.waiting import until
 from tests.product.test_store import get, metric, rows, running, summary_of
 
@@ -88,7 +88,8 @@ def test_requests_go_through_and_it_is_used_again_after_it(
             assert summary_of(url, f"sk-{n}") == "stored", "in memory"
         assert time.monotonic() - began < 60
         failures = metric(url, "compaction_store_failures")
-        assert until(lambda: get(url, "/readyz").text == f"ready; the store fails ({left_alone})\n")
+        # On a busy machine, the records fail often enough to be listed, too.
+        assert until(lambda: get(url, "/readyz").text.startswith(f"ready; the store fails ({left_alone}"))
         assert get(url, "/readyz").status_code == 200, "requests had better come"
         assert until(lambda: told <= {line["event"] for line in logs}), {line["event"] for line in logs}
         if name == "locked":

@@ -121,7 +121,7 @@ class House:
     async def settled(self) -> None:
         """Wait until nothing goes on in the background, so that what comes next depends on nothing but order."""
         summaries, archive = self.app.service.summaries, self.app.service.archive
-        while summaries._flights.tasks or summaries._background or summaries._saving or len(archive.writes):  # noqa: ASYNC110
+        while summaries._flights.tasks or summaries._background or len(summaries.cache.writes) or len(archive.writes):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
     async def victim(self, turns: int) -> tuple[Any, ...]:

@@ -65,19 +65,15 @@ class _Counter(Counter):
 COUNTER = _Counter(Profile(MODEL, tokenizer="o200k_base"))
 
 
-class Plain:
+class Plain(Store):
     """A store in a dictionary: tens of thousands of conversations need no thread."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[str, str, str], bytes] = {}
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         """See ``Store``."""
-        return self.entries.get((tenant, kind, key))
-
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        """See ``Store``."""
-        self.entries[tenant, kind, key] = value
+        return {key: self.entries[tenant, kind, key] for key in keys if (tenant, kind, key) in self.entries}
 
     async def put_many(self, entries: Sequence[Entry]) -> None:
         """See ``Store``."""
@@ -97,9 +93,10 @@ class Plain:
             del self.entries[tenant, kind, key]
         return True
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
         """See ``Store``."""
-        self.entries.pop((tenant, kind, key), None)
+        for key in keys:
+            self.entries.pop((tenant, kind, key), None)
 
     async def aclose(self) -> None:
         """See ``Store``."""

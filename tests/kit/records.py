@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.store.opening import records_file
-from proxy.store.records import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
-from proxy.store.sqlite_records import SqliteRecords
+from proxy.records import records_file
+from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
+from proxy.records.sqlite import SqliteRecords
 from proxy.telemetry.record import RequestRecord, new_id
 
 EVERYTHING = RecordQuery(limit=RECORD_LIMIT)

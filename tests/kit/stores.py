@@ -1,4 +1,4 @@
-"""Stores for tests: run a test with one, look into its files, and write files of version 0.1."""
+"""Stores for tests: run a test with one, look into its files, and write files of another format."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from proxy.store import ManagedStore, open_store
-from proxy.store.opening import open_archive
+from proxy.store import ManagedStore
+from proxy.store.interface import Backend
+from proxy.store.sealing import SealedStore
+from proxy.store.sqlite import SqliteStore
 from tests.kit.object_server import CREDENTIALS, INSTALLED, MISSING, object_server
 
 S = TypeVar("S", bound=ManagedStore)
@@ -60,18 +62,15 @@ def being_read(path: Path) -> Iterator[None]:
         yield
 
 
-def write_version_0_1(path: Path, entries: Iterable[tuple[str, bytes]], then: Sequence[str] = ()) -> None:
-    """Write a file of version 0.1 with summaries of tenant "t", and run further statements."""
+def write_old_file(path: Path) -> None:
+    """Write a file as versions before 0.1.0 did."""
     with opened(path) as db:
         db.executescript(
             """CREATE TABLE entries (tenant TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL,
             expires REAL NOT NULL, PRIMARY KEY (tenant, kind, key)) WITHOUT ROWID;
             CREATE INDEX entries_expire ON entries (expires);"""
         )
-        rows: list[Any] = [("t", "summary", key, value, time.time() + 60) for key, value in entries]
-        db.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
-        for statement in then:
-            db.execute(statement)
+        db.execute("INSERT INTO entries VALUES ('t', 'summary', 'k', 'old', ?)", [time.time() + 60])
 
 
 def files_with(folder: Path, *texts: bytes) -> list[str]:
@@ -81,10 +80,31 @@ def files_with(folder: Path, *texts: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """A file, server, or folder that the stores of a test share. ``raw`` returns all names and contents in it."""
+    """A file, server, or folder that the stores of a test share.
 
-    open: Callable[[Sequence[bytes]], ManagedStore]
+    ``backend`` opens it without encryption. ``raw`` returns all names and contents in it. The stores use ``clock``. The
+    server has a clock of its own, so there ``second`` is the real length of a second in tests.
+    """
+
+    backend: Callable[[], Backend]
     raw: Callable[[], bytes]
+    clock: Clock
+    second: float = 0.0
+
+    def open(self, keys: Sequence[bytes] = ()) -> ManagedStore:
+        """Open a store as another process does."""
+        return SealedStore(self.backend(), keys) if keys else self.backend()
+
+    def seconds(self, number: float) -> float:
+        """Return a lifetime of so many seconds."""
+        return number * (self.second or 1.0)
+
+    async def pass_time(self, number: float) -> None:
+        """Let so many seconds pass."""
+        if self.second:
+            await asyncio.sleep(number * self.second)
+        else:
+            self.clock.now += number
 
 
 PLACES = ("sqlite", "redis", "folder", "s3")
@@ -93,22 +113,33 @@ PLACES = ("sqlite", "redis", "folder", "s3")
 @contextlib.contextmanager
 def place(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
     """Return an empty place of a kind. Skip the test if a program or package is missing."""
+    clock = Clock()
     if kind == "sqlite":
-        url = f"sqlite:///{folder}/place/store.db"
-        yield Place(lambda keys: open_store(url, keys), lambda: contents(folder / "place"))
+        path = folder / "place" / "store.db"
+        yield Place(lambda: SqliteStore(path, clock=clock), lambda: contents(folder / "place"), clock)
     elif kind == "redis":
+        from proxy.store.redis_store import RedisStore
+
         redis = request.getfixturevalue("redis")
-        yield Place(lambda keys: open_store(redis.url, keys), redis.raw)
+        yield Place(lambda: RedisStore(redis.url), redis.raw, clock, second=0.02)
     elif not INSTALLED:
         pytest.skip(MISSING)
-    elif kind == "folder":
-        yield Place(lambda keys: _archive(f"file://{folder}/place", {}, keys), lambda: contents(folder / "place"))
     else:
-        with object_server() as server, pytest.MonkeyPatch.context() as patch:
-            for name, value in CREDENTIALS.items():
-                patch.setenv(name, value)
-            options = {"endpoint": server.endpoint}
-            yield Place(lambda keys: _archive("s3://bucket/some/prefix", options, keys), server.raw)
+        yield from _objects(kind, folder, clock)
+
+
+def _objects(kind: str, folder: Path, clock: Clock) -> Iterator[Place]:
+    from proxy.store.object_store import ObjectsStore
+
+    if kind == "folder":
+        url = f"file://{folder}/place"
+        yield Place(lambda: ObjectsStore(url, clock=clock), lambda: contents(folder / "place"), clock)
+        return
+    with object_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        options = {"endpoint": server.endpoint}
+        yield Place(lambda: ObjectsStore("s3://bucket/some/prefix", options, clock), server.raw, clock)
 
 
 @contextlib.contextmanager
@@ -133,9 +164,3 @@ def contents(folder: Path) -> bytes:
     return b"\n".join(
         part for name, path in found for part in (bytes(name), path.read_bytes() if path.is_file() else b"")
     )
-
-
-def _archive(url: str, options: dict[str, str], keys: Sequence[bytes]) -> ManagedStore:
-    store = open_archive(url, options, keys)
-    assert store is not None
-    return store

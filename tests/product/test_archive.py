@@ -186,13 +186,13 @@ def test_what_waits_is_there_at_once_and_written_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path, TEAMS) as proxy:
-        put = proxy.proxy.service.store.put
+        put_many = proxy.proxy.service.store.put_many
 
-        async def slowly(*entry: Any) -> None:
+        async def slowly(entries: Any) -> None:
             await asyncio.sleep(0.5)
-            await put(*entry)
+            await put_many(entries)
 
-        monkeypatch.setattr(proxy.proxy.service.store, "put", slowly)
+        monkeypatch.setattr(proxy.proxy.service.store, "put_many", slowly)
         proxy.keep("team:search")
         answered(proxy.entry(SECOND.id, "sk-search"), SECOND.id, [*OLD, *NEW])
     with running(tmp_path, TEAMS) as proxy:

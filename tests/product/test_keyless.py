@@ -13,7 +13,7 @@ import pytest
 from proxy.access.authenticator import Authenticator
 from proxy.config import Settings
 from proxy.pipeline.snapshot import listening
-from proxy.store.tenants import SHARED_TENANT, UNSTORED_TENANT
+from proxy.store.interface import SHARED_TENANT, UNSTORED_TENANT
 from tests.kit.scripted import behind, chat
 from tests.kit.upstream import StandIn
 from tests.kit.waiting import until

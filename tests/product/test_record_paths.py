@@ -23,11 +23,11 @@ import pytest
 from proxy.config import load
 from proxy.endpoints.records import PARAMETERS, REPORT, REQUESTS, STATUS
 from proxy.limits.learned import LearnedLimit, LearnedLimits
+from proxy.records.model import SUMS, LedgerSums, RecordQuery, sums_of
+from proxy.records.report import BY, MONEY
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from proxy.store import open_store
-from proxy.store.ledger_report import BY, MONEY
-from proxy.store.records import SUMS, LedgerSums, RecordQuery, sums_of
 from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, first_id
 from tests.kit.program import call, program, terminal, write_config
 from tests.kit.records import records_in, written

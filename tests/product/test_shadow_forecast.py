@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.store.records import LedgerSums
+from proxy.records.model import LedgerSums
 from tests.kit.recorded import SESSION, recorded_messages
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import behind

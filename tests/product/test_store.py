@@ -27,11 +27,11 @@ from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from proxy.store import sqlite_worker
 from proxy.store.archive import KIND as ARCHIVE
-from proxy.store.file import put_aside
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.forgetting import forget
 from proxy.store.replicated_map import name_of
 from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_worker import put_aside
 from tests.kit.program import call, run, write_config
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.upstream import Reply, StandIn

@@ -21,7 +21,7 @@ COVERED = {
     "product/test_dashboard.py": "config/effective endpoints/dashboard endpoints/presentation pipeline/replay",
     "product/test_operator_commands.py": "cli/doctor",
     "product/test_record_paths.py": "cli/records constants endpoints/records endpoints/status "
-    "store/ledger_report telemetry/record_json",
+    "records/report telemetry/record_json",
     "unit/store/test_replicated_map.py": "limits/stored",
     "unit/demo/test_upstream.py": "demo/counting demo/replies server/loopback",
     "unit/demo/test_demo.py": "demo/agent demo/apis demo/run demo/script",
@@ -46,7 +46,7 @@ COVERED = {
     "upstream/bridge/over_responses upstream/bridge/responses",
     "product/test_continued_summaries.py": "pipeline/features/continued_notes",
     "product/test_native_compaction.py": "pipeline/features/native_summary",
-    "product/test_store_commands.py": "cli/store_migration cli/store_status",
+    "product/test_store_commands.py": "cli/store_status",
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_browser.py": "endpoints/landing",
     "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",
@@ -76,13 +76,12 @@ COVERED = {
     "product/test_summaries.py": "pipeline/summaries",
     "product/test_summary_limits.py": "pipeline/summary_models",
     "product/test_reload.py": "server/reload",
-    "unit/store/test_object_store.py": "store/object_client",
-    "unit/store/test_sqlite.py": "store/file store/interface store/opening store/sqlite_worker store/tenants",
-    "unit/store/test_sqlite_records.py": "store/record_codec store/records",
+    "unit/store/test_sqlite.py": "store/interface store/opening store/sqlite_worker",
     "unit/summary/test_store.py": "summary/in_flight",
     "product/http/test_failures.py": "upstream/connections",
     "unit/upstream/litellm/test_transport.py": "upstream/litellm/library",
     "unit/upstream/test_retired.py": "upstream/transport",
+    "unit/records/test_sqlite.py": "records/codec records/model",
 }
 """Modules without a test file of their name, by the tests that cover them."""
 

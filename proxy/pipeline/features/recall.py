@@ -40,7 +40,7 @@ from proxy.recall.tool import (
     Reader,
 )
 from proxy.store.forgetting import drop
-from proxy.store.tenants import UNSTORED_TENANT
+from proxy.store.interface import UNSTORED_TENANT
 from proxy.telemetry.metrics import RECALLS
 from proxy.upstream.transport import Answer
 

@@ -19,7 +19,7 @@ from proxy.limits.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, P
 from proxy.limits.learned import LearnedLimit, limit_from_overflow
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
-from proxy.store.tenants import UNSTORED_TENANT
+from proxy.store.interface import UNSTORED_TENANT
 from tests.kit.upstream import Completion, Reply, event
 
 

@@ -11,7 +11,7 @@ import pytest
 from proxy.pipeline.job import Prompt
 from proxy.pipeline.sent_prompts import KIND, SentPrompts
 from proxy.store import Guarded, open_store
-from proxy.store.tenants import UNSTORED_TENANT
+from proxy.store.interface import UNSTORED_TENANT
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 TALK = ("team", "talk")

@@ -20,8 +20,8 @@ from proxy.limits.profiles import Profile
 from proxy.pipeline import stored_facts
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.stored_facts import LEAST_BYTES, PARTS, StoredFacts, decoded, encoded
-from proxy.store import Entry, StoreFailed, background
-from proxy.store.tenants import UNSTORED_TENANT
+from proxy.store import Entry, StoreFailed, tenant_cache
+from proxy.store.interface import UNSTORED_TENANT
 from tests.kit.engine import Plain
 
 PICTURE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
@@ -120,18 +120,18 @@ def test_nothing_is_stored_for_callers_without_a_tenant() -> None:
 
 
 def test_a_store_that_fails_or_hangs_delays_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "STUCK_SECONDS", 0.05)
-    monkeypatch.setattr(background, "CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr(tenant_cache, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(tenant_cache, "CLOSING_SECONDS", 0.05)
 
     class Failing(Plain):
-        async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
             raise StoreFailed("out of order")
 
         async def put_many(self, entries: Sequence[Entry]) -> None:
             raise StoreFailed("out of order")
 
     class Hanging(Plain):
-        async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+        async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
             await asyncio.Event().wait()
             raise AssertionError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,10 @@ class Unreliable(SqliteStore):
     failing = 0.0
     random = random.Random(7)
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         if self.random.random() < self.failing / 3:
             raise StoreFailed("not read")
-        return await super().get(tenant, kind, key)
+        return await super().get_many(tenant, kind, keys)
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
         lost = self._loses()

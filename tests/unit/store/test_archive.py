@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.dialects.chat.request import parse
-from proxy.store import Entry, StoreFailed, background
+from proxy.store import Entry, Store, StoreFailed, tenant_cache
 from proxy.store import archive as module
 from proxy.store.archive import FIRST_KIND, KIND, Archive, Found, Removed
 from proxy.store.sqlite import SqliteStore
@@ -42,7 +42,7 @@ def texts(*words: str) -> list[bytes]:
     return [message(word) for word in words]
 
 
-class Shelf:
+class Shelf(Store):
     """A store in memory that can fail, and be slow."""
 
     def __init__(self) -> None:
@@ -51,13 +51,10 @@ class Shelf:
         self.failing: Exception | None = None
         self.gate: asyncio.Event | None = None
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         if self.failing is not None:
             raise self.failing
-        return self.kept.get((tenant, kind, key))
-
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        await self.put_many([Entry(tenant, kind, key, value, seconds)])
+        return {key: self.kept[tenant, kind, key] for key in keys if (tenant, kind, key) in self.kept}
 
     async def put_many(self, entries: Sequence[Entry]) -> None:
         self.puts += [(entry.tenant, entry.key[0], entry.seconds) for entry in entries]
@@ -67,16 +64,13 @@ class Shelf:
             raise self.failing
         self.kept |= {(entry.tenant, entry.kind, entry.key): entry.value for entry in entries}
 
-    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
-        raise NotImplementedError
-
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         raise NotImplementedError
 
     async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         raise NotImplementedError
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
         raise NotImplementedError
 
     async def aclose(self) -> None:
@@ -90,8 +84,8 @@ class Shelf:
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(background, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(tenant_cache, "LONGEST_PAUSE", 0.02)
 
 
 def run(test: Callable[[Archive, Shelf, Clock], Awaitable[None]]) -> None:
@@ -388,7 +382,7 @@ def test_closing_writes_what_waits(tmp_path: Path) -> None:
 
 
 def test_closing_gives_up_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "CLOSING_SECONDS", 0.05)
+    monkeypatch.setattr(tenant_cache, "CLOSING_SECONDS", 0.05)
 
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         shelf.gate = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Every kind of store: names, encryption, removal, and new keys."""
+"""The contract of all stores: names, lifetimes, removal, encryption, and new keys."""
 
 from __future__ import annotations
 
@@ -31,37 +31,136 @@ def there(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield found
 
 
-@pytest.mark.parametrize("keys", [(), (KEY,)])
-def test_entries_are_found_by_tenant_kind_and_key(there: Place, keys: tuple[bytes, ...]) -> None:
+KEYS = pytest.mark.parametrize("keys", [(), (KEY,)], ids=["plain", "encrypted"])
+
+
+@KEYS
+@pytest.mark.parametrize("name", [ODD, "'; DROP TABLE entries; --\x00é", "summary"])
+def test_entries_are_found_by_tenant_kind_and_key(there: Place, keys: tuple[bytes, ...], name: str) -> None:
     async def write(store: ManagedStore) -> None:
-        await store.put(ODD, "summary", "k", b"one\x00\n\xff", 60)
-        assert await store.get(ODD, "summary", "k") == b"one\x00\n\xff"
-        for other in (("u", "summary", "k"), (ODD, "limit", "k"), (ODD, "summary", "j"), (f"{ODD}:", "summary", "k")):
+        await store.put(name, "summary", name, b"one\x00\n\xff", 60)
+        assert await store.get(name, "summary", name) == b"one\x00\n\xff"
+        for other in (
+            ("u", "summary", name),
+            (name, "limit", name),
+            (name, "summary", "j"),
+            (f"{name}:", "summary", name),
+        ):
             assert await store.get(*other) is None
-        await store.put(ODD, "summary", "k", b"two", 60)
-        assert await store.add(ODD, "summary", "k", b"three", 60) == b"two"
-        assert await store.add(ODD, "making", "k", b"token", 60) == b"token"
-        await store.delete(ODD, "making", "k")
-        assert await store.add(ODD, "making", "k", b"next", 60) == b"next"
-        assert not await store.replace(ODD, "making", "k", b"token", b"new", 60)
-        assert await store.replace(ODD, "making", "k", b"next", b"new", 60)
-        assert await store.replace(ODD, "making", "k", b"new", b"", 0)
-        assert await store.get(ODD, "making", "k") is None
-        await asyncio.gather(*(store.put("t", "item", f"{n}", b"%d" % n, 60 if n % 2 else -1) for n in range(2 * READ)))
-        several = await store.get_many("t", "item", ["no", *map(str, range(2 * READ))])
-        assert several == {f"{n}": b"%d" % n for n in range(1, 2 * READ, 2)}
-        assert await store.get_many("t", "item", []) == {}
+        await store.put(name, "summary", name, b"two", 60)
 
     async def read(store: ManagedStore) -> None:
-        assert await store.get(ODD, "summary", "k") == b"two"
+        assert await store.get(name, "summary", name) == b"two"
         (entry,) = await store.entries("summary")
-        assert (entry.tenant, entry.key, entry.value) == (ODD, "k", b"two")
+        assert (entry.tenant, entry.key, entry.value) == (name, name, b"two")
         assert 50 < entry.seconds <= 60
+        assert [one.key async for page in store.pages() for one in page] == [name]
 
     with_store(lambda: there.open(keys), write, read)
 
 
-@pytest.mark.parametrize("keys", [(), (KEY,)])
+@KEYS
+def test_an_entry_is_added_once_and_replaced_or_removed_by_comparison(there: Place, keys: tuple[bytes, ...]) -> None:
+    async def test(store: ManagedStore) -> None:
+        await store.put("t", "summary", "k", b"two", 60)
+        assert await store.add("t", "summary", "k", b"three", 60) == b"two"
+        assert await store.add("t", "making", "k", b"token", 60) == b"token"
+        await store.delete("t", "making", "k")
+        await store.delete("t", "making", "k")
+        assert await store.add("t", "making", "k", b"next", 60) == b"next"
+        assert not await store.replace("t", "making", "k", b"token", b"new", 60)
+        assert await store.replace("t", "making", "k", b"next", b"new", 60)
+        assert await store.replace("t", "making", "k", b"new", b"", 0)
+        assert not await store.replace("t", "making", "k", b"new", b"", 0)
+        assert await store.get("t", "making", "k") is None
+        assert await store.get("t", "summary", "k") == b"two"
+
+    with_store(lambda: there.open(keys), test)
+
+
+@KEYS
+def test_of_many_processes_that_add_an_entry_one_succeeds(there: Place, keys: tuple[bytes, ...]) -> None:
+    if "object_store" in type(there.backend()).__module__:
+        pytest.skip("object storage doesn't compare")
+
+    async def whole() -> None:
+        stores = [there.open(keys) for _ in range(4)]
+        got = await asyncio.gather(
+            *(store.add("t", "making", "k", b"%d" % number, 60) for number, store in enumerate(stores * 5))
+        )
+        assert {await store.get("t", "making", "k") for store in stores} == set(got)
+        assert len(set(got)) == 1
+        replaced = await asyncio.gather(
+            *(store.replace("t", "making", "k", got[0], b"new %d" % number, 60) for number, store in enumerate(stores))
+        )
+        assert sum(replaced) == 1
+        for store in stores:
+            await store.aclose()
+
+    asyncio.run(whole())
+
+
+@KEYS
+def test_entries_outlive_the_process_and_end_with_their_time(there: Place, keys: tuple[bytes, ...]) -> None:
+    async def write(store: ManagedStore) -> None:
+        await store.put_many([Entry("t", "summary", key, b"1", there.seconds(at)) for key, at in LIFETIMES.items()])
+        await store.put("t", "summary", "never", b"1", -1)
+
+    async def read(store: ManagedStore) -> None:
+        found = await store.get_many("t", "summary", [*LIFETIMES, "never"])
+        assert found == dict.fromkeys(LIFETIMES, b"1")
+        await there.pass_time(11)
+        assert await store.get_many("t", "summary", [*LIFETIMES, "never"]) == {"long": b"1"}
+        assert [entry.key for entry in await store.entries("summary")] == ["long"]
+        assert await store.add("t", "summary", "short", b"2", there.seconds(1_000)) == b"2"
+        await store.maintain()
+        assert await store.unknown() == 0
+        assert len(await store.entries("summary")) == 2
+
+    with_store(lambda: there.open(keys), write, read)
+
+
+LIFETIMES = {"short": 10, "long": 1_000}
+
+
+@KEYS
+def test_many_entries_are_read_and_removed_at_once(there: Place, keys: tuple[bytes, ...]) -> None:
+    async def test(store: ManagedStore) -> None:
+        await store.put_many([Entry("t", "item", f"{n}", b"%d" % n, 60 if n % 2 else -1) for n in range(2 * READ)])
+        several = await store.get_many("t", "item", ["no", *map(str, range(2 * READ))])
+        assert several == {f"{n}": b"%d" % n for n in range(1, 2 * READ, 2)}
+        assert await store.get_many("t", "item", []) == {}
+        await store.delete_many("t", "item", ["no", *map(str, range(2 * READ - 3))])
+        await store.delete_many("t", "item", [])
+        assert [entry.key for entry in await store.entries("item")] == [f"{2 * READ - 3}", f"{2 * READ - 1}"]
+
+    with_store(lambda: there.open(keys), test)
+
+
+@KEYS
+def test_the_names_of_removed_entries_are_gone(there: Place, keys: tuple[bytes, ...]) -> None:
+    async def test(store: ManagedStore) -> None:
+        for key in ("canary-deleted", "canary-replaced", "canary-expired"):
+            await store.put("t", "summary", key, b"1", 60)
+        await store.delete("t", "summary", "canary-deleted")
+        if "object_store" not in type(there.backend()).__module__:
+            assert await store.replace("t", "summary", "canary-replaced", b"1", b"", 0)
+        else:
+            await store.delete("t", "summary", "canary-replaced")
+        await store.put("t", "summary", "canary-expired", b"2", -1)
+        await store.maintain()
+        await store.rebuild()
+        await store.erase()
+        assert b"canary" not in there.raw()
+        assert [page async for page in store.pages() if page] == []
+        backend = there.backend()
+        assert (await backend.counts()).total() == 0
+        await backend.aclose()
+
+    with_store(lambda: there.open(keys), test)
+
+
+@KEYS
 def test_many_entries_are_written_at_once(there: Place, keys: tuple[bytes, ...]) -> None:
     count = 230  # more than a statement of SQLite has rows
 
@@ -115,7 +214,7 @@ def test_one_entry_that_sqlite_refuses_does_not_count_against_the_file(tmp_path:
     with_store(lambda: SqliteStore(tmp_path / "store.db"), test)
 
 
-@pytest.mark.parametrize("keys", [(), (KEY,)])
+@KEYS
 def test_a_forgotten_tenant_leaves_nothing(there: Place, keys: tuple[bytes, ...]) -> None:
     async def test(store: ManagedStore) -> None:
         for number in range(240):

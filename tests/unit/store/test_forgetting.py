@@ -15,7 +15,7 @@ import pytest
 from proxy.store import StoreFailed
 from proxy.store.forgetting import KIND, digest, forget, forgotten, remove
 from proxy.store.sqlite import SqliteStore
-from tests.kit.stores import being_read, files_with, with_store, write_version_0_1
+from tests.kit.stores import being_read, files_with, with_store
 
 CANARY, GONE = b"CANARY-7f3a9b", b"GONE-1c8e02"
 
@@ -63,22 +63,6 @@ def test_not_even_a_name_is_left_between_the_rows_of_others(tmp_path: Path, seed
         await forget(store, "team:leaving")
         assert files_with(tmp_path, b"team:leaving") == []
         await other.aclose()
-
-    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
-
-
-def test_no_content_is_left_of_a_file_of_an_earlier_version(tmp_path: Path) -> None:
-    entries = [(f"k{n}", (GONE if f"k{n}" < "k2" else CANARY) * 20) for n in range(300)]
-    deletion = ("PRAGMA secure_delete = OFF", "DELETE FROM entries WHERE key < 'k2'")
-    write_version_0_1(tmp_path / "a.db", entries, deletion)
-    assert files_with(tmp_path, GONE)
-
-    async def test(store: SqliteStore) -> None:
-        assert len(await store.entries("summary")) > 100
-        await store.maintain()
-        assert files_with(tmp_path, GONE) == []
-        await forget(store, "t")
-        assert files_with(tmp_path, CANARY) == []
 
     with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
 

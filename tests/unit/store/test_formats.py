@@ -12,10 +12,11 @@ import msgspec
 import pytest
 import zstandard
 
-from proxy.store import ManagedStore, archive, redis_records
+from proxy.records import redis as redis_records
+from proxy.records.model import RecordQuery
+from proxy.records.redis import RedisRecords
+from proxy.store import ManagedStore, archive
 from proxy.store.forgetting import forget
-from proxy.store.records import RecordQuery
-from proxy.store.redis_records import RedisRecords
 from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
@@ -125,6 +126,6 @@ def test_the_formats_of_these_kinds() -> None:
     assert msgspec.msgpack.encode(archive._Entry([b"{}"], "abc")) == entry
     packed = "28b52ffd241ce1000082a86d6573736167657391c4027b7da870726576696f7573a3616263b55f29d7"
     assert archive._unpacked(bytes.fromhex(packed)) == archive._Entry([b"{}"], "abc")
-    assert archive._packed([archive.Removed("id", (b"{}",), "abc")])[0].startswith(zstandard.FRAME_HEADER)
+    assert archive._packed([archive._Entry([b"{}"], "abc")])[0].startswith(zstandard.FRAME_HEADER)
     assert archive._unpacked(zlib.compress(entry, 1)) == archive._Entry([b"{}"], "abc")
     assert (archive.FIRST_KIND, archive.KIND) == ("archive", "archive.2")

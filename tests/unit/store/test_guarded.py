@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from proxy.store import StoreFailed, guarded
+from proxy.store import Entry, StoreFailed, guarded
 from proxy.store.breaker import FAILURES
 from proxy.store.guarded import FIRST_PAUSE, LONGEST_PAUSE, Guarded
 from proxy.store.sqlite import SqliteStore
@@ -31,13 +31,13 @@ class Failing(SqliteStore):
         if what in self.fails:
             raise StoreFailed("disk full")
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         await self._meets("read")
-        return await super().get(tenant, kind, key)
+        return await super().get_many(tenant, kind, keys)
 
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         await self._meets("write")
-        await super().put(tenant, kind, key, value, seconds)
+        await super().put_many(entries, codec)
 
 
 Test = Callable[[Guarded, Failing, list[float]], Awaitable[None]]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from proxy.store import Entry, StoreFailed, background
+from proxy.store import Entry, StoreFailed, tenant_cache
 from proxy.store import items as module
 from proxy.store.items import KIND, LARGEST, LONGEST_ID, ItemMemory
 from proxy.store.sqlite import SqliteStore
@@ -106,7 +106,7 @@ def test_an_id_of_several_items_is_forgotten() -> None:
 def test_a_store_that_fails_leaves_the_items_in_memory_and_they_are_written_when_it_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(background, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
 
     async def test(store: Watched, clock: Clock) -> None:
         memory = ItemMemory(store, clock)

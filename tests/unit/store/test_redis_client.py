@@ -11,10 +11,10 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from proxy.records.model import RecordQuery
+from proxy.records.redis import RedisRecords
 from proxy.store.interface import Entry, StoreFailed
-from proxy.store.records import RecordQuery
 from proxy.store.redis_client import check, close, connect, name, parts
-from proxy.store.redis_records import RedisRecords
 from proxy.store.redis_store import RedisStore
 from proxy.telemetry.record import RequestRecord, new_id
 from tests.kit.program import free_port

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec
 
@@ -16,12 +16,12 @@ from proxy.limits import learned as limits
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.limits.stored import learned
-from proxy.store import StoreFailed, open_store
+from proxy.store import Entry, StoreFailed, open_store, tenant_cache
 from proxy.store import replicated_map as shared
 from proxy.store.forgetting import forget
+from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import FIRST_READ_SECONDS, name_of
 from proxy.store.sqlite import SqliteStore
-from proxy.store.tenants import UNSTORED_TENANT
 
 P = ParamSpec("P")
 
@@ -37,17 +37,17 @@ class Slow(SqliteStore):
         self.fails = False
         self.reads = 0
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         self.reads += 1
         await asyncio.sleep(self.seconds)
         if self.fails:
             raise StoreFailed("gone")
-        return await super().get(tenant, kind, key)
+        return await super().get_many(tenant, kind, keys)
 
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
         if self.fails:
             raise StoreFailed("gone")
-        await super().put(tenant, kind, key, value, seconds)
+        await super().put_many(entries, codec)
 
 
 def in_a_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
@@ -156,7 +156,7 @@ async def test_a_slow_store_is_waited_for_once_and_not_for_long(tmp_path: Path) 
     assert known.first_read(*KEY) is None, "the next request does not wait"
     started = time.perf_counter()
     await known.aclose()
-    assert time.perf_counter() - started < shared.CLOSING_SECONDS, "reads are given up at the end"
+    assert time.perf_counter() - started < tenant_cache.CLOSING_SECONDS, "reads are given up at the end"
     await store.aclose()
 
 
@@ -186,6 +186,49 @@ async def test_a_store_that_fails_costs_nothing_but_memory(tmp_path: Path, monke
     assert await comes_true(written), "it is written once the store is back"
     await known.aclose()
     assert await read(LearnedLimits(store)) == LearnedLimit(total=8_000)
+    await store.aclose()
+
+
+@in_a_loop
+async def test_what_a_failing_store_did_not_take_is_written_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It doesn't wait for the next refresh, and nothing that waits is lost."""
+    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
+    store = Slow(tmp_path / "s.db")
+    store.fails = True
+    known = LearnedLimits(store)
+    for number in range(20):
+        known.learn("u", f"m{number}", "t", LearnedLimit(total=8_000))
+
+    with capture_logs() as logs:
+
+        async def failed() -> bool:
+            return bool(logs)
+
+        assert await comes_true(failed)
+    assert logs[0]["entries"] == 20
+    store.fails = False
+
+    async def written() -> bool:
+        return len(await store.entries(limits.KIND)) == 20
+
+    assert await comes_true(written)
+    await known.aclose()
+    await store.aclose()
+
+
+@in_a_loop
+async def test_one_bad_value_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
+    store = SqliteStore(tmp_path / "s.db")
+    known = LearnedLimits(store)
+    for number in range(9):
+        known.learn("u", f"m{number}", "\ud800" if number == 4 else "t", LearnedLimit(total=8_000))
+    with capture_logs() as logs:
+        await known.aclose()
+    assert len(await store.entries(limits.KIND)) == 8
+    assert [(line["event"], line["entries"]) for line in logs] == [("shared.not_written", 1)]
     await store.aclose()
 
 

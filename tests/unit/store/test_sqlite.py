@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 from proxy.errors import ConfigurationError
-from proxy.store import StoreFailed, open_store, sqlite_worker
-from proxy.store.file import put_aside
-from proxy.store.sealing import SealedStore
-from proxy.store.sqlite import KEYS, SqliteStore
-from proxy.store.sqlite_worker import SqliteWorker
-from tests.kit.stores import Clock, files_with, opened, with_store, write_version_0_1
+from proxy.store import Entry, StoreFailed, open_store, sqlite_worker
+from proxy.store.sqlite import SqliteStore
+from proxy.store.sqlite_worker import SqliteWorker, put_aside
+from tests.kit.stores import Clock, files_with, opened, with_store, write_old_file
 
 CANARY = b"CANARY-7f3a9b"
 NO_DATABASE = b"this is no database at all " * 100
@@ -37,52 +35,6 @@ Test = Callable[[SqliteStore], Awaitable[None]]
 def run(path: Path | None, *tests: Test) -> None:
     """Run tests one after the other, each with a store of its own at the same place."""
     with_store(lambda: SqliteStore(path), *tests)
-
-
-@pytest.mark.parametrize("on_disk", [True, False])
-def test_what_was_put_is_got_by_tenant_kind_and_key(tmp_path: Path, on_disk: bool) -> None:
-    async def test(store: SqliteStore) -> None:
-        await store.put("t", "summary", "k", b"one\x00\xff", 60)
-        assert await store.get("t", "summary", "k") == b"one\x00\xff"
-        for other in (("u", "summary", "k"), ("t", "limit", "k"), ("t", "summary", "j")):
-            assert await store.get(*other) is None
-        await store.put("t", "summary", "k", b"two", 60)
-        assert await store.get("t", "summary", "k") == b"two"
-        for n in range(3 * KEYS):
-            await store.put("t", "item", f"{n}", b"%d" % n, 60 if n % 2 else -1)
-        several = await store.get_many("t", "item", ["no", *map(str, range(2 * KEYS))])
-        assert several == {f"{n}": b"%d" % n for n in range(1, 2 * KEYS, 2)}
-        assert await store.get_many("t", "item", []) == {}
-
-    run(tmp_path / "a.db" if on_disk else None, test)
-
-
-def test_entries_outlive_the_process_and_end_with_their_time(tmp_path: Path) -> None:
-    clock = Clock()
-
-    async def write(store: SqliteStore) -> None:
-        await store.put("t", "summary", "short", b"1", 10)
-        await store.put("t", "summary", "long", b"2", 1000)
-
-    async def read(store: SqliteStore) -> None:
-        assert await store.get("t", "summary", "short") == b"1"
-        clock.now += 11
-        assert await store.get("t", "summary", "short") is None
-        assert await store.get("t", "summary", "long") == b"2"
-
-    with_store(lambda: SqliteStore(tmp_path / "a.db", clock=clock), write, read)
-
-
-def test_upkeep_removes_expired_entries(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
-        for n in range(10):
-            await store.put("t", "summary", f"k{n}", b"", -1)
-        await store.put("t", "summary", "lasting", b"", 60)
-        await store.maintain()
-
-    with_store(lambda: SqliteStore(tmp_path / "a.db", batch=3), test)
-    with opened(tmp_path / "a.db") as db:
-        assert db.execute("SELECT key FROM entries").fetchall() == [("lasting",)]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions")
@@ -118,35 +70,6 @@ def test_two_processes_share_it(tmp_path: Path) -> None:
     run(tmp_path / "a.db", test)
 
 
-@pytest.mark.parametrize("keys", [(), (b"k" * 32,)], ids=("plain", "encrypted"))
-def test_of_many_that_add_an_entry_the_first_one_wins(keys: tuple[bytes, ...], tmp_path: Path) -> None:
-    """Each store is a process of its own."""
-    clock = Clock()
-
-    def opened_store() -> SqliteStore | SealedStore:
-        store = SqliteStore(tmp_path / "a.db", clock=clock)
-        return SealedStore(store, keys) if keys else store
-
-    async def whole() -> None:
-        stores = [opened_store() for _ in range(4)]
-        place = ("t", "summary", "k")
-        got = await asyncio.gather(*(store.add(*place, b"%d" % number, 60) for number, store in enumerate(stores * 5)))
-        (first,) = set(got)
-        assert {await store.get(*place) for store in stores} == {first}
-        assert await stores[0].add("u", "summary", "k", b"theirs", 60) == b"theirs"
-        await stores[1].delete(*place)
-        await stores[1].delete(*place)
-        assert await stores[2].get(*place) is None
-        assert await stores[2].get("u", "summary", "k") == b"theirs"
-        assert await stores[3].add(*place, b"next", 60) == b"next"
-        clock.now += 61
-        assert await stores[0].add(*place, b"after it expired", 60) == b"after it expired"
-        for store in stores:
-            await store.aclose()
-
-    asyncio.run(whole())
-
-
 def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         for n in range(10):
@@ -155,16 +78,6 @@ def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
             await asyncio.gather(*(one.aclose() for one in stores))
 
     run(None, test)
-
-
-def test_hostile_names_are_only_names(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
-        name = "'; DROP TABLE entries; --\x00é"
-        await store.put(name, name, name, b"x", 60)
-        assert await store.get(name, name, name) == b"x"
-        assert await store.get(name, name, "'") is None
-
-    run(tmp_path / "a.db", test)
 
 
 def test_a_file_that_is_no_database_fails_as_a_store_does(tmp_path: Path) -> None:
@@ -267,16 +180,18 @@ def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     run(path, test, again)
 
 
-def test_a_file_of_an_earlier_version_keeps_its_entries(tmp_path: Path) -> None:
-    write_version_0_1(tmp_path / "a.db", [("k", b"old")])
+def test_a_file_from_before_the_first_version_fails_with_advice_and_stays(tmp_path: Path) -> None:
+    write_old_file(tmp_path / "a.db")
 
     async def test(store: SqliteStore) -> None:
-        other = SqliteStore(tmp_path / "a.db")
-        found = await asyncio.gather(store.get("t", "summary", "k"), other.get("t", "summary", "k"))
-        assert found == [b"old", b"old"]
-        await other.aclose()
+        with pytest.raises(StoreFailed, match=r"before 0\.1\.0 wrote this file\. Fix: move it away"):
+            await store.get("t", "summary", "k")
+        with pytest.raises(StoreFailed, match=r"before 0\.1\.0"):
+            await store.maintain()
 
-    run(tmp_path / "a.db", test, test)
+    run(tmp_path / "a.db", test)
+    with opened(tmp_path / "a.db") as db:
+        assert db.execute("SELECT value FROM entries").fetchall() == [("old",)]
 
 
 def test_a_place_that_cannot_be_written_fails_as_a_store_does(tmp_path: Path) -> None:
@@ -386,12 +301,14 @@ def test_no_content_is_left_of_small_entries_that_moved(tmp_path: Path, seed: in
 
 
 def test_no_content_is_left_of_what_expired_in_a_file_that_keeps_its_pages(tmp_path: Path) -> None:
-    """Files of version 0.1 keep their empty pages."""
-    write_version_0_1(tmp_path / "a.db", [(f"k{n}", CANARY * 500) for n in range(100)])
+    """A file that another program has rewritten may keep its empty pages."""
     clock = Clock()
+    with opened(tmp_path / "a.db") as db:
+        db.executescript(sqlite_worker._SCHEMA)
 
     async def test(store: SqliteStore) -> None:
-        assert len(await store.entries("summary")) == 100
+        await store.put_many([Entry("t", "summary", f"k{n}", CANARY * 500, 60) for n in range(100)])
+        await store.erase()
         before = (tmp_path / "a.db").stat().st_size
         clock.now += 61
         await store.maintain()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
 from proxy.config.teams import LimitSettings
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
-from proxy.store import StoreFailed, open_store
+from proxy.store import Entry, Store, StoreFailed, open_store
 from proxy.summary.budget import DAY, Budget, Budgets, BudgetSpent
 from proxy.summary.chunking import SummaryFailed
 from proxy.summary.model import UpstreamSummaryModel
@@ -159,13 +159,13 @@ def test_processes_count_together(tmp_path: Path) -> None:
     run(test())
 
 
-class Gone:
+class Gone(Store):
     """A store that fails."""
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         raise StoreFailed("gone")
 
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
+    async def put_many(self, entries: Sequence[Entry]) -> None:
         raise StoreFailed("gone")
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
@@ -174,7 +174,7 @@ class Gone:
     async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         raise StoreFailed("gone")
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
         raise StoreFailed("gone")
 
     async def aclose(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.store import StoreFailed, open_store
+from proxy.store import Entry, Store, StoreFailed, open_store, tenant_cache
 from proxy.summary import in_flight, lease
 from proxy.summary.store import KIND, Checkpoint, StoredSummary, Summaries, SummaryFactory, SummaryLimits
 
@@ -27,7 +27,7 @@ def entry(text: str, *, digest: bool = False) -> StoredSummary:
     )
 
 
-class Shelf:
+class Shelf(Store):
     """A store in memory that can fail, be slow, and lose keys."""
 
     def __init__(self) -> None:
@@ -43,7 +43,8 @@ class Shelf:
         if self.failing:
             raise StoreFailed("disk full")
 
-    async def get(self, tenant: str, kind: str, key: str) -> bytes | None:
+    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
+        (key,) = keys
         self.gets += 1
         found = self.leases.get((tenant, key)) if kind == lease.KIND else self.kept.get((tenant, kind, key))
         if self.gate is not None:
@@ -53,12 +54,10 @@ class Shelf:
         if self.trouble.get(key) == "fails":
             raise StoreFailed("disk full")
         self._check()
-        return found
+        return {} if found is None else {key: found}
 
-    async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
-        self._check()
-        assert seconds > 3600
-        self.kept[tenant, kind, key] = value
+    async def put_many(self, entries: Sequence[Entry]) -> None:
+        raise NotImplementedError
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         self._check()
@@ -80,7 +79,7 @@ class Shelf:
             del kept[place]
         return True
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
+    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
         raise NotImplementedError
 
     async def aclose(self) -> None:
@@ -312,15 +311,16 @@ async def test_other_workers_wait_for_the_one_that_makes_it(
     assert shelf.leases == {}
 
 
-@pytest.mark.parametrize("limits", [SummaryLimits(retry=0.0)])
-async def test_a_summary_that_could_not_be_stored_is_offered_again(summaries: Summaries, shelf: Shelf) -> None:
+async def test_a_summary_that_could_not_be_stored_is_offered_again(
+    monkeypatch: pytest.MonkeyPatch, summaries: Summaries, shelf: Shelf
+) -> None:
+    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
     shelf.failing = True
     await summaries.obtain("t", [FIRST], Maker("mine"))
     shelf.failing = False
     other = Summaries(shelf)
     await other.obtain("t", [FIRST], Maker("theirs"))
-    await summaries.obtain("t", [FIRST], Maker("unused"))
-    await turns_of_the_loop(20)
+    assert await summaries.cache.writes.drained()
     assert (await summaries.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
     await other.aclose()
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from proxy.constants import DAY
-from proxy.store.records import SUMS, LedgerLabels, LedgerSums
+from proxy.records.model import SUMS, LedgerLabels, LedgerSums
 from proxy.telemetry.record_json import dollars
 
 BY = ("team", "policy", "model", "upstream", "api", "day")

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 import pytest
 
+from proxy.records.model import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROWS, LedgerSums, RecordQuery
+from proxy.records.redis import BATCH, PAGE, RedisRecords
 from proxy.store import StoreFailed
-from proxy.store.records import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROWS, LedgerSums, RecordQuery
-from proxy.store.redis_records import BATCH, PAGE, RedisRecords
 from proxy.telemetry.record import Cost, RequestRecord, Usage
 from tests.kit.records import record
 from tests.kit.redis_server import RedisServer
@@ -165,7 +165,7 @@ def test_rows_of_the_ledger_are_bounded_by_tenant_and_day_and_sums_stay_complete
 def test_further_callers_without_a_team_are_summed_up_without_a_tenant(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.store.records.DAY_ROWS", 3)
+    monkeypatch.setattr("proxy.records.model.DAY_ROWS", 3)
     records = [record(f"key:{number}", model="gpt-5") for number in range(9)]
     for one in records:
         one.team = None

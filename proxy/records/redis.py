@@ -1,4 +1,4 @@
-"""Records and the ledger on Redis or Valkey. See ``redis_store`` for the other entries.
+"""Records and the ledger on Redis or Valkey. See ``proxy.store.redis_store`` for the other entries.
 
 All keys have the same hash tag, so that in a cluster one server has them and a script can write several of them.
 """
@@ -15,14 +15,15 @@ from heapq import merge
 import msgspec
 
 from proxy.constants import DAY
-from proxy.store.record_codec import RecordCodec
-from proxy.store.records import (
+from proxy.records.codec import RecordCodec
+from proxy.records.model import (
     LARGEST_SUM,
     LEDGER_DAYS,
     SUMS,
     LedgerLabels,
     LedgerSums,
     RecordQuery,
+    RecordStore,
     bounded,
     labels_of,
     row_order,
@@ -113,7 +114,7 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True):
     value: bytes
 
 
-class RedisRecords:
+class RedisRecords(RecordStore):
     """See ``RecordStore``. With keys, values and names are encrypted as by ``RecordCodec``."""
 
     def __init__(self, url: str, keys: Sequence[bytes] = ()) -> None:

@@ -1,15 +1,31 @@
-"""Write entries to the store in the background, many in one call."""
+"""Keep values by tenant in memory, and write them to the store in the background, many in one call.
+
+All caches of stored values follow the same rules:
+
+- Memory keeps the most recently used values. The values that wait to be written have a maximum size, and a value over
+  it isn't written.
+- After a failed write, the values wait, and the next write has half as many after a pause. So a value that the store
+  refuses fails alone in the end, and only that one is dropped.
+- A stored value that can't be decoded counts as missing.
+- A forgotten tenant's values leave memory, and those that wait aren't written.
+- A process that ends writes the values that wait.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
+from cachetools import LRUCache
 
+from proxy.constants import UNDECODABLE
+from proxy.store.forgetting import drop
 from proxy.store.interface import Entry, Refused, Store, StoreFailed
 from proxy.telemetry.metrics import STORE_WAITING
 
@@ -17,8 +33,8 @@ log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
 
-Place = tuple[str, str]
-"""A tenant, and the key of one of its entries."""
+Place = tuple[str, ...]
+"""A tenant, and the names of one of its values, which is the key of its entry in most caches."""
 
 ENTRIES = 500
 """Maximum entries per write."""
@@ -27,7 +43,7 @@ BYTES = 4_000_000
 """Bytes after which a write gets no further entry."""
 
 INLINE_BYTES = 32_768
-"""Bytes of entries that are packed on the event loop. More are packed in a thread."""
+"""Bytes of values that are encoded or decoded on the event loop. More are processed in a thread."""
 
 LATE_SECONDS = 1.0
 """Age of the oldest waiting entry from which requests wait for the writer."""
@@ -81,27 +97,24 @@ class WriteBehind(Generic[V]):
     """The values of one kind that wait to be written, and the task that writes them.
 
     One task writes up to ``ENTRIES`` at once, because each call waits for its turn on a busy event loop, and its thread
-    for the interpreter lock. If a write fails, its entries wait for the next attempt, which gets half as many. So a
-    value that the store refuses fails alone in the end. It is dropped, and all others are written.
+    for the interpreter lock.
     """
 
     def __init__(
         self,
-        store: Store,
         kind: str,
-        pack: Callable[[Sequence[V]], list[bytes]],
+        write: Callable[[Sequence[tuple[Place, Waiting[V]]]], Awaitable[None]],
         most: int,
         failed: Callable[[int, str], None],
-        ended: Callable[[Place, Waiting[V], bool], None] = lambda *_: None,
+        ended: Callable[[Place, Waiting[V], bool], None],
     ) -> None:
-        """``pack`` encodes values, maybe in a thread. ``most`` is the maximum size of what waits, in bytes.
+        """``write`` stores values. It raises ``StoreFailed``, and ``Refused`` if one of them is at fault.
 
-        ``failed`` gets the number of entries of a failed write, and the reason. ``ended`` gets each value that was
-        written or dropped, and whether it was written.
+        ``most`` is the maximum size of what waits, in bytes. ``failed`` gets the number of values of a failed write,
+        and the reason. ``ended`` gets each value that was written or dropped, and whether it was written.
         """
-        self._store = store
         self._kind = kind
-        self._pack = pack
+        self._store_batch = write
         self._most = most
         self._failed = failed
         self._ended = ended
@@ -116,6 +129,8 @@ class WriteBehind(Generic[V]):
         self._turn = asyncio.Lock()
         self._progress = asyncio.Event()
         """Set for a moment after each completed write, and when the task ends."""
+        self._attempted = asyncio.Event()
+        """Set for a moment after each write, completed or failed."""
         self._hurry = asyncio.Event()
         """Set when the process ends."""
 
@@ -163,12 +178,18 @@ class WriteBehind(Generic[V]):
             if not await self._progressed(STUCK_SECONDS):
                 return
 
+    async def written(self, place: Place) -> bool:
+        """Wait until a value is written or dropped, or the store fails. Return whether it no longer waits."""
+        while place in self._waiting and self._task is not None and not self._pause:
+            await self._attempted.wait()
+        return place not in self._waiting
+
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the values of forgotten tenants, and return those tenants. A write in progress continues."""
         gone = [place for place in self._waiting if forgotten(place[0])]
         for place in gone:
             self._bytes -= self._waiting.pop(place).size
-        return {tenant for tenant, _ in gone}
+        return {place[0] for place in gone}
 
     async def settled(self) -> None:
         """Wait until the write in progress has ended."""
@@ -211,6 +232,8 @@ class WriteBehind(Generic[V]):
                 self._gauge.set(len(self._waiting))
                 async with self._turn:
                     await self._write(batch)
+                self._attempted.set()
+                self._attempted.clear()
                 if not self._pause or not self._waiting:
                     self._tell()
                 elif not await self._may_repeat():
@@ -218,6 +241,8 @@ class WriteBehind(Generic[V]):
         finally:
             self._gauge.set(len(self._waiting))
             self._task = None
+            self._attempted.set()
+            self._attempted.clear()
             self._tell()
 
     def _tell(self) -> None:
@@ -251,7 +276,7 @@ class WriteBehind(Generic[V]):
         """Write values. After a failure, the next write gets half as many. Drop a single one that is at fault."""
         refused, pause = False, False
         try:
-            await self._store.put_many(await self._entries(batch))
+            await self._store_batch(batch)
         except StoreFailed as failure:
             reason, refused = str(failure), isinstance(failure, Refused)
             pause = not refused
@@ -284,25 +309,152 @@ class WriteBehind(Generic[V]):
         elif self._waiting.get(place) is waiting:
             self._waiting[place] = self._waiting.pop(place)  # the others first
 
-    async def _entries(self, batch: Sequence[tuple[Place, Waiting[V]]]) -> list[Entry]:
-        """Return the entries to store. Raises ``Refused`` if a value can't be encoded."""
-        values = [waiting.value for _, waiting in batch]
-        try:
-            if sum(waiting.size for _, waiting in batch) <= INLINE_BYTES:
-                packed = self._pack(values)
-            else:
-                packed = await asyncio.to_thread(self._pack, values)
-        except Exception as error:
-            log.exception("store.write_failed", kind=self._kind, reason=type(error).__name__)
-            raise Refused(type(error).__name__) from error
-        return [
-            Entry(tenant, self._kind, key, value, waiting.seconds)
-            for ((tenant, key), waiting), value in zip(batch, packed, strict=True)
-        ]
-
     def _settle(self, place: Place, waiting: Waiting[V], *, written: bool) -> None:
         """Remove a value that was written or dropped, unless its tenant was forgotten or a newer value waits."""
         if self._waiting.get(place) is waiting:
             del self._waiting[place]
             self._bytes -= waiting.size
             self._ended(place, waiting, written)
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[V]):
+    """The stored form of values. Both functions may run in a thread."""
+
+    encode: Callable[[Sequence[V]], list[bytes]]
+    """Encodes many values in one call, because each call waits for the interpreter lock."""
+    decode: Callable[[bytes], V]
+    damaged: tuple[type[Exception], ...] = UNDECODABLE
+    """Errors of ``decode`` for a value that is damaged, or that another version wrote."""
+    inline_bytes: int = INLINE_BYTES
+    """Bytes that are decoded on the event loop."""
+
+
+class TenantCache(ABC, Generic[V]):
+    """Values of one kind, by tenant and key.
+
+    Subclasses give these methods the names and the arguments that their callers need.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        kind: str,
+        codec: Codec[V],
+        memory: LRUCache[Any, Any],
+        pending_bytes: int,
+    ) -> None:
+        """``memory`` keeps values, unless a subclass keeps something else there, such as the time of a write.
+
+        Without a ``store``, values stay in memory. ``pending_bytes`` is the maximum size of those that wait.
+        """
+        self._store = store
+        self._kind = kind
+        self._codec = codec
+        self._memory = memory
+        self.writes: WriteBehind[V] = WriteBehind(kind, self._store_batch, pending_bytes, self._failed, self._ended)
+        """The values that wait to be written."""
+
+    def get(self, *place: str) -> V | None:
+        """Return a value that is in memory or waits to be written."""
+        value: V | None = self._memory.get(place)
+        return self.writes.get(place) if value is None else value
+
+    async def read(self, *place: str) -> V | None:
+        """Return a value from the store, or ``None`` if there is none. Raises ``StoreFailed``."""
+        return (await self.read_many(place[0], [place])).get(place)
+
+    async def read_many(self, tenant: str, places: Sequence[Place], kind: str = "") -> dict[Place, V]:
+        """Return values of a tenant from the store. Damaged ones are missing. Raises ``StoreFailed``.
+
+        ``kind`` is another kind than that of the cache, if it isn't empty.
+        """
+        if self._store is None:
+            return {}
+        keys = {self._key(place): place for place in places}
+        stored = await self._store.get_many(tenant, kind or self._kind, list(keys))
+        if sum(map(len, stored.values())) <= self._codec.inline_bytes:
+            decoded = self._decoded(stored)
+        else:
+            decoded = await asyncio.to_thread(self._decoded, stored)
+        values: dict[Place, V] = {}
+        for key, (value, error) in decoded.items():
+            if error is not None:
+                self._unreadable(keys[key], error)
+            elif value is not None:
+                values[keys[key]] = value
+        return values
+
+    def remember(self, place: Place, value: V) -> None:
+        """Keep a value in memory only."""
+        self._memory[place] = value
+
+    def save(self, place: Place, value: V, seconds: float) -> bool:
+        """Write a value in the background. Return false if too many wait. Call this in the event loop."""
+        return self._store is None or self.writes.put(place, value, self._size(value), seconds)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the values of forgotten tenants, and return those tenants. A write in progress continues."""
+        return drop(self._memory, forgotten) | self.writes.forget(forgotten)
+
+    async def settled(self) -> None:
+        """Wait until the write in progress has ended."""
+        await self.writes.settled()
+
+    async def aclose(self) -> None:
+        """Write what waits, and give up if the store fails for too long. The store stays open."""
+        if left := await self.writes.aclose():
+            self._given_up(left)
+
+    async def _store_batch(self, batch: Sequence[tuple[Place, Waiting[V]]]) -> None:
+        """Store values. Raises ``StoreFailed``, and ``Refused`` if a value can't be encoded."""
+        if self._store is None:
+            return
+        values = [waiting.value for _, waiting in batch]
+        try:
+            if sum(waiting.size for _, waiting in batch) <= INLINE_BYTES:
+                encoded = self._codec.encode(values)
+            else:
+                encoded = await asyncio.to_thread(self._codec.encode, values)
+        except Exception as error:
+            log.exception("store.write_failed", kind=self._kind, reason=type(error).__name__)
+            raise Refused(type(error).__name__) from error
+        await self._store.put_many(
+            [
+                Entry(place[0], self._kind, self._key(place), value, waiting.seconds)
+                for (place, waiting), value in zip(batch, encoded, strict=True)
+            ]
+        )
+
+    def _decoded(self, stored: Mapping[str, bytes]) -> dict[str, tuple[V | None, Exception | None]]:
+        return {key: self._decode(raw) for key, raw in stored.items()}
+
+    def _decode(self, raw: bytes) -> tuple[V | None, Exception | None]:
+        """Return a value, or the error if it's damaged."""
+        try:
+            return self._codec.decode(raw), None
+        except self._codec.damaged as error:
+            return None, error
+
+    def _key(self, place: Place) -> str:
+        """Return the key of a value's entry."""
+        return place[1]
+
+    @abstractmethod
+    def _size(self, value: V) -> int:
+        """Return the approximate bytes of a value in memory."""
+
+    def _ended(self, place: Place, waiting: Waiting[V], written: bool) -> None:
+        """Note that a value was written or dropped."""
+
+    def _failed(self, entries: int, reason: str) -> None:
+        """Report a failed write."""
+        log.warning("shared.not_written", kind=self._kind, error=reason, entries=entries)
+
+    def _given_up(self, entries: int) -> None:
+        """Report the values that were dropped when the process ended."""
+        self._failed(entries, "the process ends")
+
+    def _unreadable(self, place: Place, error: Exception) -> None:
+        """Report a stored value that can't be decoded."""
+        log.warning("shared.unreadable", kind=self._kind, error=type(error).__name__)

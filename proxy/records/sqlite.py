@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from proxy.constants import DAY
-from proxy.store.record_codec import RecordCodec
-from proxy.store.records import (
+from proxy.records.codec import RecordCodec
+from proxy.records.model import (
     LARGEST_SUM,
     LEDGER_DAYS,
     SUMS,
     LedgerLabels,
     LedgerSums,
     RecordQuery,
+    RecordStore,
     bounded,
     labels_of,
     row_order,
@@ -62,7 +63,7 @@ _LEDGER = f"SELECT tenant, codec, key, labels, {', '.join(SUMS)} FROM ledger WHE
 _COLUMNS = "tenant, codec, id, value"
 
 
-class SqliteRecords:
+class SqliteRecords(RecordStore):
     """See ``RecordStore``. With keys, values and names are encrypted as by ``RecordCodec``."""
 
     def __init__(

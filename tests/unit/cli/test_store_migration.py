@@ -10,14 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from proxy.cli.store_migration import Migration, Place
+from proxy.cli.store_status import usage
+from proxy.records import open_records
+from proxy.records.model import RecordQuery
 from proxy.store import ManagedStore, StoreFailed, open_store
 from proxy.store.accounts import Entry
 from proxy.store.forgetting import forget, forgotten
-from proxy.store.migration import Migration, Place, usage
 from proxy.store.object_store import ObjectsStore
-from proxy.store.opening import open_records
-from proxy.store.records import RecordQuery
-from proxy.store.replicated_map import Known
+from proxy.store.replicated_map import SharedValue
 from proxy.store.sqlite import SqliteStore
 from proxy.summary.budget import KIND
 from tests.kit.records import record
@@ -25,7 +26,7 @@ from tests.kit.redis_server import RedisServer
 
 pytest.importorskip("cryptography")
 OLD, NEW = b"o" * 32, b"n" * 32
-FORMS: dict[str, type[Known]] = {KIND: Entry}
+FORMS: dict[str, type[SharedValue]] = {KIND: Entry}
 DAYS = 7 * 86_400.0
 
 

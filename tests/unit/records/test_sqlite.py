@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store.records import (
+from proxy.records.model import (
     DAY,
     LARGEST_SUM,
     LEDGER_DAYS,
@@ -20,7 +20,7 @@ from proxy.store.records import (
     LedgerSums,
     RecordQuery,
 )
-from proxy.store.sqlite_records import SqliteRecords
+from proxy.records.sqlite import SqliteRecords
 from proxy.telemetry.record import Cost, Reason, UpstreamCall, Usage
 from tests.kit.records import record
 from tests.kit.stores import Clock

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from proxy.store.records import SUMS, LedgerLabels, LedgerSums
+from proxy.records.model import SUMS, LedgerLabels, LedgerSums
 from proxy.store.sealing import AesGcmCodec, Unreadable
 from proxy.telemetry.metrics import STORE_UNREADABLE
 from proxy.telemetry.record import RequestRecord

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -114,49 +114,49 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
 SUMS: tuple[str, ...] = LedgerSums.__struct_fields__
 
 
-class RecordStore(Protocol):
+class RecordStore(ABC):
     """Stores records and the ledger. All methods except ``aclose`` raise ``StoreFailed``."""
 
+    @abstractmethod
     async def write(self, records: Sequence[RequestRecord], seconds: float, *, ledger: bool = True) -> None:
         """Store records for ``seconds``, and add them to the ledger unless ``ledger`` is false.
 
         Both happen, or neither. Records that are already stored are skipped, so a write can be repeated.
         """
-        ...
 
+    @abstractmethod
     async def copy_rows(self, rows: Sequence[tuple[LedgerLabels, LedgerSums]], source: str) -> None:
         """Store rows of another ledger in addition to those of this one. Replace rows that came from this source."""
-        ...
 
+    @abstractmethod
     async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
         """Return a record of one of the tenants, or ``None``. Without ``tenants``, return one of any tenant."""
-        ...
 
+    @abstractmethod
     async def select(self, query: RecordQuery) -> list[RequestRecord]:
         """Return records, newest first."""
-        ...
 
+    @abstractmethod
     async def ledger(
         self, since: int, until: int, tenants: tuple[str, ...] | None = None
     ) -> list[tuple[LedgerLabels, LedgerSums]]:
         """Return the rows of the days from ``since`` to ``until`` (days since 1970, inclusive)."""
-        ...
 
+    @abstractmethod
     async def count(self) -> int:
         """Return the number of records, in which expired ones may be included."""
-        ...
 
+    @abstractmethod
     async def remove(self, tenant: str) -> Counter[str]:
         """Remove everything of a tenant. Return the number of records (``record``) and rows (``ledger row``)."""
-        ...
 
+    @abstractmethod
     async def maintain(self, most: int) -> None:
         """Remove expired records, the oldest ones over ``most``, and rows of the ledger after ``LEDGER_DAYS``."""
-        ...
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Close the store."""
-        ...
 
 
 def sums_of(record: RequestRecord) -> LedgerSums:
