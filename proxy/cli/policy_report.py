@@ -11,8 +11,8 @@ from proxy.config import Loaded, Policy
 from proxy.config.effective import effective_values
 from proxy.config.inheritance import overrides, stated
 from proxy.config.issues import near
-from proxy.config.likely_mistakes import forbidden_summary_models
 from proxy.errors import ConfigurationError
+from proxy.summary.settings import forbidden_summary_models
 
 
 def shown(loaded: Loaded, team: str | None, model: str | None) -> None:

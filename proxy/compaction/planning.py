@@ -23,7 +23,7 @@ from proxy.compaction.retained import RetainedGroups
 from proxy.compaction.rules import Envelope, Rules, section_limits
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.stage_gains import stage_gains
-from proxy.compaction.stages import arguments, cheap_stages, media, results
+from proxy.compaction.stages import arguments, media, results
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.triggers import Clause, Trigger, any_met, lowest_level, share_of
 from proxy.compaction.turn import Turn
@@ -39,7 +39,7 @@ def make_plan(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Fo
     """Return the plan for a body under a policy. This function rounds ``envelope``."""
     level = lowest_level(rules.trigger, envelope.budget)
     envelope = envelope.rounded(level)
-    stages = cheap_stages(rules, body, format)
+    stages = rules.applied_to(body, format)
     limits = section_limits(rules, envelope)
     pinned = rules.pins.among(body, format)
     sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest))

@@ -78,7 +78,11 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     words_of = [format.user_text(turn.raw) for turn in parts.dropped if turn.facts.kind == "user"]
     texts = [text for words in words_of for text, _ in words]
     labels = [label for words in words_of for _, label in words]
-    users = "\n".join(user_messages(texts, limits.users, count, labels, keep_first=rules.keep_first)) if texts else ""
+    users = (
+        "\n".join(user_messages(texts, limits.users, count, labels, keep_first=rules.user_messages.keep_first))
+        if texts
+        else ""
+    )
     if parts.omitted:
         users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=parts.omitted))))
     # Escaping tags may make the summary longer than its limit.

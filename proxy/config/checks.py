@@ -9,6 +9,7 @@ from proxy.config.inheritance import overrides, stated
 from proxy.config.issues import Issue, issue, near
 from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
 from proxy.config.providers import SPEAKS_OPENAI, litellm_providers, resolve_transport
+from proxy.config.sections import sections
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.tree import Node, Path, dotted, line_of
 from proxy.errors import ConfigurationError
@@ -27,7 +28,7 @@ def cross_check(root: Node, written: WrittenSettings, settings: Settings) -> lis
         *_auth(settings),
         *_any_origin(settings),
         *_memory(settings),
-        *_redaction(settings),
+        *(found for section in sections() for found in section.errors(written, settings)),
     ]
     issues = [issue(line_of(root, path), problem, fix, dotted(path)) for path, problem, fix in findings]
     return sorted([*issues, *_missing_addresses(root, settings), *_prepare(root, written, settings)])
@@ -108,21 +109,6 @@ def _memory(settings: Settings) -> Iterator[Finding]:
     if settings.server.body_memory < least:
         problem = f"must be at least twice body_limit, {least:,} bytes, because a body may be compressed"
         yield ("server", "max_body_memory"), problem, f"max_body_memory: {least}, or a smaller body_limit"
-
-
-def _redaction(settings: Settings) -> Iterator[Finding]:
-    for name, found in settings.policies.items():
-        places: list[tuple[Path, Policy]] = [(("policies", name), found)]
-        places += [(("policies", name, "models", index), own.policy) for index, own in enumerate(found.models)]
-        for path, policy in places:
-            summary = policy.summary
-            redacts = summary.redact_secrets or summary.redact
-            if summary.native and redacts:
-                problem = "the provider gets the conversation as it is, so redact and redact_secrets have no effect"
-                yield (*path, "summary", "native"), problem, "native: false, or no redaction"
-            if summary.method == "continue" and redacts:
-                problem = "continue sends the conversation as it is, so redact and redact_secrets have no effect"
-                yield (*path, "summary", "method"), problem, "method: transcript, or no redaction"
 
 
 def _prepare(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from proxy.config.fields import Section
-from proxy.config.policy import STAGES, Policy
+from proxy.config.policy import Policy, stages
 from proxy.config.tree import Node, find
 
 Row = tuple[str, str, str]
@@ -32,7 +32,7 @@ def _origin(path: tuple[str, ...], values: Node, policy: Policy, place: Callable
         return "follows from trigger" if "trigger" in values.settings else "default"
     if found == path:
         return place(node.line)
-    if path[0] in STAGES and path[-1] in ("trigger", "keep") and path[-1] in values.settings:
+    if path[0] in stages() and path[-1] in ("trigger", "keep") and path[-1] in values.settings:
         return f"follows from {path[-1]}"
     return "default"
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import TypeAliasType
 
-from proxy.compaction.linear_regex import search_for
 from proxy.compaction.triggers import Clause, Trigger
 from proxy.config.issues import near
-from proxy.config.patterns import endless, unclear, unsearchable
 from proxy.config.suggestions import condition_for, number_for
 from proxy.config.tree import Ambiguous, shown
 
@@ -30,6 +28,9 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    main: ClassVar[str | None] = None
+    """The setting that a plain value in the place of the section probably means."""
 
 
 def wrong(
@@ -76,51 +77,11 @@ Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(no_truth_value)]
 Text = Annotated[str, Field(min_length=1)]
 """Text that isn't empty."""
 
-_MOST_PATTERN = 1_000
-_EVERYTHING = "matches the empty text, so it matches every text"
-_NARROWER = "write a narrower expression, for example .+ instead of .*"
 
+def off_for_false(value: object) -> object:
+    """Return "off" for false, because YAML 1.1 reads a plain ``off`` as false."""
+    return "off" if value is False else value
 
-def _expression(value: object) -> str:
-    """Return a regular expression as text, so that its section stays comparable and printable."""
-    if not isinstance(value, str) or not value or len(value) > _MOST_PATTERN:
-        raise wrong(f"must be a regular expression of 1 to {_MOST_PATTERN} characters", fix='SETTING: ["text to find"]')
-    try:
-        why = unclear(value)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise wrong(
-            f"isn't a regular expression ({error})", fix="put \\ before a character that stands for itself"
-        ) from error
-    if why is not None:
-        raise wrong(why.problem, fix=why.fix)
-    return value
-
-
-def _pattern(value: object) -> str:
-    pattern = _expression(value)
-    if re.search(pattern, "") is not None:
-        raise wrong(_EVERYTHING, fix=_NARROWER)
-    if (why := endless(pattern)) is not None:
-        raise wrong(why.problem, fix=why.fix)
-    return pattern
-
-
-def _searched(value: object) -> str:
-    pattern = _expression(value)
-    if (why := unsearchable(pattern)) is not None:
-        raise wrong(why.problem, fix=why.fix)
-    if search_for(pattern)(""):
-        raise wrong(_EVERYTHING, fix=_NARROWER)
-    return pattern
-
-
-_PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _MOST_PATTERN}
-
-Pattern = Annotated[str, PlainValidator(_pattern), WithJsonSchema(_PATTERN_SCHEMA)]
-"""A regular expression in Python's syntax that can match anywhere in a text."""
-
-SearchedPattern = Annotated[str, PlainValidator(_searched), WithJsonSchema(_PATTERN_SCHEMA)]
-"""A regular expression without backtracking, so that searches take linear time."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

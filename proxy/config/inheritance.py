@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import get_args
 
 from proxy.config.fields import Section
 from proxy.config.issues import Issue, Issues, issue, near
-from proxy.config.policy import ForModels, ModelOverride, Policy, WrittenPolicy
+from proxy.config.policy import ForModels, ModelOverride, Policy, WrittenPolicy, complete
 from proxy.config.tree import Node, empty, line_of, plain
 
 
@@ -16,8 +17,11 @@ def _is_section(annotation: object) -> bool:
     return any(isinstance(kind, type) and issubclass(kind, Section) for kind in (annotation, *get_args(annotation)))
 
 
-# Sections merge with the parent's section. Every other setting (a trigger, a list) replaces the parent's.
-_MERGED = frozenset(name for name, field in ModelOverride.model_fields.items() if _is_section(field.annotation))
+@cache
+def _merging() -> frozenset[str]:
+    """Return the sections, which merge with the parent's. Every other setting (a trigger, a list) replaces it."""
+    fields = complete(ModelOverride).model_fields
+    return frozenset(name for name, field in fields.items() if _is_section(field.annotation))
 
 
 def effective(root: Node, written: Mapping[str, WrittenPolicy]) -> dict[str, Policy]:
@@ -37,7 +41,7 @@ def stated(root: Node, name: str, written: Mapping[str, WrittenPolicy]) -> Node:
     if parent is None:
         return own
     above = stated(root, parent, written)
-    merged = _merged(above, own, _MERGED)
+    merged = _merged(above, own, _merging())
     if "models" in above.settings and "models" in own.settings:
         models = own.settings["models"]
         merged.settings["models"] = replace(models, value=[*models.items, *above.settings["models"].items])
@@ -48,7 +52,9 @@ def overrides(policy: Node) -> list[tuple[str, Node]]:
     """Return the globs of a policy's overrides, each with all settings for these models, as nodes."""
     base = _without(policy, "models")
     entries = policy.settings.get("models", empty(0)).items
-    return [(str(entry.settings["match"].value), _merged(base, _without(entry, "match"), _MERGED)) for entry in entries]
+    return [
+        (str(entry.settings["match"].value), _merged(base, _without(entry, "match"), _merging())) for entry in entries
+    ]
 
 
 def _policy(name: str, stated: Node) -> Policy:

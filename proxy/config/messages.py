@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from proxy.config.fields import Section
 from proxy.config.issues import Issue, issue, near
 from proxy.config.suggestions import LITELLM, MISSING, UNKNOWN, number_for, quoted, section_for
 from proxy.config.tree import Ambiguous, Node, Path, dotted, find, got, reading, shown
@@ -53,7 +54,10 @@ def _issue(detail: dict[str, Any], root: Node, model: type[BaseModel]) -> Issue:
     is_public = _SECRET.isdisjoint(path) and not node.substituted
     invalid = _Invalid(node, str(found[-1]) if found and not isinstance(found[-1], int) else "", is_public)
     if kind in _SECTION_WANTED:
-        problem, fix = section_wanted(node, invalid.name, is_public=is_public, nullable=_nullable(model, found))
+        section = _section_at(model, found)
+        problem, fix = section_wanted(
+            node, invalid.name, section, is_public=is_public, nullable=_nullable(model, found)
+        )
     else:
         problem, fix = _problem_and_fix(kind, invalid, context, detail["msg"])
     shows = is_public and context.get("shows", found == path) and (node.is_scalar or kind != "refused")
@@ -125,7 +129,9 @@ def _choice_wanted(invalid: _Invalid, expected: str) -> tuple[str, str]:
     return f"must be one of {', '.join(choices)}", invalid.line(quoted(meant))
 
 
-def section_wanted(node: Node, name: str, *, is_public: bool = True, nullable: bool = False) -> tuple[str, str]:
+def section_wanted(
+    node: Node, name: str, section: type[BaseModel] | None = None, *, is_public: bool = True, nullable: bool = False
+) -> tuple[str, str]:
     """Return problem and fix for a value in place of a section. ``nullable``: ``null`` turns the section off."""
     if node.value is None:
         return "is empty", "give its settings, or remove the line"
@@ -133,7 +139,14 @@ def section_wanted(node: Node, name: str, *, is_public: bool = True, nullable: b
         return "must be a section", f"to turn it off, write {name}: null"
     if node.value is True and nullable:
         return "must be a section", f"to use its defaults, write {name}: {{}}"
-    return "must be a section", section_for(name, node.text if is_public and not node.substituted else "")
+    main = section.main if section is not None and issubclass(section, Section) else None
+    is_number = section is not None and main is not None and _is_number(section.model_fields[main].annotation)
+    text = node.text if is_public and not node.substituted else ""
+    return "must be a section", section_for(name, text, main, is_number=is_number)
+
+
+def _is_number(annotation: Any) -> bool:
+    return annotation is int or int in get_args(annotation)
 
 
 def _nullable(model: type[BaseModel], path: Path) -> bool:

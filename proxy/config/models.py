@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
@@ -13,6 +13,8 @@ from proxy.config.issues import near
 
 class ProfileSettings(Section):
     """A model's limits, if the built-in tables are wrong or don't list it. Limits are in tokens."""
+
+    main: ClassVar[str | None] = "context_window"
 
     like: Text | None = None
     """A listed model with the same limits and tokenizer, for example the one that a deployment serves."""

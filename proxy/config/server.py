@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from typing import Annotated
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator
@@ -41,6 +41,8 @@ Host = Annotated[Text, AfterValidator(_host)]
 
 class ServerSettings(Section):
     """Where to listen, and limits on requests."""
+
+    main: ClassVar[str | None] = "port"
 
     host: Host = "127.0.0.1"
     """The address to listen on; 0.0.0.0 for all addresses."""

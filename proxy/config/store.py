@@ -6,7 +6,7 @@ import base64
 import importlib.util
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import platformdirs
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
@@ -80,6 +80,8 @@ class EncryptionSettings(Section):
 
 class StoreSettings(Section):
     """Where to store summaries and the archive."""
+
+    main: ClassVar[str | None] = "url"
 
     url: str = Field(default_factory=default_store_url)
     """The database: sqlite:///relative/path, sqlite:////absolute/path, sqlite:// for memory only, or the address of a

@@ -46,25 +46,6 @@ MISSING = {
 }
 """Lines to add, by the name of a setting that is required."""
 
-# The setting that a plain value of a section probably means.
-_MAIN = {
-    "summary": "model",
-    "archive": "days",
-    "index": "max_tokens",
-    "user_messages": "max_tokens",
-    "evict_results": "max_tokens",
-    "truncate_args": "max_length",
-    "duplicates": "min_length",
-    "profile": "context_window",
-    "server": "port",
-    "store": "url",
-    "auth": "mode",
-    "limits": "requests_per_minute",
-}
-_NUMBERS = frozenset(
-    ("days", "max_tokens", "max_length", "min_length", "context_window", "port", "requests_per_minute")
-)
-
 _AMOUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
 _SECONDS = {"s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60, "h": 3600}
 _COUNTS = {"k": 1_000, "m": 1_000_000, "d": 1, "day": 1, "days": 1, "tokens": 1, "messages": 1, "s": 1}
@@ -87,12 +68,14 @@ def quoted(text: str) -> str:
     return f'"{text}"' if _SPECIAL.fullmatch(text) else text
 
 
-def section_for(name: str, text: str) -> str:
-    """Return the section that a plain value probably means. ``text`` is empty if it can't be shown."""
-    main = _MAIN.get(name)
+def section_for(name: str, text: str, main: str | None, *, is_number: bool) -> str:
+    """Return the section that a plain value probably means. ``text`` is empty if it can't be shown.
+
+    ``main`` is the section's setting that such a value probably means, and ``is_number`` whether that's a number.
+    """
     if main is None or not text:
         return f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"
-    if main in _NUMBERS:
+    if is_number:
         number = number_for(text, whole=True)
         return f"write {name}: {{{main}: {number or 'N'}}}"
     return f"did you mean {name}: {{{main}: {quoted(shown(text))}}}?"

@@ -22,7 +22,6 @@ from proxy.config import Route
 from proxy.dialects.body import fields_of
 from proxy.dialects.chat.usage import without_usage
 from proxy.dialects.dialect import Dialect, Request
-from proxy.dialects.usage import usage_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
 from proxy.endpoints.reply import send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
@@ -34,7 +33,7 @@ from proxy.http.timers import CoarseTimer
 from proxy.overflow.silent import Finished
 from proxy.pipeline.attempts import Attempts
 from proxy.pipeline.budget import TokenBudgets
-from proxy.pipeline.context import ConversationContext, RequestContext, begin_request, conversation_key
+from proxy.pipeline.context import ConversationContext, RequestContext, begin_request
 from proxy.pipeline.costs import NO_BASIS, Costs, Pricing, dearer, price_for, pricing
 from proxy.pipeline.description import describe, milliseconds_since
 from proxy.pipeline.facts_cache import MANY
@@ -189,7 +188,6 @@ class Conversations:
             basis = self._costs.basis(context, outcome)
             if isinstance(context.bill.price_of, Pricing):
                 context.bill.price_of = Pricing(context.bill.price_of.price, basis)
-        conversation = conversation_key(context) if context.caller.policy.summary.method == "auto" else None
         sized = sized_response(context, start) if answered else None
         context.bill.background = background_response(context, start) if answered else None
         room = self._service.archive.writes.room if outcome.verdict == "compacted" else None
@@ -215,8 +213,6 @@ class Conversations:
             return None
         if sized is not None:
             note_size(self._service, context, sized, end)
-        if conversation is not None and (usage := usage_of(end)) is not None:
-            self._service.cache_reads.note(conversation, usage)
         # The usage of several rounds says nothing about the size of one prompt.
         return None if feedback is None or context.record.recalls else (feedback, end)
 

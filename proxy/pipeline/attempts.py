@@ -10,6 +10,7 @@ import structlog
 from cachetools import LRUCache
 from msgspec.structs import replace
 
+from proxy.dialects.responses.state import ResponsesSettings
 from proxy.errors import BadBody, ConfigurationError, UpstreamTimeout
 from proxy.overflow import Overflow
 from proxy.overflow.silent import empty_stream
@@ -40,7 +41,9 @@ from proxy.pipeline.sending import DEADLINE, UsageRequests, outgoing, resend, re
 from proxy.pipeline.services import Services
 from proxy.pipeline.state_recovery import NotCompacted, advice, recovered, trigger_reached
 from proxy.pipeline.summary_models import own_model, provider_compaction, summary_models
+from proxy.recall.tool import RecallSettings
 from proxy.store.forgetting import drop
+from proxy.summary.settings import SummarySettings
 from proxy.telemetry.record import Reason
 
 log = structlog.get_logger(__name__)
@@ -93,7 +96,7 @@ class Attempts:
             return start, outcome
         await self._services.recall(*context.place)
         await resolve_references(self._services, context)
-        if context.caller.policy.summary.native:
+        if context.caller.policy.section(SummarySettings).native:
             messages, known = self._refused.get(conversation_key(context), (0, None))
             context.own_summaries = known is not None and mark(context, messages) == known
         budget = self._budgets.of(context)
@@ -217,7 +220,7 @@ class Attempts:
 
         ``reason`` is the trigger that the conversation meets, ``None`` after an overflow. Then the client gets advice.
         """
-        if attempt.case.policy.responses.state == "off":
+        if attempt.case.policy.section(ResponsesSettings).state == "off":
             context.advice = advice(context)
             return None
         transport = await context.configuration.upstreams.native(
@@ -283,7 +286,11 @@ class Attempts:
     async def _may_recall(self, context: ConversationContext, case: CompactionInput) -> bool:
         """Put back a request's hidden rounds. Return whether it has any, or may get the tool that reads the archive."""
         compactor = self._services.compactor
-        if case.policy.recall.tool == "off" or case.mode != "enforce" or compactor.untouched(case) is not None:
+        if (
+            case.policy.section(RecallSettings).tool == "off"
+            or case.mode != "enforce"
+            or compactor.untouched(case) is not None
+        ):
             return False
         await self._recall.prepare(context, partial(compactor.turns, case))
         return context.recall is not None

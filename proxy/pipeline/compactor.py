@@ -15,6 +15,7 @@ from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
+from proxy.config.policy import ArchiveSettings
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
 from proxy.pipeline.job import (
@@ -210,7 +211,7 @@ class Compactor:
         Return the ids of the newest checkpoint, which leads to the earlier ones, and of the shortened messages.
         """
         policy = work.case.policy
-        if policy.archive is None:
+        if policy.optional(ArchiveSettings) is None:
             return ()
         removed: list[Removed] = []
         start, previous = 0, None
@@ -221,7 +222,7 @@ class Compactor:
         shortened = [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
         removed += shortened
         removed += removed_by(work, rendered)
-        self._archive.keep(work.case.tenant, removed, policy.archive.days * 86_400.0)
+        self._archive.keep(work.case.tenant, removed, policy.section(ArchiveSettings).days * 86_400.0)
         newest = () if previous is None else (previous,)
         return (*newest, *(one.id for one in shortened[:LISTED]))
 

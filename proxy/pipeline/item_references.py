@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from proxy.config.policy import ArchiveSettings
 from proxy.dialects.dialect import ItemReader, Request
 from proxy.errors import RequestError
 from proxy.http.decompression import unpack
@@ -29,7 +30,7 @@ INLINE_BYTES = 32_768
 
 async def resolve_references(services: Services, context: ConversationContext) -> None:
     """Put the items that a request refers to in its units, and the reported sizes of unknown ones."""
-    body, tenant, archive = context.body, context.caller.tenant, context.caller.policy.archive
+    body, tenant, archive = context.body, context.caller.tenant, context.caller.policy.optional(ArchiveSettings)
     if not body.references:
         return
     items = {} if archive is None else await _awaited(services, tenant, body, archive.days * DAY)
@@ -80,7 +81,7 @@ def item_reader(
 
     The proxy remembers items only if the policy keeps an archive.
     """
-    archive = context.caller.policy.archive
+    archive = context.caller.policy.optional(ArchiveSettings)
     if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not context.body.may_refer:
         return None
     keep = partial(services.items.keep, context.caller.tenant, seconds=archive.days * DAY)

@@ -14,6 +14,7 @@ import xxhash
 from cachetools import TTLCache
 
 from proxy.compaction.turn import Turn
+from proxy.config.policy import ArchiveSettings
 from proxy.dialects.hidden_tool import HiddenRound, HiddenTool
 from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.decision import Attempt
@@ -22,8 +23,9 @@ from proxy.pipeline.recall_rounds import RecallRounds, Resend, Room
 from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.sending import REFUSALS
 from proxy.recall.rounds import HiddenRounds, prefixes
-from proxy.recall.tool import DESCRIPTION, NAME, PARAMETERS, TOKENS, Reader
+from proxy.recall.tool import DESCRIPTION, NAME, PARAMETERS, TOKENS, Reader, RecallSettings
 from proxy.store.tenants import UNSTORED_TENANT
+from proxy.summary.settings import SummarySettings
 
 log = structlog.get_logger(__name__)
 
@@ -103,7 +105,7 @@ class Recall:
         self._rounds.answered(state.conversation, state.messages, state.rounds)
         if not outcome.tool:
             return start
-        settings = context.caller.policy.recall
+        settings = context.caller.policy.section(RecallSettings)
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
         if attempt.case.budget is not None and outcome.after is not None:
             room = room.within(attempt.case.budget, outcome.after)
@@ -118,9 +120,14 @@ def reserved(context: ConversationContext) -> int:
     Requests with and without the tool have the same room, so that they share their summaries.
     """
     policy, counter = context.caller.policy, context.counter
-    if policy.recall.tool == "off" or policy.archive is None or counter is None or context.dialect.hidden_tool is None:
+    if (
+        policy.section(RecallSettings).tool == "off"
+        or policy.optional(ArchiveSettings) is None
+        or counter is None
+        or context.dialect.hidden_tool is None
+    ):
         return 0
-    if policy.summary.native and context.dialect.native is not None:
+    if policy.section(SummarySettings).native and context.dialect.native is not None:
         return 0  # the provider's own block is valid with the client's tools only
     if context.caller.tenant == UNSTORED_TENANT or not context.caller.kept or not context.body.units:
         return 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from proxy.config.policy import ArchiveSettings
 from proxy.dialects.hidden_rounds import decoded
 from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound, VisibleResponse
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
@@ -16,7 +17,7 @@ from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.sending import STOPPED
 from proxy.recall.rounds import HiddenRounds
-from proxy.recall.tool import MOST_CALLS, NAME, NO_MORE, TOO_MANY, ConversationArchive
+from proxy.recall.tool import MOST_CALLS, NAME, NO_MORE, TOO_MANY, ConversationArchive, RecallSettings
 from proxy.telemetry.metrics import RECALLS
 from proxy.upstream.transport import Answer
 
@@ -195,7 +196,7 @@ class RecallRounds:
         if self._last:
             return await self._without_tool()
         self._answered += 1
-        last = self._full or self._answered > self._context.caller.policy.recall.max_rounds
+        last = self._full or self._answered > self._context.caller.policy.section(RecallSettings).max_rounds
         self._last, room = last, self._room
         results = await self._results(round, last=last)
         before = [*self._before, round.unit, *results]
@@ -263,7 +264,7 @@ class RecallRounds:
         """Return the messages that answer a round's calls. They leave room for two more rounds of this size."""
         counter = self._context.counter
         assert counter is not None  # noqa: S101 - requests without a counter get no tool
-        most = self._context.caller.policy.recall.max_rounds
+        most = self._context.caller.policy.section(RecallSettings).max_rounds
         size = counter.format.tokens(round.unit)
         left, whole, results = self._room.left, self._room.whole - 3 * size, []
         for number, call in enumerate(round.hidden):
@@ -292,7 +293,7 @@ class RecallRounds:
         if mixed:
             RECALLS.labels(outcome="mixed").inc()
             self._context.record.recalls += 1
-        archive = self._context.caller.policy.archive
+        archive = self._context.caller.policy.optional(ArchiveSettings)
         if archive is None or self._plain:
             return
         hidden = HiddenRound(

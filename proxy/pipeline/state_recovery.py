@@ -9,7 +9,14 @@ import msgspec
 import structlog
 
 from proxy.compaction.triggers import any_met
-from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
+from proxy.dialects.responses.state import (
+    ResponsesSettings,
+    calls_in,
+    compact_request,
+    continued,
+    open_calls,
+    previous_response,
+)
 from proxy.errors import ProxyError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.overflow.silent import Finished
@@ -57,7 +64,11 @@ def advice(context: ConversationContext, reason: str = "") -> str:
 def sized_response(context: ConversationContext, start: ResponseStart) -> str | None:
     """Return the id of a response whose size decides about the request that continues it; ``None`` if none does."""
     caller = context.caller
-    if context.dialect.path != RESPONSES_PATH or caller.policy.responses.state != "compact" or not caller.kept:
+    if (
+        context.dialect.path != RESPONSES_PATH
+        or caller.policy.section(ResponsesSettings).state != "compact"
+        or not caller.kept
+    ):
         return None
     found = _FIRST_ID.search(start.first)
     return None if found is None else found[1].decode("utf-8", "replace")
@@ -85,7 +96,7 @@ async def trigger_reached(
     The size is the reported one of the earlier response and the counted one of the new items. ``factor`` is the
     upstream's tokens per counted token.
     """
-    if case.mode != "enforce" or case.policy.responses.state != "compact" or not context.caller.kept:
+    if case.mode != "enforce" or case.policy.section(ResponsesSettings).state != "compact" or not context.caller.kept:
         return None
     previous = previous_response(context.body.raw)
     if previous is None:

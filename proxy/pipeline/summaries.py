@@ -24,6 +24,7 @@ from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked, write
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.redaction import redaction
+from proxy.summary.settings import SummarySettings
 from proxy.summary.store import Cause, Origin, StoredSummary, Summaries, SummaryFactory
 from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
@@ -96,7 +97,7 @@ class CheckpointSummaries:
         body = copy(job.case.body) if job.case.own_model is not None or job.case.native is not None else None
 
         async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
-            settings = job.case.policy.summary
+            settings = job.case.policy.section(SummarySettings)
             pinned = job.plan.pinned
             last, place = previous, (start, position)
             if previous is not None and not previous.text:  # a summary that only the provider can read

@@ -28,7 +28,7 @@ from proxy.limits.learned import for_others, limit_from_overflow, lower, publish
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Finished
 from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, Meter, PriceOf
-from proxy.pipeline.context import ConversationContext, conversation_key
+from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.description import milliseconds_since
 from proxy.pipeline.sending import client_query
@@ -37,6 +37,7 @@ from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import SummaryUnasked
 from proxy.summary.forms import FORMS
 from proxy.summary.model import ConversationModel, ProviderCompaction, UpstreamSummaryModel, Way, output_limit
+from proxy.summary.settings import SummarySettings
 from proxy.telemetry.record import Usage, summary_record
 
 log = structlog.get_logger(__name__)
@@ -59,7 +60,10 @@ async def summary_models(
     upstream of the caller's request. Models that the caller's team may not use don't get its conversations.
     """
     policy = context.caller.policy
-    first, other = _allowed(context, policy.summary.model), _allowed(context, policy.summary.fallback_model)
+    first, other = (
+        _allowed(context, policy.section(SummarySettings).model),
+        _allowed(context, policy.section(SummarySettings).fallback_model),
+    )
     names: list[str | Route] = [first or context.route, *((other,) if other else ())]
     models = []
     for name in names:
@@ -84,14 +88,9 @@ def _allowed(context: ConversationContext, name: str | None) -> str | None:
 
 def own_model(services: Services, context: ConversationContext) -> Callable[[int], Awaitable[ConversationModel]] | None:
     """Return how to get the conversation's own model for notes, or ``None`` if it may not or can't write them."""
-    settings = context.caller.policy.summary
+    settings = context.caller.policy.section(SummarySettings)
     if settings.method == "transcript" or context.body.references or context.profile.strict_alternation:
         return None
-    if settings.method == "auto":
-        other = settings.model is not None or settings.prompt is not None
-        redacts = settings.redact_secrets or bool(settings.redact)
-        if other or redacts or not services.cache_reads.served(conversation_key(context)):
-            return None
     return partial(_own_model, services, context)
 
 
@@ -117,7 +116,7 @@ async def _own_model(services: Services, context: ConversationContext, max_token
 def provider_compaction(services: Services, context: ConversationContext) -> ProviderCompaction | None:
     """Return how the provider compacts a conversation; ``None`` if the policy or the request rules it out."""
     api, route, body = context.dialect.native, context.route, context.body
-    if not context.caller.policy.summary.native or api is None or context.own_summaries:
+    if not context.caller.policy.section(SummarySettings).native or api is None or context.own_summaries:
         return None
     upstream = context.configuration.settings.upstreams[route.upstream]
     stated = context.profile.native_compaction
@@ -189,7 +188,7 @@ async def _summary_model(
         max_output=most,
         count=counter.text,
         credential=caller.credential if route.upstream == context.route.upstream else None,
-        timeout=caller.policy.summary.timeout,
+        timeout=caller.policy.section(SummarySettings).timeout,
         budget=services.budgets.of(caller),
         on_overflow=learn,
         form=form,
