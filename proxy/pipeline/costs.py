@@ -17,12 +17,14 @@ from msgspec.structs import replace
 from proxy.config import Route
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.prices import Price, below_step, price_of
-from proxy.pipeline.cache_reads import CACHE_SECONDS
 from proxy.pipeline.context import ConversationContext, conversation_key
 from proxy.pipeline.outcome import Forecast, Outcome
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store.forgetting import drop
 from proxy.telemetry.record import Cost, Usage
+
+CACHE_SECONDS = 300.0
+"""Lifetime of an entry in a provider's prompt cache after its last use, at most providers."""
 
 CONVERSATIONS = 20_000
 """Conversations to remember, those with the latest requests."""

@@ -16,7 +16,6 @@ from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profile
 from proxy.pipeline.billing import BackgroundResponses
-from proxy.pipeline.cache_reads import CacheReads
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
@@ -60,7 +59,6 @@ class Services:
     archive_reader: Reader
     compactor: Compactor
     sent_prompts: SentPrompts
-    cache_reads: CacheReads
     concurrency: ConcurrencyLimit
     bodies: BodyMemory
     quotas: Quotas

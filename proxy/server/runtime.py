@@ -19,7 +19,6 @@ from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.billing import BackgroundResponses
-from proxy.pipeline.cache_reads import CacheReads
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
@@ -75,7 +74,6 @@ class Runtime(Services):
         self.archive_reader = Reader(self.archive)
         self.compactor = Compactor(self.facts, self.summaries, self.archive)
         self.sent_prompts = SentPrompts(self.store)
-        self.cache_reads = CacheReads()
         self.concurrency = ConcurrencyLimit(lambda: self.settings.server)
         self.bodies = BodyMemory(lambda: self.settings.server)
         counts = open_limits(settings.store.url)
@@ -112,7 +110,6 @@ class Runtime(Services):
                 self.spending,
                 self.budgets,
                 self.background,
-                self.cache_reads,
             ],
             self.records,
             lambda: self.settings.record_count,

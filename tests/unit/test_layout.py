@@ -10,7 +10,7 @@ COVERED = {
     "unit/compaction/test_stages.py": "compaction/stages/arguments "
     "compaction/stages/duplicates compaction/stages/media "
     "compaction/stages/results compaction/stages/stage",
-    "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
+    "unit/compaction/test_planning.py": "compaction/rules compaction/settings compaction/turn",
     "unit/config/test_messages.py": "config/issues config/tree config/scalars config/suggestions "
     "config/fields config/store config/archive "
     "config/server config/log config/upstreams config/models config/teams",
