@@ -12,8 +12,7 @@ from typing import Any
 
 from proxy.compaction.settings import IndexRules, UserMessageRules
 from proxy.compaction.stages import STAGES
-from proxy.config.checks import Finding
-from proxy.config.likely_mistakes import policies
+from proxy.config.checks import Finding, policies
 from proxy.config.policy import ARCHIVE, UNKNOWN_MODEL, ArchiveSettings
 from proxy.config.sections import PolicySection, engine_section
 from proxy.config.settings import Settings, WrittenSettings

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from proxy.config import Loaded, read
-from proxy.config.warnings import advice, exposure
+from proxy.config.checks import advice, exposure
 from proxy.errors import ConfigurationError
 from proxy.pipeline.snapshot import listening
 

@@ -8,8 +8,7 @@ from rich.table import Table
 
 from proxy.cli.profile_report import wide_console
 from proxy.config import Loaded, Policy
-from proxy.config.effective import effective_values
-from proxy.config.inheritance import overrides, stated
+from proxy.config.inheritance import effective_values, overrides, stated
 from proxy.config.issues import near
 from proxy.errors import ConfigurationError
 from proxy.summary.settings import forbidden_summary_models

@@ -15,7 +15,7 @@ import click
 
 from proxy.access import spending
 from proxy.config import Settings, load
-from proxy.config.archive import ArchiveStoreSettings
+from proxy.config.store import ArchiveStoreSettings
 from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
 from proxy.store import StoreFailed, accounts, open_store

@@ -1,4 +1,4 @@
-"""The types of settings, with their checks and JSON Schemas."""
+"""The types of settings, with their checks, JSON Schemas, and fixes for common mistakes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing_extensions import TypeAliasType
 
 from proxy.compaction.triggers import Clause, Trigger
 from proxy.config.issues import near
-from proxy.config.suggestions import condition_for, number_for
 from proxy.config.tree import Ambiguous, shown
 
 
@@ -173,6 +172,43 @@ def _date(value: object) -> date:
 
 Date = Annotated[date, PlainValidator(_date), WithJsonSchema({"type": "string", "format": "date"})]
 """A day, with or without quotes."""
+
+_AMOUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_SECONDS = {"s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60, "h": 3600}
+_COUNTS = {"k": 1_000, "m": 1_000_000, "d": 1, "day": 1, "days": 1, "tokens": 1, "messages": 1, "s": 1}
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?)\s*%")
+_SPECIAL = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null|~|[-+.0-9].*|.*[:#{}\[\],&*!|>'\"%@`].*|\s.*|.*\s")
+
+
+def number_for(text: str, *, whole: bool) -> str | None:
+    """Return the plain number for a text like ``45s`` or ``128k``, or ``None``."""
+    found = _AMOUNT.fullmatch(text.strip())
+    unit = None if found is None else ({"": 1} | (_COUNTS if whole else _SECONDS)).get(found[2].lower())
+    if found is None or unit is None or len(text) > 20:
+        return None
+    value = float(found[1].replace("_", "").replace(",", "")) * unit
+    return f"{round(value)}" if whole or value.is_integer() else f"{value}"
+
+
+def quoted(text: str) -> str:
+    """Return a text with quotes if YAML would read another type without them."""
+    return f'"{text}"' if _SPECIAL.fullmatch(text) else text
+
+
+def condition_for(value: object, usual: str) -> str:
+    """Return the condition that a plain value probably means: a fraction or a number of tokens."""
+    text = str(value)
+    percent = _PERCENT.fullmatch(text.strip())
+    if percent is not None and 0 < float(percent[1]) <= 100:
+        return f"{{fraction: {float(percent[1]) / 100:g}}}"
+    known = None if isinstance(value, bool) else number_for(text, whole=False) or number_for(text, whole=True)
+    number = float(known) if known is not None else 0
+    if 0 < number <= 1:
+        return f"{{fraction: {number:g}}}"
+    if 1 < number <= 100:
+        return f"{{fraction: {number / 100:g}}}"
+    return f"{{tokens: {number_for(text, whole=True)}}}" if number else usual
+
 
 KINDS = ("tokens", "messages", "fraction")
 PRICE_STEP = "price_step"

@@ -8,10 +8,49 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from proxy.config.fields import Section
+from proxy.config.fields import Section, number_for, quoted
 from proxy.config.issues import Issue, issue, near
-from proxy.config.suggestions import LITELLM, MISSING, UNKNOWN, number_for, quoted, section_for
 from proxy.config.tree import Ambiguous, Node, Path, dotted, find, got, reading, shown
+
+MIGRATING = "docs/migrating.md"
+
+_FROM_LITELLM = f"this looks like a LiteLLM configuration; {MIGRATING} lists the settings that replace it"
+
+LITELLM = dict.fromkeys(
+    (
+        "model_list",
+        "litellm_settings",
+        "litellm_params",
+        "general_settings",
+        "router_settings",
+        "environment_variables",
+        "master_key",
+        "database_url",
+        "callback_settings",
+        "guardrails",
+        "mcp_servers",
+    ),
+    _FROM_LITELLM,
+)
+"""Fixes by the name of a setting that only LiteLLM has."""
+
+UNKNOWN = {
+    "server.workers": "remove it, and set the number of workers with serve --workers N",
+    "workers": "remove it, and set the number of workers with serve --workers N",
+    "logging": "write log, with level, format, and requests, as in log: {level: info, format: json, requests: all}",
+    "log_level": "write log: {level: info}. log.format and log.requests set the format and which requests to log",
+    "auth.keys": 'list keys under a team: teams: {NAME: {keys: ["sha256:…"]}}',
+    "api_key": 'set it at an upstream: upstreams: {main: {api_key: "${OPENAI_API_KEY}"}}',
+    "base_url": 'set it at an upstream: upstreams: {main: {base_url: "https://api.openai.com/v1"}}',
+}
+"""Fixes by the path of a setting that exists elsewhere."""
+
+MISSING = {
+    "match": 'match: "*"',
+    "upstream": "upstream: NAME, a name under upstreams",
+    "hash": 'hash: "sha256:…", as printed by: compaction-proxy keys new --team NAME',
+}
+"""Lines to add, by the name of a setting that is required."""
 
 # Messages never show values below these names.
 _SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url", "url", "hash"})
@@ -177,3 +216,16 @@ def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     inside = (_section(argument)[0] for argument in get_args(annotation))
     section = next((section for section in inside if section is not None), None)
     return section, get_origin(annotation) not in (Union, types.UnionType)
+
+
+def section_for(name: str, text: str, main: str | None, *, is_number: bool) -> str:
+    """Return the section that a plain value probably means. ``text`` is empty if it can't be shown.
+
+    ``main`` is the section's setting that such a value probably means, and ``is_number`` whether that's a number.
+    """
+    if main is None or not text:
+        return f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"
+    if is_number:
+        number = number_for(text, whole=True)
+        return f"write {name}: {{{main}: {number or 'N'}}}"
+    return f"did you mean {name}: {{{main}: {quoted(shown(text))}}}?"

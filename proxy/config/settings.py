@@ -9,18 +9,12 @@ from typing import Any
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from proxy.config.archive import ArchiveStoreSettings
 from proxy.config.fields import Name, Section, Text, wrong
-from proxy.config.log import LogSettings
-from proxy.config.metrics import MetricsSettings
-from proxy.config.models import Route, RouteSettings
-from proxy.config.otel import OtelSettings
+from proxy.config.models import Prices, Route, RouteSettings
 from proxy.config.policy import Policy, WrittenPolicy, written_policy
-from proxy.config.prices import Prices
-from proxy.config.records import DAY, RecordSettings
 from proxy.config.sections import derived
-from proxy.config.server import ServerSettings
-from proxy.config.store import StoreSettings
+from proxy.config.server import DAY, LogSettings, MetricsSettings, OtelSettings, RecordSettings, ServerSettings
+from proxy.config.store import ArchiveStoreSettings, StoreSettings
 from proxy.config.teams import AdminSettings, AuthSettings, SharedLimitSettings, TeamSettings
 from proxy.config.upstreams import UpstreamSettings, default_upstreams
 

@@ -21,8 +21,7 @@ from starlette.routing import Route
 from proxy.access.admin import key_digest
 from proxy.access.sessions import COOKIE, ended
 from proxy.config import Loaded, Settings
-from proxy.config.effective import effective_values
-from proxy.config.inheritance import stated
+from proxy.config.inheritance import effective_values, stated
 from proxy.config.teams import TeamSettings
 from proxy.config.tree import Node
 from proxy.dialects.recognition import DIALECTS, recognized

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from proxy.config.checks import Finding
+from proxy.config.checks import Finding, policies
 from proxy.config.fields import Count, Section, off_for_false
-from proxy.config.likely_mistakes import policies
 from proxy.config.sections import PolicySection
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.errors import TooManyRequests

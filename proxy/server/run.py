@@ -23,10 +23,10 @@ from uvicorn.supervisors import Multiprocess
 from proxy.access.admin import admin_link
 from proxy.access.sessions import SECRET
 from proxy.config import Loaded, Settings, read
+from proxy.config.checks import exposure
 from proxy.config.issues import error_text
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
-from proxy.config.warnings import exposure
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require

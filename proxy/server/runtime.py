@@ -14,7 +14,7 @@ from proxy.access.sessions import Sessions
 from proxy.access.shared_quotas import SharedQuotas
 from proxy.access.spending import Spending
 from proxy.config import Settings
-from proxy.config.otel import OtelSettings
+from proxy.config.server import OtelSettings
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profiles

@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, field_validator
 
-from proxy.config.checks import Finding
+from proxy.config.checks import Finding, named_models, overlap
 from proxy.config.fields import Count, Seconds, Section, Text, wrong
-from proxy.config.likely_mistakes import named_models, overlap
 from proxy.config.patterns import Pattern
 from proxy.config.policy import Policy
 from proxy.config.sections import PolicySection

@@ -9,8 +9,7 @@ from functools import partial
 from types import MappingProxyType
 
 from proxy.config import UpstreamSettings
-from proxy.config.providers import SPEAKS_OPENAI, TransportChoice, resolve_transport
-from proxy.config.upstreams import Api
+from proxy.config.upstreams import SPEAKS_OPENAI, Api, TransportChoice, resolve_transport
 from proxy.errors import NotFound
 from proxy.upstream.bridge.over_responses import OverResponses
 from proxy.upstream.bridge.transport import Bridge

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.config.providers import TransportChoice
+from proxy.config.upstreams import TransportChoice
 from proxy.errors import ConfigurationError
 from proxy.upstream.litellm.library import load
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config.otel import INSTALL
+from proxy.config.server import INSTALL
 
 pytest.importorskip("opentelemetry.sdk", reason=f"run: {INSTALL}")
 
