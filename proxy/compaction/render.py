@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.compaction.format import Format
-from proxy.compaction.plan import Plan
+from proxy.compaction.planning import Plan
 from proxy.compaction.pressure import COMMA
 from proxy.compaction.rules import Rules
 from proxy.compaction.stages import NAMES, media, results

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.compaction.format import Format, TextCounter
-from proxy.compaction.identifiers import Artefacts, identifiers, unseen
+from proxy.compaction.identifiers import Artefacts, identifiers, named_files, unseen
 from proxy.compaction.identifiers import index as index_of
-from proxy.compaction.named_files import named_files
 from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn

@@ -9,12 +9,11 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from proxy.compaction.groups import head_length
+from proxy.compaction.groups import faults, head_length
 from proxy.compaction.pressure import NEARING
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
-from proxy.compaction.verify import faults
 from proxy.config.policy import ArchiveSettings
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache

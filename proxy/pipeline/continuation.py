@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
+from proxy.compaction.groups import faults
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.verify import faults
 from proxy.dialects.body import fields_of
 from proxy.dialects.dialect import Request
 from proxy.pipeline.job import CompactionJob, any_trigger, planned

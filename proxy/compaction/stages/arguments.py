@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from proxy.compaction.format import Format
-from proxy.compaction.named_files import WRITING_TOOLS
+from proxy.compaction.identifiers import WRITING_TOOLS
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
 from proxy.compaction.turn import Facts, Turn
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.identifiers import MOST, PIECE, identifiers, index
-from proxy.compaction.named_files import Access
+from proxy.compaction.identifiers import MOST, PIECE, Access, identifiers, index
 from proxy.compaction.summary_message import fenced
 from proxy.summary import transcript
 from proxy.summary.quality import Written, checked

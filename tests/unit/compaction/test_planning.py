@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.compaction.plan import Frontier, Plan
-from proxy.compaction.planning import make_plan
+from proxy.compaction.planning import Frontier, Plan, make_plan
 from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, section_limits
 from proxy.compaction.stages import ResultRules
 from proxy.compaction.triggers import Clause

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.gains import Gains, LateGains, PlainGains
+from proxy.compaction.gains import Gains, LateGains, PlainGains, stage_gains
 from proxy.compaction.sizes import Sizes
-from proxy.compaction.stage_gains import stage_gains
 from proxy.compaction.turn import Turn
 from tests.kit.compacting import rules
 from tests.kit.conversations import FORMAT, assistant, call, result, turns, user
