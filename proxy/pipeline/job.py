@@ -21,7 +21,7 @@ from proxy.compaction.turn import Turn
 from proxy.config import Policy
 from proxy.dialects.dialect import Counter, Request
 from proxy.summary.budget import Budget
-from proxy.summary.digest import digest
+from proxy.summary.extract import extract
 from proxy.summary.model import ConversationModel, ProviderCompaction, UpstreamSummaryModel
 from proxy.summary.store import Checkpoint
 
@@ -105,7 +105,7 @@ class CompactionJob:
     def digest(self, previous: str | None, start: int, end: int) -> str:
         body, limits = self.body, self.plan.limits_at(end)
         directives = [body[index] for index in self.plan.omitted.get(end, ())]
-        return digest(body[start:end], previous, limits.summary, self.case.counter.format, directives)
+        return extract(body[start:end], previous, limits.summary, self.case.counter.format, directives)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """Return the keys of positions. Each is a digest of the summary's settings and all messages before it."""

@@ -27,7 +27,7 @@ from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Finished
-from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, Meter, PriceOf
+from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, PriceOf
 from proxy.pipeline.context import ConversationContext
 from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.description import milliseconds_since
@@ -39,6 +39,7 @@ from proxy.summary.forms import FORMS
 from proxy.summary.model import ConversationModel, ProviderCompaction, UpstreamSummaryModel, Way, output_limit
 from proxy.summary.settings import SummarySettings
 from proxy.telemetry.record import Usage, summary_record
+from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
 
@@ -212,7 +213,9 @@ class _Recorded:
     factor: float
 
     @asynccontextmanager
-    async def call(self, sent: int, size: Callable[[], int], most: int, span: str | None) -> AsyncIterator[Meter]:
+    async def call(
+        self, sent: int, size: Callable[[], int], most: int, span: str | None
+    ) -> AsyncIterator[Callable[[Answer], None]]:
         """See ``summary.model.Calls``."""
         parent, caller, bill = self.context.record, self.context.caller, Bill()
         record = summary_record(parent, self.route.upstream, self.route.model)
@@ -228,7 +231,7 @@ class _Recorded:
         began = perf_counter()
         try:
             with bill.call(WholeTail(self.answers.read_usage), sent) as meter:
-                yield meter
+                yield meter.watch
                 meter.complete = True
         finally:
             record.status = meter.status

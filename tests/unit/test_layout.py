@@ -14,6 +14,7 @@ COVERED = {
     "unit/config/test_messages.py": "config/issues config/tree "
     "config/fields config/store "
     "config/server config/upstreams config/models config/teams",
+    "unit/config/test_likely_mistakes.py": "sections summary/settings",
     "unit/config/test_assembly.py": "config/loading",
     "hostile/test_expressions.py": "config/patterns",
     "product/test_commands.py": "cli/commands cli/explain cli/policy_report cli/new_key cli/learned_report cli/forget",
@@ -60,7 +61,7 @@ COVERED = {
     "product/http/test_restricted.py": "endpoints/restrictions",
     "docs/test_reference.py": "errors telemetry/metrics",
     "unit/pipeline/test_recorder.py": "telemetry/record",
-    "product/test_opentelemetry.py": " telemetry/gen_ai telemetry/otel_export",
+    "product/test_opentelemetry.py": "telemetry/gen_ai telemetry/otel_export",
     "product/test_metrics.py": "telemetry/exposition telemetry/request_metrics",
     "product/test_records.py": "pipeline/changes pipeline/description",
     "product/http/test_upstream_keys.py": "http/headers upstream/relay",
