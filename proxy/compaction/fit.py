@@ -69,7 +69,7 @@ def fit(
                 pieces = rung(pieces, limit, rules, format)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
         limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
-        # MediaStage come first: they have the most bytes, so that often no text has to be cut.
+        # Media come first: they have the most bytes, so that often no text has to be cut.
         for rung in (_media, _results, _arguments, _texts, *_LAST):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, format)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
@@ -23,7 +22,6 @@ class NotSearchable(ValueError):
     """The engine doesn't support an expression. The message is the engine's own."""
 
 
-@lru_cache(maxsize=1024)
 def search_for(pattern: str) -> Search:
     """Compile an expression. Raise ``NotSearchable`` if the engine doesn't support it."""
     try:

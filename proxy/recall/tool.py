@@ -24,6 +24,9 @@ from proxy.recall.search import Index
 from proxy.store import StoreFailed
 from proxy.store.archive import Archive
 
+SHORTEST = 200
+"""Tokens of a result that has about one passage of a message."""
+
 
 class RecallSettings(Section):
     """Let the model read archived messages through a tool that the client never sees."""
@@ -47,9 +50,6 @@ def _short_results(written: WrittenSettings, settings: Settings) -> Iterator[Fin
 SECTION = PolicySection(
     "recall", RecallSettings, "Let the model read archived messages.", apart=True, warnings=_short_results
 )
-
-SHORTEST = 200
-"""Tokens of a result that has about one passage of a message."""
 
 NAME = "recall_earlier_messages"
 
