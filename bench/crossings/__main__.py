@@ -22,7 +22,7 @@ from bench.crossings.table import DEADLINE, SUMMARY, Side, raw, show
 from bench.crossings.turns import converse_all
 from bench.crossings.upstream import SUMMARIZER
 from bench.table import write_json
-from proxy.config.policy import Summary
+from proxy.summary.settings import SummarySettings
 
 WINDOW = 16_000
 
@@ -100,7 +100,7 @@ def measure(scale: Scale) -> list[Side]:
 def configuration(upstream_port: int, database: Path, *, policy: Mapping[str, object], speed: float) -> str:
     """Return the proxy's configuration as YAML: the default policy with ``policy``, and times divided by ``speed``."""
     profile = {"context_window": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
-    summary = {"model": SUMMARIZER, "timeout": Summary().timeout / speed}
+    summary = {"model": SUMMARIZER, "timeout": SummarySettings().timeout / speed}
     settings = {
         "server": {"deadline": DEADLINE / speed},
         "store": {"url": f"sqlite:///{database}"},

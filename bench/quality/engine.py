@@ -15,7 +15,6 @@ from bench.quality.judge import named_ids
 from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summarizer import SUMMARIZERS, Summarizer
 from proxy.compaction.rules import Envelope, SectionLimits, section_limits
-from proxy.compaction.stages import cheap_stages
 from proxy.config import Policy
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import parse
@@ -152,7 +151,7 @@ class Engine:
         case = _case(raws, window, counter, policy, conversation.name, _no_models)
         turns = await self._remembered.turns(case.body.units, counter)
         total = counter.overhead(case.body.overhead_fields())
-        stages = cheap_stages(case.rules, turns, counter.format)
+        stages = case.rules.applied_to(turns, counter.format)
         for index, original in enumerate(turns):
             turn = original
             for stage in stages:

@@ -18,13 +18,12 @@ from rich.table import Table
 
 from proxy.cli.tables import print_table, table_console
 from proxy.config import Loaded, Policy, Settings, read
-from proxy.config.effective import effective_values
-from proxy.config.inheritance import overrides, stated
+from proxy.config.checks import advice, exposure
+from proxy.config.inheritance import effective_values, overrides, stated
 from proxy.config.issues import near
-from proxy.config.likely_mistakes import forbidden_summary_models
-from proxy.config.warnings import advice, exposure
 from proxy.errors import ConfigurationError
 from proxy.pipeline.snapshot import listening
+from proxy.summary.settings import forbidden_summary_models
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+): (?:warning: )?(?P<message>.*)", re.DOTALL)
 

@@ -21,7 +21,7 @@ import msgspec
 
 from proxy.access import spending
 from proxy.config import Settings, load
-from proxy.config.archive import ArchiveStoreSettings
+from proxy.config.store import ArchiveStoreSettings
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned

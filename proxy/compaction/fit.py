@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from proxy.compaction.format import Format
 from proxy.compaction.pressure import COMMA
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, clip_marker
-from proxy.compaction.rules import ArgumentRules, MediaRules, Rules
+from proxy.compaction.rules import Rules
 from proxy.compaction.stages import arguments, media, results
+from proxy.compaction.stages.stage import Stage
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 
@@ -29,8 +30,8 @@ MARGIN = 64
 """Divisor of the byte limit: this part stays free, because cuts are made by tokens and their bytes aren't exact."""
 
 _NO_KEEP = Clause(messages=1)
-_TIGHT_ARGUMENTS = ArgumentRules((), _NO_KEEP, 400, None, frozenset({"*"}))
-_ANY_MEDIA = MediaRules((), _NO_KEEP)
+_TIGHT_ARGUMENTS = arguments.ArgumentRules((), _NO_KEEP, max_length=400, tools=("*",))
+_ANY_MEDIA = media.MediaRules((), _NO_KEEP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def fit(
                 pieces = rung(pieces, limit, rules, format)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
         limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
-        # MediaStage come first: they have the most bytes, so that often no text has to be cut.
+        # Media come first: they have the most bytes, so that often no text has to be cut.
         for rung in (_media, _results, _arguments, _texts, *_LAST):
             if limit.excess(pieces) > 0:
                 pieces = rung(pieces, limit, rules, format)
@@ -120,7 +121,7 @@ def _media(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: F
 
     The media of the user's last message are kept.
     """
-    if rules.media is None:
+    if rules.stage(media.MediaRules) is None:
         return pieces
     stage = media.MediaStage(_ANY_MEDIA, format, archive=rules.archive)
     last_user = last_user_message(pieces)
@@ -136,7 +137,7 @@ def _reduced(
     pieces: list[OutgoingMessage],
     chosen: list[int],
     limit: _Limit,
-    stage: arguments.Arguments | media.MediaStage,
+    stage: Stage,
     format: Format,
 ) -> list[OutgoingMessage]:
     """Apply a stage to the chosen messages, largest first, until they fit."""

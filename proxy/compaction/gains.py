@@ -1,43 +1,50 @@
-"""Running totals of the tokens or bytes that a cheap stage saves, by group."""
+"""The tokens and bytes that the cheap stages save, as running totals by group."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+from proxy.compaction.stages.stage import Stage
+from proxy.compaction.turn import Turn
+
+if TYPE_CHECKING:
+    from proxy.compaction.sizes import Sizes
 
 
-class Gains(Protocol):
+class Gains(ABC):
     """The savings of a stage, and how far it is applied. Positions are group indexes.
 
     ``frontier`` is the group up to which the stage is applied. ``seen`` is the number of groups at that decision.
     """
 
-    frontier: int
-    seen: int
+    def __init__(self) -> None:
+        self.frontier = 0
+        self.seen = 0
 
+    @abstractmethod
     def potential(self, start: int, frontier: int, end: int) -> int:
         """Return the savings on the groups from ``start`` to ``frontier`` if there are ``end`` groups.
 
         ``end`` must not decrease from one call to the next.
         """
-        ...
 
+    @abstractmethod
     def apply(self, frontier: int, end: int) -> None:
         """Apply the stage up to a frontier."""
-        ...
 
+    @abstractmethod
     def applied(self, start: int) -> int:
         """Return the savings of the applied part of the stage, on the groups from ``start`` on."""
-        ...
 
 
-class PlainGains:
+class PlainGains(Gains):
     """Savings of a stage that looks at one message only."""
 
     def __init__(self, by_group: Sequence[int]) -> None:
-        self.frontier = 0
-        self.seen = 0
+        super().__init__()
         self._total = [0]
         for gain in by_group:
             self._total.append(self._total[-1] + gain)
@@ -52,7 +59,7 @@ class PlainGains:
         return self._total[self.frontier] - self._total[start] if self.frontier > start else 0
 
 
-class LateGains:
+class LateGains(Gains):
     """Savings of a stage that may reduce a message only after a later message has arrived.
 
     A Fenwick tree receives each saving when the later message arrives. A query for a range of ``n`` groups takes
@@ -61,8 +68,7 @@ class LateGains:
 
     def __init__(self, groups: int, gains: Mapping[tuple[int, int], int]) -> None:
         """Take ``gains`` in tokens, by the group of the message and the group of the later message."""
-        self.frontier = 0
-        self.seen = 0
+        super().__init__()
         self._waiting = sorted(((later, group, gain) for (group, later), gain in gains.items()), reverse=True)
         self._tree = [0] * (groups + 1)
         self._applied: list[tuple[int, int]] = []
@@ -104,3 +110,46 @@ class LateGains:
             total += self._tree[group]
             group -= group & -group
         return total
+
+
+def stage_gains(
+    stages: Sequence[Stage], body: Sequence[Turn], sizes: Sizes, pinned: frozenset[int]
+) -> tuple[dict[str, Gains], dict[str, list[int]]]:
+    """Return the tokens that each stage saves; and the bytes by group, for stages that look at one message only.
+
+    A stage that waits for a later message counts only the tokens that it saves beyond all other stages. The
+    conversation is then never larger than estimated, whichever stages are applied. Messages that arrive afterwards
+    don't change the estimate.
+    """
+    plain = [stage for stage in stages if not stage.later()]
+    gains: dict[str, Gains] = {}
+    lighter: dict[str, list[int]] = {}
+    least = [sizes.clips.get(index, turn.facts.tokens) for index, turn in enumerate(body)]
+    for stage in plain:
+        by_group = [0] * len(sizes)
+        bytes_by_group = lighter[stage.name] = [0] * len(sizes)
+        for group, (start, end) in enumerate(zip(sizes.starts, sizes.ends, strict=True)):
+            for index in range(start, end):
+                turn = body[index]
+                form = stage.reduce(index, turn)
+                if form is None or index in pinned:
+                    continue
+                # The limit of an oversized result already saves some of these tokens.
+                held = turn.facts.tokens - sizes.clips.get(index, turn.facts.tokens)
+                gain = max(0, turn.facts.tokens - form.facts.tokens - held)
+                by_group[group] += gain
+                least[index] -= gain
+                if gain:
+                    bytes_by_group[group] += len(turn.raw) - len(form.raw)
+        gains[stage.name] = PlainGains(by_group)
+    for stage in stages:
+        if stage.name in gains:
+            continue
+        late: dict[tuple[int, int], int] = {}
+        for index, later in stage.later().items():
+            form = stage.reduce(index, body[index])
+            if form is not None and index not in pinned and form.facts.tokens < least[index]:
+                pair = sizes.group_of(index), sizes.group_of(later)
+                late[pair] = late.get(pair, 0) + least[index] - form.facts.tokens
+        gains[stage.name] = LateGains(len(sizes), late)
+    return gains, lighter

@@ -3,59 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
+from proxy.compaction.format import Format
 from proxy.compaction.pins import Pins
 from proxy.compaction.pressure import UNBOUNDED, Bounds
+from proxy.compaction.settings import IndexRules, UserMessageRules
+from proxy.compaction.stages.stage import Stage, StageRules
 from proxy.compaction.triggers import Clause, Trigger, lowest_level, share_of
-from proxy.compaction.turn import Facts
+from proxy.compaction.turn import Facts, Turn
 
-
-@dataclass(frozen=True, slots=True)
-class StageRules:
-    """When a cheap stage is applied, and how much recent conversation it leaves unchanged."""
-
-    trigger: Trigger
-    keep: Clause
-
-
-@dataclass(frozen=True, slots=True)
-class DuplicateRules(StageRules):
-    """Rules for repeated tool results. ``min_length`` is in characters."""
-
-    min_length: int
-
-
-@dataclass(frozen=True, slots=True)
-class ArgumentRules(StageRules):
-    """Rules for arguments of old tool calls.
-
-    ``max_length`` is in characters. ``tools`` are tool names; ``*`` selects all. ``truncation_text`` may contain
-    ``{characters}`` and ``{id}``; ``None`` selects the built-in note.
-    """
-
-    max_length: int
-    truncation_text: str | None
-    tools: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class ResultRules(StageRules):
-    """Rules for old tool results.
-
-    Results over ``max_tokens`` are shortened. ``per_tool`` overrides this size for single tools. Tools in ``exclude``
-    are skipped.
-    """
-
-    max_tokens: int
-    exclude: frozenset[str]
-    per_tool: tuple[tuple[str, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MediaRules(StageRules):
-    """Rules for old images, audio, and files."""
+R = TypeVar("R", bound=StageRules)
 
 
 NO_PINS = Pins()
@@ -63,36 +24,35 @@ NO_PINS = Pins()
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a policy. Sizes are in tokens. A stage that is ``None`` is off.
+    """The rules of a policy. Sizes are in tokens.
 
+    - ``stages`` are the rules of the stages that are on, in the order in which the planner tries them.
     - ``archive`` means that the archive stores removed messages, so notes name the message's id.
     - ``role`` is the role of the summary message.
-    - ``keep_first`` means that the summary always quotes the user's first message.
     - ``bounds`` are the limits on messages and bytes. Near one of them, a conversation is compacted as at the trigger.
     """
 
     trigger: Trigger
     keep: Clause
     prepare: Trigger
-    arguments: ArgumentRules | None
-    results: ResultRules | None
+    stages: tuple[StageRules, ...]
     summary_tokens: int
-    user_tokens: int
-    index_tokens: int
+    user_messages: UserMessageRules
+    index: IndexRules
     shorten_last_user_message: bool = False
     least_gain: float = 0.10
-    duplicates: DuplicateRules | None = None
-    media: MediaRules | None = None
     pins: Pins = NO_PINS
     archive: bool = False
     role: str = "user"
-    keep_first: bool = True
     bounds: Bounds = UNBOUNDED
 
-    @cached_property
-    def stages(self) -> tuple[StageRules, ...]:
-        """Return the rules of the stages that are on."""
-        return tuple(s for s in (self.duplicates, self.arguments, self.results, self.media) if s is not None)
+    def stage(self, kind: type[R]) -> R | None:
+        """Return the rules of one stage; ``None`` if it's off."""
+        return next((stage for stage in self.stages if isinstance(stage, kind)), None)
+
+    def applied_to(self, body: Sequence[Turn], format: Format) -> list[Stage]:
+        """Return the stages that are on for a conversation, cheapest first."""
+        return [stage.stage(body, format, archive=self.archive) for stage in self.stages]
 
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:
@@ -120,16 +80,8 @@ class Rules:
         return {}
 
     def may_shorten(self, facts: Facts) -> bool:
-        """Return whether a cheap stage may shorten a message. That's slow the first time and cached afterwards."""
-        if facts.media and self.media is not None:
-            return True
-        if facts.kind == "result":
-            return self.results is not None and facts.tokens > min(self.results.max_tokens, self._least_per_tool)
-        return self.arguments is not None and bool(facts.calls) and facts.tokens > self.arguments.max_length // 8
-
-    @cached_property
-    def _least_per_tool(self) -> float:
-        return min((tokens for _, tokens in self.results.per_tool), default=math.inf) if self.results else math.inf
+        """Return whether a cheap stage may rewrite a message, which is slow the first time."""
+        return any(stage.is_costly(facts) for stage in self.stages)
 
 
 # Shares of the budget that the parts of a compacted conversation may not exceed, even if the policy allows more. With
@@ -226,17 +178,17 @@ def section_limits(rules: Rules, envelope: Envelope) -> SectionLimits:
     bases = [envelope.budget, None if level is None else int(level / USUAL_TRIGGER) + 1]
     base = min((base for base in bases if base), default=None)
     if base is None:
-        users = rules.user_tokens
-        return SectionLimits(rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index_tokens, None)
+        users = rules.user_messages.max_tokens
+        return SectionLimits(rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index.max_tokens, None)
     room = max((envelope.budget or base) - envelope.overhead, base // 8)
     # If head and tools use more than half, all parts share the rest.
     base = min(base, 2 * room)
     return SectionLimits(
         summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),
-        users=min(rules.user_tokens, share_of(USER_SHARE, base)),
+        users=min(rules.user_messages.max_tokens, share_of(USER_SHARE, base)),
         newest=share_of(NEWEST_SHARE, base),
         system=share_of(SYSTEM_SHARE, base),
         words=min(MOST_WORDS, share_of(WORDS_SHARE, base)),
-        index=min(rules.index_tokens, share_of(INDEX_SHARE, base)),
+        index=min(rules.index.max_tokens, share_of(INDEX_SHARE, base)),
         group=share_of(GROUP_SHARE, room) if envelope.budget else None,
     )

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.compaction.format import Format, TextCounter
-from proxy.compaction.identifiers import Artefacts, identifiers, unseen
+from proxy.compaction.identifiers import Artefacts, identifiers, named_files, unseen
 from proxy.compaction.identifiers import index as index_of
-from proxy.compaction.named_files import named_files
 from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
@@ -78,7 +77,11 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     words_of = [format.user_text(turn.raw) for turn in parts.dropped if turn.facts.kind == "user"]
     texts = [text for words in words_of for text, _ in words]
     labels = [label for words in words_of for _, label in words]
-    users = "\n".join(user_messages(texts, limits.users, count, labels, keep_first=rules.keep_first)) if texts else ""
+    users = (
+        "\n".join(user_messages(texts, limits.users, count, labels, keep_first=rules.user_messages.keep_first))
+        if texts
+        else ""
+    )
     if parts.omitted:
         users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=parts.omitted))))
     # Escaping tags may make the summary longer than its limit.

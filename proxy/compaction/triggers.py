@@ -56,6 +56,12 @@ class Clause:
 Trigger = tuple[Clause, ...]
 """A trigger fires if any of its clauses is met. An empty trigger never fires."""
 
+TRIGGER: Trigger = (Clause(fraction=0.85),)
+"""The default trigger of a policy and of its stages."""
+
+KEEP = Clause(fraction=0.10)
+"""The default of ``keep``, for a policy and for its stages."""
+
 
 def with_step(trigger: Trigger, tokens: int | None) -> Trigger:
     """Return a trigger with this number of tokens for the price step; without its clauses if there is no step."""

@@ -1,17 +1,35 @@
-"""Checks across sections: settings that are valid alone but not together."""
+"""Checks across sections: settings that are valid alone but not together, and warnings.
+
+Warnings are about settings that are valid but probably not intended. Some depend on more than the file: on the day, and
+on the address that the proxy listens on. Sections of features bring checks of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import date
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
-from proxy.config.fields import KINDS, lowest
+from proxy.compaction.triggers import lowest_level, with_step
+from proxy.config.fields import KINDS, condition_parts, lowest
 from proxy.config.inheritance import overrides, stated
-from proxy.config.issues import Issue, issue, near
+from proxy.config.issues import Issue, error_text, issue, near
+from proxy.config.models import RouteSettings
 from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
-from proxy.config.providers import SPEAKS_OPENAI, litellm_providers, resolve_transport
+from proxy.config.sections import sections
 from proxy.config.settings import Settings, WrittenSettings
-from proxy.config.tree import Node, Path, dotted, line_of
+from proxy.config.tree import Node, Path, dotted, line_of, shown
+from proxy.config.upstreams import SPEAKS_OPENAI, litellm_providers, resolve_transport
 from proxy.errors import ConfigurationError
+from proxy.http.headers import LOOPBACK
+from proxy.limits.budget import budget, reserved_output
+from proxy.limits.profiles import Profile, Profiles, tables
+from proxy.limits.profiles.prices import below_step, price_of, provider_of, step_of
+
+if TYPE_CHECKING:
+    from proxy.config.loading import Loaded
 
 Finding = tuple[Path, str, str]
 """The path of a setting, the problem, and its fix."""
@@ -27,7 +45,7 @@ def cross_check(root: Node, written: WrittenSettings, settings: Settings) -> lis
         *_auth(settings),
         *_any_origin(settings),
         *_memory(settings),
-        *_redaction(settings),
+        *(found for section in sections() for found in section.errors(written, settings)),
     ]
     issues = [issue(line_of(root, path), problem, fix, dotted(path)) for path, problem, fix in findings]
     return sorted([*issues, *_missing_addresses(root, settings), *_prepare(root, written, settings)])
@@ -110,21 +128,6 @@ def _memory(settings: Settings) -> Iterator[Finding]:
         yield ("server", "max_body_memory"), problem, f"max_body_memory: {least}, or a smaller body_limit"
 
 
-def _redaction(settings: Settings) -> Iterator[Finding]:
-    for name, found in settings.policies.items():
-        places: list[tuple[Path, Policy]] = [(("policies", name), found)]
-        places += [(("policies", name, "models", index), own.policy) for index, own in enumerate(found.models)]
-        for path, policy in places:
-            summary = policy.summary
-            redacts = summary.redact_secrets or summary.redact
-            if summary.native and redacts:
-                problem = "the provider gets the conversation as it is, so redact and redact_secrets have no effect"
-                yield (*path, "summary", "native"), problem, "native: false, or no redaction"
-            if summary.method == "continue" and redacts:
-                problem = "continue sends the conversation as it is, so redact and redact_secrets have no effect"
-                yield (*path, "summary", "method"), problem, "method: transcript, or no redaction"
-
-
 def _prepare(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:
     """Find policies that don't prepare a summary before they compact."""
     for name, own in written.policies.items():
@@ -160,3 +163,219 @@ def _too_late(policy: Policy) -> tuple[str, str] | None:
 def below(bound: float, share: float) -> str:
     """Return a figure of the same kind below a bound."""
     return f"{bound * share:.2g}" if bound <= 1 else str(max(1, int(bound * share)))
+
+
+LARGE_PRICE = 0.01
+"""US dollars per token or more that nobody charges. The highest price in LiteLLM's table is below 0.01."""
+
+
+def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:
+    """Return the warnings in the order of the file."""
+    findings = [
+        *_unknown_windows(settings),
+        *_price_steps(written, settings),
+        *_azure_versions(settings),
+        *_keyless_teams(settings),
+        *(found for section in sections() for found in section.warnings(written, settings)),
+        *_uncounted_budgets(settings),
+        *_large_prices(settings),
+        *_ineffective_limits(settings),
+        *_ineffective_times(settings),
+    ]
+    issues = [issue(line_of(root, path), problem, fix, dotted(path)) for path, problem, fix in findings]
+    issues += _large_keeps(root, written, settings)
+    return sorted(found._replace(message=f"warning: {found.message}") for found in issues)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether one glob matches the other as a text. That's so if they're nested, not if they only overlap."""
+    return fnmatchcase(one, other) or fnmatchcase(other, one)
+
+
+def _unknown_windows(settings: Settings) -> Iterator[Finding]:
+    """Find models that routes name in full and whose context window neither the file nor a table has."""
+    for index, _, found in named_models(settings):
+        if found.context_window is None and found.max_input_tokens is None:
+            problem = f"the context window of '{shown(found.model)}' is unknown unless the upstream reports it"
+            yield ("models", index), problem, "add its size in tokens, as in profile: {context_window: 128000}"
+
+
+def named_models(settings: Settings) -> Iterator[tuple[int, RouteSettings, Profile]]:
+    """Yield the routes that name their model in full, with their index and the model's profile."""
+    profiles: Profiles | None = None
+    for index, route in enumerate(settings.models):
+        model = route.model or route.match
+        upstream = settings.upstreams.get(route.upstream)
+        if upstream is None or set("*?[") & set(model):
+            continue
+        if profiles is None:
+            profiles = Profiles()
+            profiles.load()
+        found = profiles.find(model, provider=upstream.provider, override=route.profile, address=upstream.base_url)
+        yield index, route, replace(found, model=model)
+
+
+def _price_steps(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
+    """Find triggers above the size over which a model costs more."""
+    for index, route, profile in named_models(settings):
+        price = price_of(settings.prices, profile.model, profile.price)
+        step = step_of(price)
+        for name in written.policies or ("default",) if step is not None else ():
+            policy = settings.policies[name].for_model(route.match)
+            room = budget(profile, reserved_output(profile, None, policy.reserve_output), None)
+            level = lowest_level(with_step(policy.trigger, below_step(price)), room)
+            if level is None or step is None or level <= step:
+                continue
+            stated = name in written.policies and "trigger" in written.policies[name].model_fields_set
+            path: Path = ("policies", name, "trigger") if stated else ("models", index)
+            problem = f"'{shown(profile.model)}' costs more over {step:,} tokens, but '{name}' compacts at {level:,}"
+            yield path, problem, "add a condition, as in trigger: [{price_step: true}, {fraction: 0.85}]"
+
+
+def _azure_versions(settings: Settings) -> Iterator[Finding]:
+    for name, upstream in settings.upstreams.items():
+        is_newer = (upstream.base_url or "").endswith("/v1")
+        if upstream.provider == "azure" and upstream.api_version is None and not is_newer:
+            fix = 'add api_version: "2024-10-21", or end base_url in /openai/v1'
+            yield ("upstreams", name), "Azure requires api_version with this base_url", fix
+
+
+def _keyless_teams(settings: Settings) -> Iterator[Finding]:
+    for name, team in settings.teams.items():
+        if not team.keys:
+            fix = f"add the lines that this command prints: compaction-proxy keys new --team {name}"
+            yield ("teams", name), "no caller belongs to this team, because it lists no key", fix
+
+
+def policies(
+    written: WrittenSettings, settings: Settings
+) -> Iterator[tuple[Path, Policy, WrittenPolicy | ModelOverride]]:
+    """Yield the policies in the file and their overrides: the path, the policy in force, and the settings stated."""
+    for name, own in written.policies.items():
+        policy = settings.policies[name]
+        yield ("policies", name), policy, own
+        for index, over in enumerate(own.models):
+            yield ("policies", name, "models", index), policy.models[index].policy, over
+
+
+def _uncounted_budgets(settings: Settings) -> Iterator[Finding]:
+    """Find budgets in money of teams that may use models without a known price."""
+    limited = {
+        name: team.models
+        for name, team in settings.teams.items()
+        if team.limits is not None and team.limits.spend is not None and team.limits.spend.usd is not None
+    }
+    unpriced = list(_unpriced_routes(settings)) if limited else []
+    for name, globs in limited.items():
+        found = [match for match in unpriced if globs is None or any(overlap(match, glob) for glob in globs)]
+        if found:
+            models = ", ".join(f"'{shown(match)}'" for match in found[:5])
+            problem = f"counts nothing for {models}, because no price of these models is known"
+            yield ("teams", name, "limits", "spend", "usd"), problem, "state prices, or a budget in tokens"
+
+
+def _unpriced_routes(settings: Settings) -> Iterator[str]:
+    """Yield the globs of routes whose models all have no price."""
+    for _, route, profile in named_models(settings):
+        if price_of(settings.prices, profile.model, profile.price) is None:
+            yield route.match
+    listed = {provider_of(listing.provider) for listing in tables.load().values() if listing.price is not None}
+    routes = settings.models or (RouteSettings(match="*", upstream=next(iter(settings.upstreams))),)
+    for route in routes:
+        upstream, named = settings.upstreams.get(route.upstream), route.model or route.match
+        if upstream is None or not set("*?[") & set(named) or upstream.provider in listed:
+            continue
+        if not any(overlap(named, glob) for glob in settings.prices):
+            yield route.match
+
+
+def _large_prices(settings: Settings) -> Iterator[Finding]:
+    """Find prices for a million tokens, which the table states for one."""
+    for model, fields in settings.prices.items():
+        for name, value in fields.items():
+            if isinstance(value, Mapping) or value < LARGE_PRICE:
+                continue
+            problem = f"means {value * 1e6:,.0f} US dollars for a million tokens, because prices are for one token"
+            yield ("prices", model, name), problem, f"{name}: {value / 1e6:.12f}".rstrip("0")
+
+
+def _ineffective_limits(settings: Settings) -> Iterator[Finding]:
+    if settings.limits.on_store_failure == "refuse" and settings.store.kind != "redis":
+        problem = "has no effect without a store on Redis, because each process counts its own requests"
+        yield ("limits", "on_store_failure"), problem, "remove it, or set store: {url: redis://HOST}"
+
+
+def _ineffective_times(settings: Settings) -> Iterator[Finding]:
+    server, metrics = settings.server, settings.metrics.address
+    if server.keepalive >= server.deadline:
+        problem = f"isn't below server.deadline ({server.deadline:g}), so no heartbeat is sent"
+        yield (
+            ("server", "keepalive"),
+            f"{problem} (got {server.keepalive:g})",
+            f"keepalive: {min(10, server.deadline / 2):g}",
+        )
+    if metrics is not None and metrics[1] == server.port and _same_address(metrics[0], server.host):
+        problem = f"is the server's own address, port {server.port}, so the proxy can't start"
+        yield ("metrics", "listen"), problem, "use another port, as in listen: 127.0.0.1:9090, or remove it"
+
+
+def _same_address(one: str, other: str) -> bool:
+    """Return whether two listeners on the same port would conflict."""
+    names = {"localhost": "127.0.0.1"}
+    everywhere = any(set(address) <= {*"0.:"} for address in (one, other))
+    return everywhere or names.get(one, one) == names.get(other, other)
+
+
+def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:
+    for path, found, stated_here in policies(written, settings):
+        key = next((key for key in ("keep", "trigger") if key in stated_here.model_fields_set), None)
+        ((kind, kept),) = condition_parts(found.keep).items()
+        bound = lowest(found.trigger, kind)
+        if key is not None and bound is not None and kept >= bound:
+            problem = f"{kept:g} ({kind}) isn't below the trigger's {bound:g}, so a compaction can keep all messages"
+            fix = f"keep: {{{kind}: {below(bound, 0.2)}}}"
+            yield issue(line_of(root, (*path, key)), problem, fix, dotted((*path, "keep")))
+
+
+def advice(loaded: Loaded, today: date) -> list[str]:
+    """Return a line for each key that has expired. ``today`` is the day in UTC."""
+    return _lines(sorted(_expired(loaded.settings, today), key=lambda found: line_of(loaded.root, found[0])), loaded)
+
+
+def exposure(settings: Settings, loaded: Loaded | None) -> list[str]:
+    """Return the warnings about listening on more than loopback.
+
+    ``settings`` hold the effective host, which the command may override. ``loaded`` is the file they come from.
+    """
+    return _lines(_exposed(settings), loaded)
+
+
+def _lines(findings: Iterable[Finding], loaded: Loaded | None) -> list[str]:
+    texts = [(path, f"warning: {error_text(problem, fix, dotted(path))}") for path, problem, fix in findings]
+    if loaded is None:
+        return [text for _, text in texts]
+    return loaded.sources.located(Issue(line_of(loaded.root, path), text) for path, text in texts)
+
+
+def _exposed(settings: Settings) -> Iterator[Finding]:
+    host = settings.server.host
+    if host in LOOPBACK:
+        return
+    name = next((name for name, upstream in settings.upstreams.items() if upstream.spends), None)
+    if settings.auth.mode == "open" and name is not None:
+        problem = f"anyone who can reach {host} can spend the credentials of upstream '{name}'"
+        yield ("auth", "mode"), problem, "auth: {mode: keys}, or publish the port to trusted callers only"
+    if settings.store.kind != "memory" and settings.store.encryption.key is None:
+        fix = (
+            'store: {encryption: {key: "${COMPACTION_STORE_KEY}"}}. '
+            "To store no originals, policies: {default: {archive: null}}"
+        )
+        problem = "the store holds the prompts of other machines' users unencrypted"
+        yield ("store", "encryption", "key"), problem, fix
+
+
+def _expired(settings: Settings, today: date) -> Iterator[Finding]:
+    for name, team in settings.teams.items():
+        for index, key in enumerate(team.keys):
+            if key.expires is not None and key.expires <= today:
+                yield ("teams", name, "keys", index), f"expired on {key.expires} (UTC) and is refused", "remove it"

@@ -1,13 +1,16 @@
-"""Parse YAML into a tree of values with their lines.
+"""Parse YAML into a tree of values with their lines, and replace environment variables.
 
 The parser is stricter than YAML, because these features cause mistakes in production. It rejects tags, duplicate keys,
 merge keys, and second documents. It limits size, depth, and number of nodes, and counts aliases in expanded form.
+
+Variables are ``${NAME}`` and ``${NAME:-default}``. They replace text only: a variable's value can't add a key or change
+the structure. ``$${`` is a literal ``${``. As in a shell, ``:-`` also applies when the variable is set but empty.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import yaml
@@ -23,8 +26,44 @@ from yaml.events import (
 )
 
 from proxy.config.issues import Issue, Issues, issue
-from proxy.config.scalars import typed
-from proxy.config.tree import Node, empty, got, shown
+from proxy.config.tree import Ambiguous, Node, empty, got, shown
+
+_SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
+_TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
+_BASES = {"0x": 16, "0b": 2}
+# No setting needs a longer number, and Python can't parse numbers with thousands of digits.
+_LONGEST_NUMBER = 100
+
+
+def typed(kind: str, text: str) -> str | int | float | bool | Ambiguous | None:
+    """Return a plain scalar as YAML 1.1 reads it, or ``Ambiguous`` if YAML 1.2 reads another value."""
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return _TRUTH[text.lower()]
+    if kind == "timestamp":
+        return Ambiguous("a date", text)
+    if kind in ("int", "float"):
+        return _number(kind, text)
+    return text
+
+
+def _number(kind: str, text: str) -> int | float | Ambiguous:
+    if _SEXAGESIMAL.fullmatch(text):
+        return Ambiguous("a number to base 60")
+    if len(text) > _LONGEST_NUMBER:
+        return Ambiguous("a number of too many digits")
+    bare = text.replace("_", "").lower()
+    if kind == "float":
+        return float(bare.replace(".inf", "inf").replace(".nan", "nan"))
+    unsigned = bare.lstrip("+-")
+    base = _BASES.get(unsigned[:2], 10)
+    if base != 10 and len(unsigned) == 2:
+        return Ambiguous("a number without digits")
+    if base == 10 and len(unsigned) > 1 and unsigned.startswith("0"):
+        return Ambiguous("a number to base 8")
+    return int(bare, base)
+
 
 MAX_BYTES = 1_000_000
 MAX_NODES = 100_000
@@ -220,3 +259,54 @@ def _syntax_issue(error: yaml.MarkedYAMLError, lines: list[bytes], first: int, b
     else:
         advice = next((advice for pattern, advice in _ADVICE if pattern.search(words)), "put the text in quotes")
     return issue(line, f"not valid YAML ({shown(problem)})", advice)
+
+
+_REFERENCE = re.compile(r"\$\$\{|\$\{(?P<inside>[^{}]*)\}|\$\{")
+_INSIDE = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-.*)?", re.DOTALL)
+# How LiteLLM, shells and GitHub Actions write a variable. Without braces it would be sent as the key.
+_ELSEWHERE = re.compile(r"(?:os\.environ/|env[:/]|\$)([A-Za-z_][A-Za-z0-9_]*)|\$?\{\{ *(?:env\.|secrets\.)(\w+) *\}\}")
+
+
+def substitute(root: Node, environ: Mapping[str, str]) -> Node:
+    """Return the tree with every variable replaced by its value. Raises ``Issues`` for variables that aren't set."""
+    issues: list[Issue] = []
+    replaced = _replaced(root, environ, issues)
+    if issues:
+        raise Issues(issues)
+    return replaced
+
+
+def _replaced(node: Node, environ: Mapping[str, str], issues: list[Issue]) -> Node:
+    if isinstance(node.value, dict):
+        return replace(node, value={key: _replaced(value, environ, issues) for key, value in node.value.items()})
+    if isinstance(node.value, list):
+        return replace(node, value=[_replaced(item, environ, issues) for item in node.value])
+    if not isinstance(node.value, str):
+        return node
+    if (found := _ELSEWHERE.fullmatch(node.value)) is not None:
+        fix = f'"${{{found[1] or found[2]}}}"'
+        issues.append(issue(node.start, "isn't how variables are written here", fix))
+        return node
+    if "${" not in node.value:
+        return node
+    text = _REFERENCE.sub(lambda match: _value(match, node.start, environ, issues), node.value)
+    return replace(node, value=text, text=text, substituted=True)
+
+
+def _value(match: re.Match[str], line: int, environ: Mapping[str, str], issues: list[Issue]) -> str:
+    if match[0] == "$${":
+        return "${"
+    inside = _INSIDE.fullmatch(match["inside"] or "")
+    if inside is None:
+        # The text in the braces isn't quoted: it may be a key.
+        form = "write ${NAME} or ${NAME:-default}, and $${ for a literal ${"
+        issues.append(issue(line, "the text after '${' isn't the name of a variable", form))
+        return ""
+    name, default = inside["name"], inside["default"]
+    value = environ.get(name)
+    if default is not None:
+        return value or str(default[2:])
+    if value is None:
+        # A default isn't offered: most variables hold secrets.
+        issues.append(issue(line, f"${{{name}}} isn't set", f"export {name}=VALUE"))
+    return value or ""

@@ -1,21 +1,18 @@
-"""The types of settings, with their checks and JSON Schemas."""
+"""The types of settings, with their checks, JSON Schemas, and fixes for common mistakes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import TypeAliasType
 
-from proxy.compaction.linear_regex import search_for
 from proxy.compaction.triggers import Clause, Trigger
 from proxy.config.issues import near
-from proxy.config.patterns import endless, unclear, unsearchable
-from proxy.config.suggestions import condition_for, number_for
 from proxy.config.tree import Ambiguous, shown
 
 
@@ -30,6 +27,9 @@ class Section(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    main: ClassVar[str | None] = None
+    """The setting that a plain value in the place of the section probably means."""
 
 
 def wrong(
@@ -76,51 +76,11 @@ Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(no_truth_value)]
 Text = Annotated[str, Field(min_length=1)]
 """Text that isn't empty."""
 
-_MOST_PATTERN = 1_000
-_EVERYTHING = "matches the empty text, so it matches every text"
-_NARROWER = "write a narrower expression, for example .+ instead of .*"
 
+def off_for_false(value: object) -> object:
+    """Return "off" for false, because YAML 1.1 reads a plain ``off`` as false."""
+    return "off" if value is False else value
 
-def _expression(value: object) -> str:
-    """Return a regular expression as text, so that its section stays comparable and printable."""
-    if not isinstance(value, str) or not value or len(value) > _MOST_PATTERN:
-        raise wrong(f"must be a regular expression of 1 to {_MOST_PATTERN} characters", fix='SETTING: ["text to find"]')
-    try:
-        why = unclear(value)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise wrong(
-            f"isn't a regular expression ({error})", fix="put \\ before a character that stands for itself"
-        ) from error
-    if why is not None:
-        raise wrong(why.problem, fix=why.fix)
-    return value
-
-
-def _pattern(value: object) -> str:
-    pattern = _expression(value)
-    if re.search(pattern, "") is not None:
-        raise wrong(_EVERYTHING, fix=_NARROWER)
-    if (why := endless(pattern)) is not None:
-        raise wrong(why.problem, fix=why.fix)
-    return pattern
-
-
-def _searched(value: object) -> str:
-    pattern = _expression(value)
-    if (why := unsearchable(pattern)) is not None:
-        raise wrong(why.problem, fix=why.fix)
-    if search_for(pattern)(""):
-        raise wrong(_EVERYTHING, fix=_NARROWER)
-    return pattern
-
-
-_PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _MOST_PATTERN}
-
-Pattern = Annotated[str, PlainValidator(_pattern), WithJsonSchema(_PATTERN_SCHEMA)]
-"""A regular expression in Python's syntax that can match anywhere in a text."""
-
-SearchedPattern = Annotated[str, PlainValidator(_searched), WithJsonSchema(_PATTERN_SCHEMA)]
-"""A regular expression without backtracking, so that searches take linear time."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -212,6 +172,43 @@ def _date(value: object) -> date:
 
 Date = Annotated[date, PlainValidator(_date), WithJsonSchema({"type": "string", "format": "date"})]
 """A day, with or without quotes."""
+
+_AMOUNT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)")
+_SECONDS = {"s": 1, "sec": 1, "secs": 1, "second": 1, "seconds": 1, "m": 60, "min": 60, "minutes": 60, "h": 3600}
+_COUNTS = {"k": 1_000, "m": 1_000_000, "d": 1, "day": 1, "days": 1, "tokens": 1, "messages": 1, "s": 1}
+_PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]+)?)\s*%")
+_SPECIAL = re.compile(r"(?i)y|n|yes|no|on|off|true|false|null|~|[-+.0-9].*|.*[:#{}\[\],&*!|>'\"%@`].*|\s.*|.*\s")
+
+
+def number_for(text: str, *, whole: bool) -> str | None:
+    """Return the plain number for a text like ``45s`` or ``128k``, or ``None``."""
+    found = _AMOUNT.fullmatch(text.strip())
+    unit = None if found is None else ({"": 1} | (_COUNTS if whole else _SECONDS)).get(found[2].lower())
+    if found is None or unit is None or len(text) > 20:
+        return None
+    value = float(found[1].replace("_", "").replace(",", "")) * unit
+    return f"{round(value)}" if whole or value.is_integer() else f"{value}"
+
+
+def quoted(text: str) -> str:
+    """Return a text with quotes if YAML would read another type without them."""
+    return f'"{text}"' if _SPECIAL.fullmatch(text) else text
+
+
+def condition_for(value: object, usual: str) -> str:
+    """Return the condition that a plain value probably means: a fraction or a number of tokens."""
+    text = str(value)
+    percent = _PERCENT.fullmatch(text.strip())
+    if percent is not None and 0 < float(percent[1]) <= 100:
+        return f"{{fraction: {float(percent[1]) / 100:g}}}"
+    known = None if isinstance(value, bool) else number_for(text, whole=False) or number_for(text, whole=True)
+    number = float(known) if known is not None else 0
+    if 0 < number <= 1:
+        return f"{{fraction: {number:g}}}"
+    if 1 < number <= 100:
+        return f"{{fraction: {number / 100:g}}}"
+    return f"{{tokens: {number_for(text, whole=True)}}}" if number else usual
+
 
 KINDS = ("tokens", "messages", "fraction")
 PRICE_STEP = "price_step"

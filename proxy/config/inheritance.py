@@ -1,23 +1,29 @@
-"""Resolve policies that extend others."""
+"""Resolve policies that extend others, and list the settings in force with their sources."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import get_args
+from functools import cache
+from typing import Any, get_args
+
+import yaml
 
 from proxy.config.fields import Section
 from proxy.config.issues import Issue, Issues, issue, near
-from proxy.config.policy import ForModels, ModelOverride, Policy, WrittenPolicy
-from proxy.config.tree import Node, empty, line_of, plain
+from proxy.config.policy import ForModels, ModelOverride, Policy, WrittenPolicy, complete, stages
+from proxy.config.tree import Node, empty, find, line_of, plain
 
 
 def _is_section(annotation: object) -> bool:
     return any(isinstance(kind, type) and issubclass(kind, Section) for kind in (annotation, *get_args(annotation)))
 
 
-# Sections merge with the parent's section. Every other setting (a trigger, a list) replaces the parent's.
-_MERGED = frozenset(name for name, field in ModelOverride.model_fields.items() if _is_section(field.annotation))
+@cache
+def _merging() -> frozenset[str]:
+    """Return the sections, which merge with the parent's. Every other setting (a trigger, a list) replaces it."""
+    fields = complete(ModelOverride).model_fields
+    return frozenset(name for name, field in fields.items() if _is_section(field.annotation))
 
 
 def effective(root: Node, written: Mapping[str, WrittenPolicy]) -> dict[str, Policy]:
@@ -37,7 +43,7 @@ def stated(root: Node, name: str, written: Mapping[str, WrittenPolicy]) -> Node:
     if parent is None:
         return own
     above = stated(root, parent, written)
-    merged = _merged(above, own, _MERGED)
+    merged = _merged(above, own, _merging())
     if "models" in above.settings and "models" in own.settings:
         models = own.settings["models"]
         merged.settings["models"] = replace(models, value=[*models.items, *above.settings["models"].items])
@@ -48,7 +54,9 @@ def overrides(policy: Node) -> list[tuple[str, Node]]:
     """Return the globs of a policy's overrides, each with all settings for these models, as nodes."""
     base = _without(policy, "models")
     entries = policy.settings.get("models", empty(0)).items
-    return [(str(entry.settings["match"].value), _merged(base, _without(entry, "match"), _MERGED)) for entry in entries]
+    return [
+        (str(entry.settings["match"].value), _merged(base, _without(entry, "match"), _merging())) for entry in entries
+    ]
 
 
 def _policy(name: str, stated: Node) -> Policy:
@@ -104,3 +112,34 @@ def _circles(root: Node, written: Mapping[str, WrittenPolicy]) -> list[Issue]:
 
 def _issue(root: Node, name: str, problem: str, fix: str) -> Issue:
     return issue(line_of(root, ("policies", name, "extends")), problem, fix, f"policies.{name}.extends")
+
+
+Row = tuple[str, str, str]
+
+
+def effective_values(policy: Policy, values: Node, place: Callable[[int], str]) -> Iterator[Row]:
+    """Return each setting of a policy, its value, and its source: a file and line, or another setting.
+
+    ``values`` contains the settings in the files. ``place`` returns the file and line of a line number.
+    """
+    for name, value in policy.model_dump(mode="json", exclude={"name", "models"}).items():
+        is_section = isinstance(value, dict) and isinstance(getattr(policy, name), Section)
+        paths = {(name, key): inner for key, inner in value.items()} if is_section else {(name,): value}
+        for path, inner in paths.items():
+            yield ".".join(path), _text(inner), _origin(path, values, policy, place)
+
+
+def _origin(path: tuple[str, ...], values: Node, policy: Policy, place: Callable[[int], str]) -> str:
+    node, found = find(values, path)
+    if path == ("prepare",) and (found != path or not policy.trigger):
+        return "follows from trigger" if "trigger" in values.settings else "default"
+    if found == path:
+        return place(node.line)
+    if path[0] in stages() and path[-1] in ("trigger", "keep") and path[-1] in values.settings:
+        return f"follows from {path[-1]}"
+    return "default"
+
+
+def _text(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()

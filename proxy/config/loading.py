@@ -12,14 +12,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from proxy.config.assembly import Assembly
-from proxy.config.checks import cross_check
+from proxy.config.checks import cross_check, likely_mistakes
 from proxy.config.inheritance import effective
 from proxy.config.issues import Issues
-from proxy.config.likely_mistakes import likely_mistakes
 from proxy.config.messages import issues_of
-from proxy.config.settings import Settings, WrittenSettings
-from proxy.config.sources import Source, Sources, begun
+from proxy.config.settings import Settings, WrittenSettings, written_settings
+from proxy.config.sources import Assembly, Source, Sources, begun
 from proxy.config.tree import Node, plain
 from proxy.errors import ConfigurationError
 
@@ -129,8 +127,8 @@ def _loaded(assembly: Assembly) -> Loaded:
 
 def _written(root: Node) -> WrittenSettings:
     try:
-        return WrittenSettings.model_validate(plain(root))
+        return written_settings().model_validate(plain(root))
     except ValidationError as error:
-        issues = issues_of(error, root, WrittenSettings)
+        issues = issues_of(error, root, written_settings())
     # Raise outside the handler, because pydantic's error contains the values, including secrets.
     raise Issues(issues)

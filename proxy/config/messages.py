@@ -8,9 +8,49 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from proxy.config.fields import Section, number_for, quoted
 from proxy.config.issues import Issue, issue, near
-from proxy.config.suggestions import LITELLM, MISSING, UNKNOWN, number_for, quoted, section_for
 from proxy.config.tree import Ambiguous, Node, Path, dotted, find, got, reading, shown
+
+MIGRATING = "docs/migrating.md"
+
+_FROM_LITELLM = f"this looks like a LiteLLM configuration; {MIGRATING} lists the settings that replace it"
+
+LITELLM = dict.fromkeys(
+    (
+        "model_list",
+        "litellm_settings",
+        "litellm_params",
+        "general_settings",
+        "router_settings",
+        "environment_variables",
+        "master_key",
+        "database_url",
+        "callback_settings",
+        "guardrails",
+        "mcp_servers",
+    ),
+    _FROM_LITELLM,
+)
+"""Fixes by the name of a setting that only LiteLLM has."""
+
+UNKNOWN = {
+    "server.workers": "remove it, and set the number of workers with serve --workers N",
+    "workers": "remove it, and set the number of workers with serve --workers N",
+    "logging": "write log, with level, format, and requests, as in log: {level: info, format: json, requests: all}",
+    "log_level": "write log: {level: info}. log.format and log.requests set the format and which requests to log",
+    "auth.keys": 'list keys under a team: teams: {NAME: {keys: ["sha256:…"]}}',
+    "api_key": 'set it at an upstream: upstreams: {main: {api_key: "${OPENAI_API_KEY}"}}',
+    "base_url": 'set it at an upstream: upstreams: {main: {base_url: "https://api.openai.com/v1"}}',
+}
+"""Fixes by the path of a setting that exists elsewhere."""
+
+MISSING = {
+    "match": 'match: "*"',
+    "upstream": "upstream: NAME, a name under upstreams",
+    "hash": 'hash: "sha256:…", as printed by: compaction-proxy keys new --team NAME',
+}
+"""Lines to add, by the name of a setting that is required."""
 
 # Messages never show values below these names.
 _SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url", "url", "hash"})
@@ -53,7 +93,10 @@ def _issue(detail: dict[str, Any], root: Node, model: type[BaseModel]) -> Issue:
     is_public = _SECRET.isdisjoint(path) and not node.substituted
     invalid = _Invalid(node, str(found[-1]) if found and not isinstance(found[-1], int) else "", is_public)
     if kind in _SECTION_WANTED:
-        problem, fix = section_wanted(node, invalid.name, is_public=is_public, nullable=_nullable(model, found))
+        section = _section_at(model, found)
+        problem, fix = section_wanted(
+            node, invalid.name, section, is_public=is_public, nullable=_nullable(model, found)
+        )
     else:
         problem, fix = _problem_and_fix(kind, invalid, context, detail["msg"])
     shows = is_public and context.get("shows", found == path) and (node.is_scalar or kind != "refused")
@@ -125,7 +168,9 @@ def _choice_wanted(invalid: _Invalid, expected: str) -> tuple[str, str]:
     return f"must be one of {', '.join(choices)}", invalid.line(quoted(meant))
 
 
-def section_wanted(node: Node, name: str, *, is_public: bool = True, nullable: bool = False) -> tuple[str, str]:
+def section_wanted(
+    node: Node, name: str, section: type[BaseModel] | None = None, *, is_public: bool = True, nullable: bool = False
+) -> tuple[str, str]:
     """Return problem and fix for a value in place of a section. ``nullable``: ``null`` turns the section off."""
     if node.value is None:
         return "is empty", "give its settings, or remove the line"
@@ -133,7 +178,14 @@ def section_wanted(node: Node, name: str, *, is_public: bool = True, nullable: b
         return "must be a section", f"to turn it off, write {name}: null"
     if node.value is True and nullable:
         return "must be a section", f"to use its defaults, write {name}: {{}}"
-    return "must be a section", section_for(name, node.text if is_public and not node.substituted else "")
+    main = section.main if section is not None and issubclass(section, Section) else None
+    is_number = section is not None and main is not None and _is_number(section.model_fields[main].annotation)
+    text = node.text if is_public and not node.substituted else ""
+    return "must be a section", section_for(name, text, main, is_number=is_number)
+
+
+def _is_number(annotation: Any) -> bool:
+    return annotation is int or int in get_args(annotation)
 
 
 def _nullable(model: type[BaseModel], path: Path) -> bool:
@@ -164,3 +216,16 @@ def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     inside = (_section(argument)[0] for argument in get_args(annotation))
     section = next((section for section in inside if section is not None), None)
     return section, get_origin(annotation) not in (Union, types.UnionType)
+
+
+def section_for(name: str, text: str, main: str | None, *, is_number: bool) -> str:
+    """Return the section that a plain value probably means. ``text`` is empty if it can't be shown.
+
+    ``main`` is the section's setting that such a value probably means, and ``is_number`` whether that's a number.
+    """
+    if main is None or not text:
+        return f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"
+    if is_number:
+        number = number_for(text, whole=True)
+        return f"write {name}: {{{main}: {number or 'N'}}}"
+    return f"did you mean {name}: {{{main}: {quoted(shown(text))}}}?"

@@ -1,10 +1,8 @@
-"""Find unsafe and unsupported regular expressions by their syntax.
+"""Settings that are regular expressions.
 
-Python's ``re`` backtracks. If a repetition contains another repetition, or alternatives that start alike, each
-character can double the number of attempts: thirty characters take minutes. Clients send the searched texts, so any
-client could stop the proxy with such an expression.
-
-Linear-time engines don't support some other expressions, or read them differently.
+An expression may be slow on some texts, which come from clients. So each use has a bound: redaction has a time limit,
+and pins use an engine that takes linear time. Linear-time engines don't support some expressions, or read them
+differently than Python.
 """
 
 from __future__ import annotations
@@ -14,9 +12,12 @@ import warnings
 from collections.abc import Iterable
 from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from proxy.compaction.linear_regex import NotSearchable, search_for
+from pydantic import PlainValidator, WithJsonSchema
+
+from proxy.compaction.pins import NotSearchable, search_for
+from proxy.config.fields import wrong
 
 
 class Flaw(NamedTuple):
@@ -26,37 +27,12 @@ class Flaw(NamedTuple):
     fix: str
 
 
-NESTED = Flaw(
-    "has a repetition inside a repetition, which takes exponential time on some texts",
-    "remove one repetition, or make the inner one possessive, as in (?:\\w++ )*",
-)
-ALIKE = Flaw(
-    "repeats alternatives that can start with the same character, which takes exponential time on some texts",
-    "start each alternative with a different character, or write (?>...) around them",
-)
-
 _LOOKS = Flaw("look-ahead and look-behind aren't supported", "match the surrounding text instead")
 _REFERS = Flaw("references to groups aren't supported", "repeat the group's expression instead")
 _GOES_ON = Flaw(
     "possessive and atomic parts aren't supported",
     "write a plain repetition or group. The search takes linear time without them",
 )
-
-_FEW = 4
-"""A repetition with at most this many rounds doubles too rarely to be slow."""
-
-_REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT)
-# The engine doesn't backtrack into these.
-_FINAL = (codes.POSSESSIVE_REPEAT, codes.ATOMIC_GROUP)
-
-
-def endless(pattern: str) -> Flaw | None:
-    """Return the flaw of an expression with exponential time, or ``None``.
-
-    Raises ``re.error`` for an invalid expression.
-    """
-    return _flaw(parser.parse(pattern), is_repeated=False)
-
 
 _UNLIKE = {
     codes.ASSERT: _LOOKS,
@@ -124,30 +100,46 @@ def _inner(code: Any, value: Any) -> list[Any]:
     return [part for part in parts if isinstance(part, parser.SubPattern)]
 
 
-def _flaw(items: Iterable[tuple[Any, Any]], *, is_repeated: bool) -> Flaw | None:
-    for code, value in items:
-        repeats = is_repeated and code not in _FINAL
-        if code in _REPEATS:
-            least, most, _ = value
-            if is_repeated and least != most:
-                return NESTED
-            repeats = is_repeated or most > _FEW
-        elif code is codes.BRANCH and is_repeated and not _differ([_beginning(branch) for branch in value[1]]):
-            return ALIKE
-        for part in _inner(code, value):
-            if (found := _flaw(part, is_repeated=repeats)) is not None:
-                return found
-    return None
+_MOST_PATTERN = 1_000
+_EVERYTHING = "matches the empty text, so it matches every text"
+_NARROWER = "write a narrower expression, for example .+ instead of .*"
 
 
-def _beginning(branch: Any) -> int | None:
-    """Return the literal first character of an alternative, or ``None``."""
-    for code, value in branch:
-        if code is codes.SUBPATTERN:
-            return _beginning(value[-1])
-        return value if code is codes.LITERAL else None
-    return None
+def _expression(value: object) -> str:
+    """Return a regular expression as text, so that its section stays comparable and printable."""
+    if not isinstance(value, str) or not value or len(value) > _MOST_PATTERN:
+        raise wrong(f"must be a regular expression of 1 to {_MOST_PATTERN} characters", fix='SETTING: ["text to find"]')
+    try:
+        why = unclear(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise wrong(
+            f"isn't a regular expression ({error})", fix="put \\ before a character that stands for itself"
+        ) from error
+    if why is not None:
+        raise wrong(why.problem, fix=why.fix)
+    return value
 
 
-def _differ(beginnings: list[int | None]) -> bool:
-    return None not in beginnings and len(set(beginnings)) == len(beginnings)
+def _pattern(value: object) -> str:
+    pattern = _expression(value)
+    if re.search(pattern, "") is not None:
+        raise wrong(_EVERYTHING, fix=_NARROWER)
+    return pattern
+
+
+def _searched(value: object) -> str:
+    pattern = _expression(value)
+    if (why := unsearchable(pattern)) is not None:
+        raise wrong(why.problem, fix=why.fix)
+    if search_for(pattern)(""):
+        raise wrong(_EVERYTHING, fix=_NARROWER)
+    return pattern
+
+
+_PATTERN_SCHEMA = {"type": "string", "minLength": 1, "maxLength": _MOST_PATTERN}
+
+Pattern = Annotated[str, PlainValidator(_pattern), WithJsonSchema(_PATTERN_SCHEMA)]
+"""A regular expression in Python's syntax that can match anywhere in a text."""
+
+SearchedPattern = Annotated[str, PlainValidator(_searched), WithJsonSchema(_PATTERN_SCHEMA)]
+"""A regular expression without backtracking, so that searches take linear time."""

@@ -10,167 +10,46 @@ import hashlib
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from functools import cache, cached_property
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
 
-from proxy.compaction.named_files import WRITING_TOOLS
-from proxy.compaction.triggers import Clause, Trigger
+from proxy.compaction.triggers import KEEP, TRIGGER, Clause, Trigger
 from proxy.config.fields import (
-    Count,
     CountOrZero,
     Days,
     KeepField,
     Name,
-    Pattern,
     ReserveField,
-    SearchedPattern,
-    Seconds,
     Section,
     Text,
     TriggerField,
     lowest,
+    off_for_false,
     wrong,
 )
+from proxy.config.patterns import SearchedPattern
+from proxy.config.sections import EngineSection, PolicySection, names, sections, with_sections
 
-TRIGGER = (Clause(fraction=0.85),)
-KEEP = Clause(fraction=0.10)
+S = TypeVar("S")
+P = TypeVar("P", bound="PolicyFields")
+
 PREPARE_FRACTION = 0.75
 
-LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")
-"""Tools whose results DeepAgents never evicts."""
 
-
-STAGES = ("duplicates", "truncate_args", "evict_results", "media")
-"""The sections of a policy with their own `trigger` and `keep`. The policy's are the defaults."""
-
-
-class Summary(Section):
-    """The call to the summary model."""
-
-    method: Literal["transcript", "continue", "auto"] = "transcript"
-    """transcript: send the messages as text. continue: send the conversation's own model its last prompt and a request
-    for notes. auto: continue if the prompt cache serves the conversation."""
-    native: bool = False
-    """Ask the conversation's own provider to compact, if it can. The other settings apply if it doesn't."""
-    model: Text | None = None
-    """The model that writes summaries: a name that `models` routes. Default: the conversation's own model."""
-    fallback_model: Text | None = None
-    """The model to try once if the first one fails. Default: none."""
-    prompt: Text | None = None
-    """The instruction to the model. The conversation replaces `{messages}`. Default: the built-in instruction."""
-    trim_tokens_to_summarize: Count | None = None
-    """Summarize only this many of the newest tokens. Default: everything, in chunks that fit the model."""
-    max_tokens: Count = 4000
-    """Maximum tokens of a summary."""
-    timeout: Seconds = 45
-    """Seconds that one model has for a summary, all chunks together. Then the fallback, then a digest."""
-    role: Literal["user", "assistant", "system", "developer"] = "user"
-    """The role of the message that contains the summary."""
-    redact_secrets: bool = False
-    """Remove keys, tokens, and passwords from the text that the summary model receives."""
-    redact: tuple[Pattern, ...] = ()
-    """Regular expressions for more text to remove."""
-
-    @field_validator("prompt")
-    @classmethod
-    def _has_place_for_messages(cls, prompt: str | None) -> str | None:
-        if prompt is not None and "{messages}" not in prompt:
-            raise wrong(
-                "must hold {messages}, the place of the conversation",
-                fix="add a line {messages} to the prompt",
-                shows=False,
-            )
-        return prompt
-
-
-class _Stage(Section):
-    trigger: TriggerField = TRIGGER
-    """When this stage runs. Default: the policy's trigger."""
-    keep: KeepField = KEEP
-    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
-
-
-class Duplicates(_Stage):
-    """Replace older exact copies of a tool result with a reference to the newest one."""
-
-    min_length: Count = 200
-    """Minimum characters of a result to compare."""
-
-
-class Media(_Stage):
-    """Replace old images, audio, and files with labels. The user's newest message doesn't change."""
-
-
-class TruncateArgs(_Stage):
-    """Cut long strings in the arguments of old tool calls. The JSON keeps its structure."""
-
-    max_length: Count = 2000
-    """Maximum characters of a string."""
-    truncation_text: Text | None = None
-    """The note that replaces the cut text. {characters} becomes the number of characters, {id} the archive's id of the
-    original. Default: a note that says that it isn't part of the value."""
-    tools: tuple[Text, ...] = WRITING_TOOLS
-    """The tools whose arguments may be cut; "*" for all tools."""
-
-
-class EvictResults(_Stage):
-    """Shorten large old tool results to their beginning and end."""
-
-    max_tokens: Count = 2000
-    """Maximum tokens of a result."""
-    max_tokens_per_tool: Mapping[Text, Count] = Field(default_factory=dict)
-    """Maximum tokens of a result for single tools, by name."""
-    exclude: tuple[Text, ...] = LISTING_TOOLS
-    """Tools whose results this stage doesn't change."""
-
-
-class UserMessages(Section):
-    """The user's earlier messages, which stay verbatim next to a summary."""
-
-    max_tokens: Count = 20_000
-    """Maximum tokens of these messages: the first one, then the newest."""
-    keep_first: bool = True
-    """Always keep the user's first message."""
-
-
-class Index(Section):
-    """The list of paths, URLs, and ids from the summarized messages."""
-
-    max_tokens: Count = 2000
-    """Maximum tokens of the list."""
-
-
-class Archive(Section):
+class ArchiveSettings(Section):
     """Store the originals of removed content, for the caller who sent them."""
+
+    main: ClassVar[str | None] = "days"
 
     days: Days = 30
     """Days to store the originals, at most 36,500."""
 
 
-def _off(value: object) -> object:
-    """Return "off" for false, because YAML 1.1 reads a plain ``off`` as false."""
-    return "off" if value is False else value
-
-
-class Recall(Section):
-    """Let the model read archived messages through a tool that the client never sees."""
-
-    tool: Annotated[Literal["off", "auto"], BeforeValidator(_off)] = "off"
-    """off: no tool. auto: add the tool to compacted requests whose model may choose among tools."""
-    max_rounds: Annotated[Count, Field(le=10)] = 3
-    """How often the model may read archived messages during one response."""
-    max_tokens: Count = 4000
-    """Maximum tokens of what one call returns."""
-
-
-class Responses(Section):
-    """Settings for `/v1/responses`."""
-
-    state: Annotated[Literal["recover", "compact", "off"], BeforeValidator(_off)] = "recover"
-    """When the upstream compacts a history that it keeps (`previous_response_id`). recover: after an overflow. compact:
-    also when the conversation reaches the trigger. off: never."""
+ARCHIVE = PolicySection(
+    "archive", ArchiveSettings, "Store the originals of removed content; null turns this off.", nullable=True
+)
 
 
 class UnknownModel(Section):
@@ -200,8 +79,13 @@ class UnknownModel(Section):
         return keep
 
 
-class _PolicyFields(Section):
-    mode: Annotated[Literal["enforce", "shadow", "off"], BeforeValidator(_off)] = "enforce"
+UNKNOWN_MODEL = PolicySection("unknown_model", UnknownModel, "Conditions for models whose context window is unknown.")
+
+
+class PolicyFields(Section):
+    """The settings that a policy and its overrides have in common, without the sections of features."""
+
+    mode: Annotated[Literal["enforce", "shadow", "off"], BeforeValidator(off_for_false)] = "enforce"
     """enforce: compact. shadow: measure and report, change nothing. off: do neither."""
     allow_header: bool = True
     """Obey the request header `x-compaction: off | shadow`."""
@@ -228,42 +112,33 @@ class _PolicyFields(Section):
     self_compacting: Literal["late", "usual"] = "late"
     """When to compact for clients that compact their own conversations (Claude Code, codex). late: only if the request
     wouldn't fit. usual: at the policy's trigger."""
-    responses: Responses = Responses()
-    """Settings for `/v1/responses`."""
     repair: bool = True
     """Repair damaged histories when the proxy compacts a request."""
     pinned: tuple[SearchedPattern, ...] = ()
     """Regular expressions. The proxy never changes or summarizes messages that contain a match."""
-    summary: Summary = Summary()
-    """The call to the summary model."""
-    duplicates: Duplicates | None = Duplicates()
-    """Replace copies of tool results; null turns this off."""
-    truncate_args: TruncateArgs | None = TruncateArgs()
-    """Cut arguments of old tool calls; null turns this off."""
-    evict_results: EvictResults | None = EvictResults()
-    """Shorten old tool results; null turns this off."""
-    media: Media | None = Media()
-    """Replace old images, audio, and files; null turns this off."""
-    archive: Archive | None = Archive()
-    """Store the originals of removed content; null turns this off."""
-    recall: Recall = Recall()
-    """Let the model read archived messages."""
-    user_messages: UserMessages = UserMessages()
-    """The user's earlier messages, which stay verbatim next to a summary."""
-    index: Index = Index()
-    """The list of paths, URLs, and ids from the summarized messages."""
-    unknown_model: UnknownModel = UnknownModel()
-    """Conditions for models whose context window is unknown."""
+
+    def section(self, kind: type[S]) -> S:
+        """Return a section by its class. Raises ``LookupError`` if the policy turns it off."""
+        found = self.optional(kind)
+        if found is None:
+            raise LookupError(f"the policy has no section '{names()[kind]}'")
+        return found
+
+    def optional(self, kind: type[S]) -> S | None:
+        """Return a section by its class; ``None`` if the policy turns it off."""
+        found: Any = getattr(self, names()[kind])
+        value: Any = found.value if isinstance(found, EngineSection) else found
+        return None if value is None else cast(S, value)
 
 
-class ModelOverride(_PolicyFields):
+class ModelOverride(PolicyFields):
     """Override settings of a policy for some models."""
 
     match: Text
     """The model in the request. *, ?, and [seq] work as in file names. Case-sensitive."""
 
 
-class WrittenPolicy(_PolicyFields):
+class WrittenPolicy(PolicyFields):
     """A policy as written in the file. Omitted settings come from the policy it extends, or are the defaults."""
 
     extends: Name | None = None
@@ -272,21 +147,16 @@ class WrittenPolicy(_PolicyFields):
     """Overrides for some models; the first match wins. Overrides of the extended policy come after its own."""
 
 
-_NOT_OF_SUMMARIES: dict[str, Any] = dict.fromkeys(
-    (
-        "name",
-        "models",
-        "mode",
-        "allow_header",
-        "overflow_retries",
-        "rate_limit_as_limit",
-        "output",
-        "recall",
-        "responses",
-    ),
-    True,
+_APART: dict[str, Any] = dict.fromkeys(
+    ("name", "models", "mode", "allow_header", "overflow_retries", "rate_limit_as_limit", "output"), True
 )
-_NOT_OF_SUMMARIES["summary"] = {"method", "native"}
+"""The settings that don't affect checkpoints and summaries."""
+
+
+@cache
+def _apart() -> dict[str, Any]:
+    found = ((section.name, section.apart) for section in sections() if section.apart)
+    return {**_APART, **{name: True if apart is True else set(apart) for name, apart in found}}
 
 
 class ForModels(Section):
@@ -294,12 +164,12 @@ class ForModels(Section):
 
     match: str
     """The glob, in the syntax of ``fnmatchcase``."""
-    policy: Policy
+    policy: SerializeAsAny[Policy]
     """The complete policy for these models."""
 
 
-class Policy(_PolicyFields):
-    """A policy in force: complete, immutable, hashable."""
+class Policy(PolicyFields):
+    """A policy in force: complete, immutable, hashable. ``build`` makes one with the sections of all features."""
 
     name: str = "default"
     """The name in the file."""
@@ -314,9 +184,9 @@ class Policy(_PolicyFields):
 
         Raises ``pydantic.ValidationError``.
         """
-        policy = cls.model_validate({**stated, "name": name})
+        policy: Self = complete(cls).model_validate({**stated, "name": name})
         derived: dict[str, Any] = {}
-        for stage in STAGES:
+        for stage in stages():
             section = getattr(policy, stage)
             if section is not None:
                 own = {key: getattr(policy, key) for key in ("trigger", "keep") if key not in section.model_fields_set}
@@ -328,6 +198,12 @@ class Policy(_PolicyFields):
     def for_model(self, name: str) -> Policy:
         """Return the policy for a model in a request. Case-sensitive."""
         return next((own.policy for own in self.models if fnmatchcase(name, own.match)), self)
+
+    @property
+    def named_models(self) -> list[str]:
+        """Return the models that sections name, for example for summaries."""
+        found = ((section, self.optional(section.kind)) for section in sections())
+        return [name for section, value in found if value is not None for name in section.models(value) if name]
 
     def __hash__(self) -> int:
         return hash((self.name, self.mode, self.allow_header, self.fingerprint))
@@ -343,8 +219,27 @@ class Policy(_PolicyFields):
     @cached_property
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the settings that affect checkpoints and summaries."""
-        fields = self.model_dump(mode="json", exclude=_NOT_OF_SUMMARIES)
+        fields = self.model_dump(mode="json", exclude=_apart())
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def complete(model: type[P]) -> type[P]:
+    """Return a model of policies with the sections of all features."""
+    return with_sections(model)
+
+
+@cache
+def stages() -> tuple[str, ...]:
+    """Return the sections with their own `trigger` and `keep`. The policy's are the defaults."""
+    return tuple(section.name for section in sections() if section.is_stage)
+
+
+@cache
+def written_policy() -> type[WrittenPolicy]:
+    """Return the model of a policy in a file, with the sections of all features."""
+    override: Any = complete(ModelOverride)
+    return with_sections(WrittenPolicy, models=(tuple[override, ...], WrittenPolicy.model_fields["models"]))
 
 
 def _prepare_before(trigger: Trigger) -> Trigger:

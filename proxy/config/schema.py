@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.config.fields import KINDS, PRICE_STEP
-from proxy.config.settings import WrittenSettings
+from proxy.config.settings import written_settings
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 
@@ -17,7 +17,7 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 def schema_text() -> str:
     """Return the text of the published schema."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **WrittenSettings.model_json_schema()}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **written_settings().model_json_schema()}
     return json.dumps(_with_variables(schema), indent=2, ensure_ascii=False) + "\n"
 
 

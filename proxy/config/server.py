@@ -1,17 +1,33 @@
-"""The section `server`: where to listen, and limits on requests."""
+"""The sections of the process: `server`, `log`, `records`, `metrics`, and `otel`."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import ipaddress
 import re
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema, field_validator, model_validator
 
-from proxy.config.fields import Count, CountOrZero, Grace, HostName, Origin, Port, Seconds, Section, Size, Text, wrong
-from proxy.config.suggestions import quoted
+from proxy.config.fields import (
+    Count,
+    CountOrZero,
+    Days,
+    Grace,
+    HostName,
+    Origin,
+    Port,
+    Seconds,
+    Section,
+    Size,
+    Text,
+    quoted,
+    wrong,
+)
+from proxy.config.upstreams import Secret, check_url, checked_header_names
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 
@@ -41,6 +57,8 @@ Host = Annotated[Text, AfterValidator(_host)]
 
 class ServerSettings(Section):
     """Where to listen, and limits on requests."""
+
+    main: ClassVar[str | None] = "port"
 
     host: Host = "127.0.0.1"
     """The address to listen on; 0.0.0.0 for all addresses."""
@@ -72,3 +90,122 @@ class ServerSettings(Section):
     def body_memory(self) -> int:
         """Return the maximum bytes of all request bodies together."""
         return self.max_body_memory or max(1_000_000_000, 2 * self.body_limit)
+
+
+Level = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "text"]
+LoggedRequests = Literal["notable", "all", "none"]
+
+
+class LogSettings(Section):
+    """Log lines: names and figures, no content."""
+
+    level: Level = "info"
+    """The lowest level to log. Libraries never log below info, because their debug lines quote requests."""
+    format: LogFormat = "auto"
+    """json: one object per line. text: readable lines. auto: json unless standard error is a terminal."""
+    requests: LoggedRequests = "notable"
+    """Which requests get a line when they finish. notable: those that failed, or that the proxy changed, retried, or
+    delayed."""
+
+
+class RecordSettings(Section):
+    """Records of requests: names and figures, no content."""
+
+    days: Days = 7
+    """Days to keep records, at most 36,500."""
+    max: Count = 100_000
+    """Maximum number of records. The proxy removes the oldest ones over that."""
+
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_][A-Za-z0-9._-]*):([1-9][0-9]{0,4})")
+_MOST_PORT = 65_535
+
+
+def _address(value: object) -> str:
+    match = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[2]) > _MOST_PORT:
+        raise wrong("must be an address and a port", fix="SETTING: 127.0.0.1:9090")
+    return match[0]
+
+
+Address = Annotated[
+    str, PlainValidator(_address), WithJsonSchema({"type": "string", "pattern": f"^{_ADDRESS.pattern}$"})
+]
+"""A host name or IP address, and a port."""
+
+
+class MetricsSettings(Section):
+    """Where to serve the metrics."""
+
+    listen: Address | None = None
+    """The address and port of /metrics, as in 127.0.0.1:9090. Default: /metrics on the server's own port."""
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Return the host and the port of a separate address, or ``None``."""
+        if self.listen is None:
+            return None
+        host, _, port = self.listen.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+PACKAGES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+INSTALL = "pip install 'opentelemetry-exporter-otlp-proto-http>=1.45,<1.46'"
+"""The command that installs the packages of the extra `otel`. The exporter needs the SDK of its own version."""
+
+_EXAMPLE = "endpoint: http://127.0.0.1:4318"
+_SIGNAL_PATH = re.compile(r"/v1/(?:traces|metrics|logs)/*$")
+_RESERVED_HEADERS = dict.fromkeys(
+    ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "te"),
+    "remove it. The exporter sets it for each request",
+)
+
+
+class OtelSettings(Section):
+    """Where to send spans and metrics with OpenTelemetry."""
+
+    endpoint: str | None = None
+    """The URL of an OTLP collector over HTTP, before /v1/traces. Default: OTEL_EXPORTER_OTLP_ENDPOINT, or
+    http://localhost:4318."""
+    headers: Mapping[str, Secret] = Field(default_factory=dict)
+    """Headers for the collector, such as its key."""
+    traces: bool = True
+    """Send spans, and pass the trace context on to upstreams."""
+    metrics: bool = True
+    """Send metrics."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_base_url(cls, url: str | None) -> str | None:
+        if url is None:
+            return None
+        check_url(url, example=_EXAMPLE, key='headers: {authorization: "${OTLP_KEY}"}', query=_EXAMPLE)
+        if (path := _SIGNAL_PATH.search(url)) is not None:
+            raise wrong(f"must end before {path[0]}, which the proxy appends", fix=_EXAMPLE)
+        return url.rstrip("/")
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _has_header_names(cls, headers: object) -> object:
+        return checked_header_names(headers, _RESERVED_HEADERS)
+
+    @model_validator(mode="after")
+    def _can_export(self) -> OtelSettings:
+        if not self.traces and not self.metrics:
+            raise wrong("sends nothing with traces: false and metrics: false", fix="otel: null", shows=False)
+        if not has_packages():
+            raise wrong("needs packages that aren't installed", fix=f"run {INSTALL}, or write otel: null", shows=False)
+        return self
+
+
+def has_packages() -> bool:
+    """Return whether the optional packages are installed."""
+    return all(map(_is_installed, PACKAGES))
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False

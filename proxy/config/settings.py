@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
-from proxy.config.archive import ArchiveStoreSettings
 from proxy.config.fields import Name, Section, Text, wrong
-from proxy.config.log import LogSettings
-from proxy.config.metrics import MetricsSettings
-from proxy.config.models import Route, RouteSettings
-from proxy.config.otel import OtelSettings
-from proxy.config.policy import Policy, WrittenPolicy
-from proxy.config.prices import Prices
-from proxy.config.records import RecordSettings
-from proxy.config.server import ServerSettings
-from proxy.config.store import StoreSettings
+from proxy.config.models import Prices, Route, RouteSettings
+from proxy.config.policy import Policy, WrittenPolicy, written_policy
+from proxy.config.sections import derived
+from proxy.config.server import LogSettings, MetricsSettings, OtelSettings, RecordSettings, ServerSettings
+from proxy.config.store import ArchiveStoreSettings, StoreSettings
 from proxy.config.teams import AdminSettings, AuthSettings, SharedLimitSettings, TeamSettings
 from proxy.config.upstreams import UpstreamSettings, default_upstreams
 from proxy.constants import DAY
@@ -77,16 +73,25 @@ class WrittenSettings(_SettingsFields):
     """How to compact conversations, by name. `default` applies to callers without a team."""
 
 
+@cache
+def written_settings() -> type[WrittenSettings]:
+    """Return the model of a file, whose policies have the sections of all features."""
+    policy: Any = written_policy()
+    return derived(WrittenSettings, policies=(Mapping[Name, policy], WrittenSettings.model_fields["policies"]))
+
+
 class Settings(_SettingsFields):
     """A configuration in force: every policy is complete."""
 
-    policies: Mapping[str, Policy] = Field(default_factory=lambda: {"default": Policy()})
+    policies: Mapping[str, SerializeAsAny[Policy]] = Field(
+        default_factory=lambda: {"default": Policy.build("default", {})}
+    )
     """Policies by name. `default` always exists."""
 
     @field_validator("policies")
     @classmethod
     def _has_default(cls, policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
-        return policies if "default" in policies else {"default": Policy(), **policies}
+        return policies if "default" in policies else {"default": Policy.build("default", {}), **policies}
 
     @property
     def record_seconds(self) -> float:
@@ -103,7 +108,7 @@ class Settings(_SettingsFields):
         """Return the models that the configuration names, without globs, by the upstreams' names."""
         named = [route.model or route.match for route in self.models]
         for policy in self.policies.values():
-            named += [name for name in (policy.summary.model, policy.summary.fallback_model) if name is not None]
+            named += policy.named_models
         return frozenset(name for name in named if not any(mark in name for mark in "*?["))
 
     def route(self, model: str) -> Route | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
@@ -15,6 +15,8 @@ from proxy.config.fields import Amount, Count, CountOrZero, Date, Name, Section,
 
 class AuthSettings(Section):
     """Which callers the proxy accepts."""
+
+    main: ClassVar[str | None] = "mode"
 
     mode: Literal["open", "keys"] = "open"
     """open: accept all callers and forward their own keys. keys: accept only callers with a key listed under a team."""
@@ -101,6 +103,8 @@ class AdminSettings(Section):
 
 class LimitSettings(Section):
     """Limits of a team. Default of each: no limit."""
+
+    main: ClassVar[str | None] = "requests_per_minute"
 
     requests_per_minute: Count | None = None
     """Requests per minute on all paths together, also the maximum burst. Further requests get 429."""

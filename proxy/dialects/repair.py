@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.compaction.format import Format
-from proxy.compaction.groups import head_length
+from proxy.compaction.groups import faults, head_length
 from proxy.compaction.turn import Facts, Turn
-from proxy.compaction.verify import faults
 
 NO_RESULT = "No result of this call was recorded."
 """Result that is inserted for a call without one."""

@@ -19,8 +19,7 @@ from starlette.routing import Route
 
 from proxy.access.admin import SESSION_COOKIE, end_session, key_digest
 from proxy.config import Loaded, Settings
-from proxy.config.effective import effective_values
-from proxy.config.inheritance import stated
+from proxy.config.inheritance import effective_values, stated
 from proxy.config.teams import TeamSettings
 from proxy.config.tree import Node
 from proxy.constants import UNDECODABLE

@@ -49,7 +49,7 @@ class Answering:
         self.costs = Costs()
         self.reasoning = Reasoning(services.sent_prompts, services.compactor)
         self.native = NativeSummaries(services)
-        self.recall = Recall(services.archive_reader, services.hidden_rounds)
+        self.recall = Recall(services.archive_reader, services.hidden_rounds, services.compactor)
         self.server_state = ServerState(services, partial(resolve, services))
         self.stream_usage = StreamUsage()
         self.overflows = Overflows(self.budgets, services.compactor, self.reasoning.stale_after_overflow)
@@ -115,10 +115,9 @@ class Answering:
         await resolve(self.services, exchange)
         budget = self.budgets.of(exchange)
         input = run.input(budget)
-        compactor = self.services.compactor
-        if input.policy.recall.tool != "off" and input.mode == "enforce" and compactor.untouched(input) is None:
-            run.recall = await self.recall.begin(exchange, partial(compactor.turns, input))
-            input = input if run.recall is None else run.input(budget)
+        run.recall = await self.recall.begin(exchange, input)
+        if run.recall is not None:
+            input = run.input(budget)
         if exchange.body.units and not exchange.body.continues:
             attempt = await run.attempt(budget, input)
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream

@@ -9,12 +9,12 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from proxy.compaction.groups import head_length
+from proxy.compaction.groups import faults, head_length
 from proxy.compaction.pressure import NEARING
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
-from proxy.compaction.verify import faults
+from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.dialect import Counter, Request
 from proxy.pipeline.changes import removed_by
@@ -217,8 +217,8 @@ class Compactor:
 
         Return the ids of the newest checkpoint, which leads to the earlier ones, and of the shortened messages.
         """
-        policy = work.case.policy
-        if policy.archive is None:
+        archive = work.case.policy.optional(ArchiveSettings)
+        if archive is None:
             return ()
         removed: list[Removed] = []
         start, previous = 0, None
@@ -229,7 +229,7 @@ class Compactor:
         shortened = [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
         removed += shortened
         removed += removed_by(work, rendered)
-        self._archive.keep(work.case.tenant, removed, policy.archive.days * DAY)
+        self._archive.keep(work.case.tenant, removed, archive.days * DAY)
         newest = () if previous is None else (previous,)
         return (*newest, *(one.id for one in shortened[:LISTED]))
 

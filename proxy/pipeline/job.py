@@ -12,19 +12,18 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 
 from proxy.compaction.fit import fit
-from proxy.compaction.groups import head_length
+from proxy.compaction.groups import faults, head_length
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, PRESSING, SEPARATOR, part
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.triggers import Clause, any_met, lowest_level, share_of
 from proxy.compaction.turn import Turn
-from proxy.compaction.verify import faults
 from proxy.config import Policy
 from proxy.dialects.dialect import Counter, Request
 from proxy.summary.budget import Budget
 from proxy.summary.chunking import SummaryRequest
-from proxy.summary.digest import digest
+from proxy.summary.extract import extract
 from proxy.summary.store import Checkpoint, Origin, StoredSummary
 from proxy.telemetry.record import Reason
 
@@ -210,7 +209,7 @@ class CompactionJob:
     def digest(self, previous: str | None, start: int, end: int) -> str:
         body, limits = self.body, self.plan.limits_at(end)
         directives = [body[index] for index in self.plan.omitted.get(end, ())]
-        return digest(body[start:end], previous, limits.summary, self.case.counter.format, directives)
+        return extract(body[start:end], previous, limits.summary, self.case.counter.format, directives)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """Return the keys of positions. Each is a digest of the summary's settings and all messages before it."""

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from proxy.compaction.pins import Pins
 from proxy.compaction.planning import FULL
 from proxy.compaction.pressure import UNBOUNDED, Bounds
-from proxy.compaction.rules import ArgumentRules, DuplicateRules, MediaRules, ResultRules, Rules
-from proxy.compaction.triggers import Clause, Trigger, with_step
+from proxy.compaction.rules import Rules
+from proxy.compaction.settings import IndexRules, UserMessageRules
+from proxy.compaction.stages import STAGES
+from proxy.compaction.stages.stage import StageRules
+from proxy.compaction.triggers import TRIGGER, Clause, Trigger, with_step
 from proxy.config import Policy
-from proxy.config.policy import Duplicates, EvictResults, Media, TruncateArgs
+from proxy.config.policy import ArchiveSettings, UnknownModel
 from proxy.limits.profiles import Profile
+from proxy.summary.settings import SummarySettings
 
 # With any trigger, the proxy compacts a conversation before it exceeds the budget.
 MUST_FIT = Clause(fraction=FULL)
 
 # The trigger after an overflow if the policy doesn't have one. All other policies keep their trigger, so that the next
 # request can reuse the summary.
-AFTER_REFUSAL: Trigger = (Clause(fraction=0.85),)
+AFTER_REFUSAL = TRIGGER
 
 
 # The trigger for clients that compact their own conversations.
@@ -65,61 +68,38 @@ def rules_for(
 
 def _late(rules: Rules) -> Rules:
     """Return rules whose only trigger is ``LATE``, without preparation."""
-    stages = {
-        name: replace(stage, trigger=LATE)
-        for name in ("duplicates", "arguments", "results", "media")
-        if (stage := getattr(rules, name)) is not None
-    }
-    return replace(rules, trigger=LATE, prepare=(), **stages)
+    return replace(rules, trigger=LATE, prepare=(), stages=tuple(replace(s, trigger=LATE) for s in rules.stages))
 
 
 def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds, price_step: int | None) -> Rules:
-    stated, keep = policy.trigger, policy.keep
-    if not window_known:
-        stated, keep = policy.unknown_model.trigger, policy.unknown_model.keep
+    conditions = policy if window_known else policy.section(UnknownModel)
+    stated, keep = conditions.trigger, conditions.keep
     trigger = with_step(stated, price_step)
     if stated and window_known:
         trigger = (*trigger, MUST_FIT)
     elif refused:
         trigger = AFTER_REFUSAL
 
-    def conditions(own: Duplicates | TruncateArgs | EvictResults | Media) -> dict[str, Any]:
-        """Return a stage's own trigger and keep, or the policy's in this case."""
-        return {
-            "trigger": trigger if own.trigger == policy.trigger else with_step(own.trigger, price_step),
-            "keep": keep if own.keep == policy.keep else own.keep,
-        }
+    def with_conditions(own: StageRules) -> StageRules:
+        """Return a stage with its own trigger and keep, or with the policy's in this case."""
+        return replace(
+            own,
+            trigger=trigger if own.trigger == policy.trigger else with_step(own.trigger, price_step),
+            keep=keep if own.keep == policy.keep else own.keep,
+        )
 
-    copies, arguments, results = policy.duplicates, policy.truncate_args, policy.evict_results
+    summary = policy.section(SummarySettings)
     return Rules(
         trigger=trigger,
         keep=keep,
         prepare=with_step(policy.prepare, None if price_step is None else price_step * 15 // 17),
-        duplicates=None if copies is None else DuplicateRules(**conditions(copies), min_length=copies.min_length),
-        arguments=None
-        if arguments is None
-        else ArgumentRules(
-            **conditions(arguments),
-            max_length=arguments.max_length,
-            truncation_text=arguments.truncation_text,
-            tools=frozenset(arguments.tools),
-        ),
-        results=None
-        if results is None
-        else ResultRules(
-            **conditions(results),
-            max_tokens=results.max_tokens,
-            exclude=frozenset(results.exclude),
-            per_tool=tuple(sorted(results.max_tokens_per_tool.items())),
-        ),
-        media=None if policy.media is None else MediaRules(**conditions(policy.media)),
-        summary_tokens=policy.summary.max_tokens,
-        user_tokens=policy.user_messages.max_tokens,
-        index_tokens=policy.index.max_tokens,
+        stages=tuple(with_conditions(stage) for kind in STAGES if (stage := policy.optional(kind)) is not None),
+        summary_tokens=summary.max_tokens,
+        user_messages=policy.section(UserMessageRules),
+        index=policy.section(IndexRules),
         shorten_last_user_message=policy.shorten_last_user_message,
         pins=Pins(policy.pinned),
-        archive=policy.archive is not None,
-        role=policy.summary.role,
-        keep_first=policy.user_messages.keep_first,
+        archive=policy.optional(ArchiveSettings) is not None,
+        role=summary.role,
         bounds=bounds if trigger else UNBOUNDED,
     )

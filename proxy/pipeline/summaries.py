@@ -18,6 +18,7 @@ from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.redaction import redaction
+from proxy.summary.settings import SummarySettings
 from proxy.summary.store import Cause, Origin, StoredSummary, Summaries, SummaryFactory
 from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
@@ -87,7 +88,7 @@ class CheckpointSummaries:
         body = copy(job.case.body) if any(writer.needs_body for writer in job.case.writers) else None
 
         async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
-            settings = job.case.policy.summary
+            settings = job.case.policy.section(SummarySettings)
             pinned = job.plan.pinned
             last, first = previous, start
             if previous is not None and not previous.text:  # a summary that only the provider can read

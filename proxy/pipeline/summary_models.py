@@ -22,7 +22,7 @@ from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Finished
-from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, Meter, PriceOf
+from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, PriceOf
 from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import SummaryTask, SummaryWriter, Writing
@@ -32,7 +32,9 @@ from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import write
 from proxy.summary.forms import FORMS
 from proxy.summary.model import UpstreamSummaryModel, Way, output_limit
+from proxy.summary.settings import SummarySettings
 from proxy.telemetry.record import Usage, summary_record
+from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
 
@@ -60,8 +62,8 @@ async def summary_models(services: Services, exchange: Exchange, max_tokens: int
     ``max_tokens`` is the maximum size of the summary, which their windows reserve. The caller's key goes only to the
     upstream of the caller's request. Models that the caller's team may not use don't get its conversations.
     """
-    policy = exchange.caller.policy
-    first, other = _allowed(exchange, policy.summary.model), _allowed(exchange, policy.summary.fallback_model)
+    policy, settings = exchange.caller.policy, exchange.caller.policy.section(SummarySettings)
+    first, other = _allowed(exchange, settings.model), _allowed(exchange, settings.fallback_model)
     names: list[str | Route] = [first or exchange.route, *((other,) if other else ())]
     models = []
     for name in names:
@@ -125,7 +127,7 @@ async def summary_model(
         max_output=most,
         count=counter.text,
         credential=caller.credential if route.upstream == exchange.route.upstream else None,
-        timeout=caller.policy.summary.timeout,
+        timeout=caller.policy.section(SummarySettings).timeout,
         budget=services.budgets.of(caller),
         on_overflow=learn,
         form=form,
@@ -149,7 +151,9 @@ class _Recorded:
     factor: float
 
     @asynccontextmanager
-    async def call(self, sent: int, size: Callable[[], int], most: int, span: str | None) -> AsyncIterator[Meter]:
+    async def call(
+        self, sent: int, size: Callable[[], int], most: int, span: str | None
+    ) -> AsyncIterator[Callable[[Answer], None]]:
         """See ``summary.model.Calls``."""
         parent, caller, bill = self.exchange.record, self.exchange.caller, Bill()
         record = summary_record(parent, self.route.upstream, self.route.model)
@@ -165,7 +169,7 @@ class _Recorded:
         began = perf_counter()
         try:
             with bill.call(WholeTail(self.read_usage), sent) as meter:
-                yield meter
+                yield meter.watch
                 meter.complete = True
         finally:
             record.status = meter.status

@@ -25,10 +25,10 @@ from uvicorn.supervisors import Multiprocess
 from proxy import __version__
 from proxy.access.admin import SESSION_SECRET, admin_link
 from proxy.config import Loaded, Settings, read
+from proxy.config.checks import exposure
 from proxy.config.issues import error_text
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
-from proxy.config.warnings import exposure
 from proxy.endpoints.status import configuration_hash
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profiles

@@ -12,7 +12,7 @@ from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas, SharedQuotas
 from proxy.access.spending import Spending
 from proxy.config import Settings
-from proxy.config.otel import OtelSettings
+from proxy.config.server import OtelSettings
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
 from proxy.limits.profiles import Profiles

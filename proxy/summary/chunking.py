@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
-from proxy.summary.prompt import request_messages
+from proxy.summary.prompt import entries, fenced, language_sample, request_messages
 from proxy.summary.quality import Written, checked
 from proxy.summary.redaction import Redaction
-from proxy.summary.transcript import entries, fenced, language_sample
 
 PARALLEL = 4
 """Chunks of one conversation that the proxy summarizes concurrently."""
@@ -41,18 +41,17 @@ class SummaryUnasked(SummaryFailed):
     """The proxy sent no request, for a reason unrelated to the model's health."""
 
 
-class SummaryModel(Protocol):
+class SummaryModel(ABC):
     """A model that writes summaries. ``input_limit`` is in tokens, or ``None`` if unknown."""
 
-    @property
-    def input_limit(self) -> int | None: ...
+    __slots__ = ()
 
-    @property
-    def count(self) -> TextCounter: ...
+    input_limit: int | None
+    count: TextCounter
 
+    @abstractmethod
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """Return the model's response. Raises ``SummaryFailed``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

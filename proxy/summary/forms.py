@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 
@@ -30,41 +31,33 @@ _MOST_BREAKPOINTS = 4
 """Breakpoints that Anthropic's API accepts in a request."""
 
 
-class SummaryForm(Protocol):
+class SummaryForm(ABC):
     """One API as summary calls use it. ``limits`` are the names of its fields for the output."""
 
-    @property
-    def api(self) -> Api: ...
+    api: Api
+    path: str
+    headers: Headers = _JSON
+    limits: tuple[str, ...]
 
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def headers(self) -> Headers: ...
-
-    @property
-    def limits(self) -> tuple[str, ...]: ...
-
+    @abstractmethod
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
         """Return the request, with a limit on its output of ``most`` tokens, or without one."""
-        ...
 
+    @abstractmethod
     def continued(self, fields: Fields, model: str, most: int) -> bool:
         """Change a conversation's request so that its answer can be notes. Everything before the messages' end stays.
 
         Return whether that's possible. It isn't if the request prescribes a tool call or a format for the answer.
         """
-        ...
 
+    @abstractmethod
     def read(self, answer: Any) -> Written:
         """Return the text of a decoded response. Raises ``SummaryFailed``, or the errors of a missing field."""
-        ...
 
 
-class _Chat:
+class _Chat(SummaryForm):
     api: Api = "chat"
     path = "/chat/completions"
-    headers = _JSON
     limits = ("max_tokens", "max_completion_tokens")
 
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
@@ -103,7 +96,7 @@ class _Chat:
         )
 
 
-class _Messages:
+class _Messages(SummaryForm):
     api: Api = "messages"
     path = "/messages"
     headers: Headers = [*_JSON, ("anthropic-version", "2023-06-01")]  # noqa: RUF012 - never changed
@@ -134,10 +127,9 @@ class _Messages:
         return Written(_text(blocks), "tool_calls" if called else finish, refused=reason == "refusal")
 
 
-class _Responses:
+class _Responses(SummaryForm):
     api: Api = "responses"
     path = "/responses"
-    headers = _JSON
     limits = ("max_output_tokens",)
 
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:

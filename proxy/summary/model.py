@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
 from proxy.summary.budget import Budget
-from proxy.summary.chunking import SummaryFailed, SummaryTooLong
+from proxy.summary.chunking import SummaryFailed, SummaryModel, SummaryTooLong
 from proxy.summary.forms import CHAT, SummaryForm, read, reported_cost
 from proxy.summary.quality import Written
 from proxy.telemetry.trace_context import Trace, new_span, with_trace
@@ -44,16 +44,8 @@ _ANSWER_LIMIT = 4_000_000
 _INVALID_REQUEST = frozenset({400, 422})
 
 
-class CallMeter(Protocol):
-    """Sees the answer to a call, to count what it costs."""
-
-    def watch(self, answer: Answer) -> None:
-        """See the bytes of an answer as they pass."""
-        ...
-
-
-Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContextManager[CallMeter]]
-"""Begins a call, and records it at its end.
+Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContextManager[Callable[[Answer], None]]]
+"""Begins a call, and records it at its end. Yields a function that reads the cost from the answer's bytes as they pass.
 
 The arguments are the bytes of its body, a function that counts its prompt in tokens, the most tokens that it writes,
 and the id of its span. Raises ``BudgetSpent``.
@@ -64,7 +56,7 @@ Way = tuple[SummaryForm, Transport]
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class UpstreamSummaryModel:
+class UpstreamSummaryModel(SummaryModel):
     """A summary model at an upstream.
 
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
@@ -198,11 +190,11 @@ class UpstreamSummaryModel:
         call = nullcontext() if self.calls is None else self.calls(len(body), size, most, span)
         chunks, length = list[bytes](), 0
         try:
-            async with call as meter:
+            async with call as watch:
                 answer = await transport.send(request)
                 try:
-                    if meter is not None:
-                        meter.watch(answer)
+                    if watch is not None:
+                        watch(answer)
                     async for chunk in answer.body:
                         chunks.append(chunk)
                         length += len(chunk)

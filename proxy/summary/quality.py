@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from proxy.compaction.format import TextCounter
 
-# A short answer that begins like this is a refusal or asks for the transcript again.
+# A short answer that begins like this is a refusal or asks for the transcript again. Refusals in other languages pass
+# unless the API marks them or they have another fault.
 _REFUSAL = re.compile(
     r"""^\W*(?:
     i['’]?m\ (?:very\ |really\ |so\ )?sorry | i\ am\ (?:very\ |really\ |so\ )?sorry | sorry\b | (?:my\ )?apologies
@@ -21,27 +22,6 @@ _REFUSAL = re.compile(
   | (?:this|your|the)\ (?:request|content|prompt)\ (?:violates|goes\ against|was\ (?:blocked|flagged)|cannot)
   | (?:could\ you|can\ you)?\ ?(?:please\ )?(?:provide|share)\ (?:me\ )?(?:with\ )?the\ (?:transcript|conversation)
   | (?:there\ is|i\ see)\ no\ (?:transcript|conversation)
-  # German, Dutch
-  | (?:es\ )?tut\ mir\ (?:sehr\ )?leid | leider\ (?:kann|darf)\ ich | entschuldig
-  | ich\ (?:kann|darf|werde)\ [^.\n]{0,60}\bnicht\b
-  | ich\ bin\ nicht\ in\ der\ lage | als\ (?:ki|ai)\b | het\ spijt\ me | ik\ kan\ [^.\n]{0,60}\bniet\b | helaas
-  # French, Spanish, Portuguese, Italian
-  | (?:je\ suis\ )?(?:vraiment\ |sincèrement\ )?désolée?\b | en\ tant\ qu['’]ia
-  | je\ (?:ne\ peux|ne\ suis\ pas|regrette|m['’]excuse)
-  | lo\ siento | lo\ lamento | no\ puedo | no\ me\ es\ posible | disculp | como\ (?:una\ )?(?:ia|inteligencia|modelo)\b
-  | desculp | (?:eu\ )?(?:sinto\ muito|lamento) | (?:eu\ )?não\ (?:posso|consigo) | infelizmente
-  | mi\ dispiace | spiacente | non\ posso | non\ sono\ in\ grado | purtroppo | in\ quanto\ (?:ia|modello)
-  # Polish, Czech, Swedish, Danish, Norwegian, Finnish, Turkish, Indonesian, Vietnamese
-  | przykro\ mi | przepraszam | niestety | nie\ mogę | omlouvám\ se | je\ mi\ líto | bohužel | tyvärr | jag\ kan\ inte
-  | beklager | desværre | dessverre | jeg\ kan\ (?:ikke|desværre) | valitettavasti | olen\ pahoillani | en\ voi
-  | üzgünüm | maalesef | özür\ dilerim | maaf | mohon\ maaf | xin\ lỗi | rất\ tiếc | tôi\ không\ thể
-  # Russian, Ukrainian
-  | извините | простите | к\ сожалению | прошу\ прощения | мне\ жаль | я\ не\ могу | вибачте | на\ жаль | перепрошую
-  # Chinese, Japanese, Korean, Arabic, Hebrew, Hindi
-  | (?:很|非常|十分)?(?:抱歉|遗憾|對不起|对不起) | 我(?:无法|不能|無法|没有办法)
-  | (?:作为|作為)(?:一个|一個|一名)?(?:ai|人工智[能慧])
-  | 申し訳 | すみません | ごめん | 恐れ入り | 죄송 | 미안 | (?:저는\ )?도와드릴\ 수\ 없
-  | آسف | عذر | أعتذر | لا\ أستطيع | لا\ يمكنني | מצטער | סליחה | क्षमा | माफ़ | मुझे\ खेद
     )""",
     re.IGNORECASE | re.VERBOSE,
 )

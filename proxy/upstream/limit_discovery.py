@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from proxy.config import UpstreamSettings
-from proxy.config.providers import SPEAKS_OPENAI
+from proxy.config.upstreams import SPEAKS_OPENAI
 from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA
 from proxy.limits.profiles.lookup import ReportedWindow

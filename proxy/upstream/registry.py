@@ -10,8 +10,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from proxy.config import UpstreamSettings
-from proxy.config.providers import SPEAKS_OPENAI, TransportChoice, resolve_transport
-from proxy.config.upstreams import Api
+from proxy.config.upstreams import SPEAKS_OPENAI, Api, TransportChoice, resolve_transport
 from proxy.errors import NotFound
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.learning import LearningTransport, MissingApis

@@ -27,8 +27,8 @@ from proxy.compaction.stages.arguments import KEPT_CHARACTERS
 from proxy.config import Settings, policy
 from proxy.config.fields import Section
 from proxy.config.loading import loads
-from proxy.config.policy import STAGES
-from proxy.config.settings import WrittenSettings
+from proxy.config.policy import stages
+from proxy.config.settings import written_settings
 from proxy.demo.run import ROWS, WINDOW
 from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.records import PARAMETERS, REQUEST
@@ -55,7 +55,7 @@ ENVIRONMENT = {"OPENAI_API_KEY": "sk-test", "OTLP_KEY": "test"}
 TOLD_IN_WORDS = {
     "store.url",
     "policies.NAME.prepare",
-    *(f"policies.NAME.{stage}.{key}" for stage in STAGES for key in ("trigger", "keep")),
+    *(f"policies.NAME.{stage}.{key}" for stage in stages() for key in ("trigger", "keep")),
 }
 
 StartProxy = Callable[..., str]
@@ -134,15 +134,15 @@ def settings(model: type[Section], above: str = "") -> Iterator[tuple[str, Field
     for name, field in model.model_fields.items():
         section = section_in(field.annotation)
         yield above + name, field, section is not None
-        if section is not None and section[0] is policy.ModelOverride:
+        if section is not None and issubclass(section[0], policy.ModelOverride):
             # The settings of a policy once more: the section says so.
             yield f"{above}{name}{section[1]}.match", section[0].model_fields["match"], False
         elif section is not None:
             yield from settings(section[0], f"{above}{name}{section[1]}.")
 
 
-SETTINGS = {path: field for path, field, section in settings(WrittenSettings) if not section}
-SECTIONS = {path for path, _, section in settings(WrittenSettings) if section}
+SETTINGS = {path: field for path, field, section in settings(written_settings()) if not section}
+SECTIONS = {path for path, _, section in settings(written_settings()) if section}
 ROWS_OF_SETTINGS = {spans(row[0])[0]: row for row in table(CONFIGURATION, "setting")}
 
 
@@ -221,7 +221,7 @@ def test_figures_are_those_in_force() -> None:
     assert f"first {KEPT_CHARACTERS} characters" in CONFIGURATION
     for text in (README, CONFIGURATION):
         assert f"for {LIFETIME / 86_400:g} days" in text
-    assert f"archive, for {policy.Archive().days} days" in " ".join(README.split())
+    assert f"archive, for {policy.ArchiveSettings().days} days" in " ".join(README.split())
     assert f"{rules.USER_SHARE * 100:g} % of the budget" in README
     assert f"after {HELD_SECONDS:g} seconds" in README
     assert (NAMED_SECONDS, "for a day" in README) == (86_400, True)

@@ -16,7 +16,9 @@ from proxy.compaction.pins import Pins
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, SEPARATOR, UNBOUNDED, Bounds
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
-from proxy.compaction.rules import ArgumentRules, DuplicateRules, Envelope, MediaRules, ResultRules, Rules
+from proxy.compaction.rules import Envelope, Rules
+from proxy.compaction.settings import IndexRules, UserMessageRules
+from proxy.compaction.stages import ArgumentRules, DuplicateRules, MediaRules, ResultRules
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
 from proxy.compaction.triggers import Clause, Trigger, any_met
 from proxy.compaction.turn import Turn
@@ -76,20 +78,22 @@ def rules(
     bounds: Bounds = UNBOUNDED,
 ) -> Rules:
     """A policy like the default, with limits that fit small windows."""
-    tools = frozenset({"write_file"})
+    stages = [
+        DuplicateRules(trigger, keep) if duplicates else None,
+        ArgumentRules(trigger, keep, max_length, tools=("write_file",)) if arguments else None,
+        ResultRules(trigger, keep, max_tokens, exclude=("ls",)) if results else None,
+        MediaRules(trigger, keep) if media else None,
+    ]
     return Rules(
         trigger=trigger,
         keep=keep,
         prepare=prepare,
-        arguments=ArgumentRules(trigger, keep, max_length, None, tools) if arguments else None,
-        results=ResultRules(trigger, keep, max_tokens, frozenset({"ls"})) if results else None,
-        duplicates=DuplicateRules(trigger, keep, 200) if duplicates else None,
-        media=MediaRules(trigger, keep) if media else None,
+        stages=tuple(stage for stage in stages if stage is not None),
         pins=Pins(pinned),
         archive=archive,
         summary_tokens=4000,
-        user_tokens=20_000,
-        index_tokens=2000,
+        user_messages=UserMessageRules(),
+        index=IndexRules(),
         shorten_last_user_message=shorten_last,
         bounds=bounds,
     )

@@ -13,6 +13,7 @@ import msgspec
 
 from proxy.compaction.groups import group_starts, head_length
 from proxy.compaction.rules import Envelope, Rules, section_limits
+from proxy.compaction.stages import MediaRules
 from proxy.compaction.summary_message import TAG
 from proxy.compaction.triggers import lowest_level
 from proxy.compaction.turn import Turn
@@ -261,7 +262,7 @@ def _fits(
     last = {*users[-1:], *own[-1:]}
     firm = fixed
     for index, turn in enumerate(given):
-        picture = turn.facts.media and rules.media is None
+        picture = turn.facts.media and rules.stage(MediaRules) is None
         if turn.facts.kind == "system" or index in last or picture:
             firm += turn.facts.tokens
     for start, end in pairwise(starts):

@@ -139,23 +139,6 @@ def test_a_request_that_prescribes_its_answer_gets_a_transcript(fields: dict[str
     assert not continued(upstream)
 
 
-def cached(tokens: int) -> Callable[[dict[str, Any]], Reply]:
-    return lambda body: Reply(content="Done.", cached=tokens)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "summary", "continues"),
-    [(1_024, {}, True), (0, {}, False), (1_024, {"redact_secrets": True}, False)],
-    ids=["cached", "uncached", "redacted"],
-)
-def test_auto_continues_if_the_cache_serves_the_conversation(
-    tokens: int, summary: dict[str, Any], continues: bool, tmp_path: Path
-) -> None:
-    upstream = StandIn(window=16_000, summariser=notes, responder=cached(tokens))
-    assert "made" in run(upstream, tmp_path, {"summary": {"method": "auto", **summary}}, 20)
-    assert bool(continued(upstream)) is continues
-
-
 def unmarked(messages: Any) -> Any:
     """Messages without breakpoints, which clients move and caches don't compare."""
     return json.loads(json.dumps(messages).replace(', "cache_control": {"type": "ephemeral"}', ""))

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import structlog
 
-from proxy.config.otel import INSTALL
+from proxy.config.server import INSTALL
 from proxy.server.loopback import serve
 from tests.kit.program import call, program, write_config
 from tests.kit.scripted import behind, chat, key_hash
@@ -243,7 +243,7 @@ def test_mistakes_name_the_line_and_the_fix(tmp_path: Path, monkeypatch: pytest.
     assert "must end before /v1/traces" in wrong({"endpoint": "http://127.0.0.1:4318/v1/traces"})
     assert "can't be set here" in wrong({"headers": {"content-type": "text/plain"}})
     assert "sends nothing" in wrong({"traces": False, "metrics": False})
-    monkeypatch.setattr("proxy.config.otel.PACKAGES", ("opentelemetry_missing.sdk",))
+    monkeypatch.setattr("proxy.config.server.PACKAGES", ("opentelemetry_missing.sdk",))
     missing = wrong({"endpoint": "http://127.0.0.1:4318"})
     assert "config.yaml:1: otel: needs packages that aren't installed" in missing
     assert INSTALL in missing

@@ -22,7 +22,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "fallback": {"summary": {"fallback_model": OTHER}},
     "both": {"summary": {"model": OTHER, "fallback_model": OTHER}},
     "override": {"models": [{"match": "local/*", "summary": {"model": OTHER}}]},
-    "auto": {"summary": {"model": OTHER, "method": "auto"}},
 }
 
 

@@ -1,26 +1,18 @@
 """The cheap stages, in the order in which the planner tries them.
 
-A stage is a module with a ``NAME`` and a function ``stage`` that creates a ``Stage`` from the policy's rules. To add a
-stage, add its module and list it in ``MODULES``.
+A stage is a module with its settings (``StageRules``) and its ``Stage``. To add one, add its module and list its
+settings in ``STAGES``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from proxy.compaction.stages.arguments import ArgumentRules
+from proxy.compaction.stages.duplicates import DuplicateRules
+from proxy.compaction.stages.media import MediaRules
+from proxy.compaction.stages.results import ResultRules
+from proxy.compaction.stages.stage import StageRules
 
-from proxy.compaction.format import Format
-from proxy.compaction.rules import Rules
-from proxy.compaction.stages import arguments, duplicates, media, results
-from proxy.compaction.stages.stage import Stage
-from proxy.compaction.turn import Turn
+STAGES: tuple[type[StageRules], ...] = (DuplicateRules, ArgumentRules, ResultRules, MediaRules)
 
-MODULES = (duplicates, arguments, results, media)
-
-NAMES = tuple(module.NAME for module in MODULES)
+NAMES = tuple(stage.NAME for stage in STAGES)
 """The names of all stages, in order."""
-
-
-def cheap_stages(rules: Rules, body: Sequence[Turn], format: Format) -> list[Stage]:
-    """Return the stages that the policy enables, cheapest first."""
-    made: list[Stage | None] = [module.stage(rules, body, format) for module in MODULES]
-    return [stage for stage in made if stage is not None]

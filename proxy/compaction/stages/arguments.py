@@ -6,13 +6,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from proxy.compaction.format import Format
-from proxy.compaction.rules import ArgumentRules, Rules
-from proxy.compaction.stages.stage import NO_LATER, kept_as
-from proxy.compaction.triggers import Clause, Trigger
-from proxy.compaction.turn import Turn
+from proxy.compaction.identifiers import WRITING_TOOLS
+from proxy.compaction.stages.stage import Stage, StageRules, kept_as
+from proxy.compaction.turn import Facts, Turn
 
 NAME = "arguments"
 
@@ -37,18 +37,40 @@ DEEPEST = 200
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Arguments:
+@dataclass(frozen=True, slots=True)
+class ArgumentRules(StageRules):
+    """Cut long strings in the arguments of old tool calls. The JSON keeps its structure."""
+
+    NAME: ClassVar[str] = NAME
+    SECTION: ClassVar[str] = "truncate_args"
+    ABOUT: ClassVar[str] = "Cut arguments of old tool calls; null turns this off."
+    MAIN: ClassVar[str | None] = "max_length"
+
+    max_length: Annotated[int, "Maximum characters of a string."] = 2000
+    truncation_text: Annotated[
+        str | None,
+        "The note that replaces the cut text. {characters} becomes the number of characters, {id} the archive's id of "
+        "the original. Default: a note that says that it isn't part of the value.",
+    ] = None
+    tools: Annotated[tuple[str, ...], 'The tools whose arguments may be cut; "*" for all tools.'] = WRITING_TOOLS
+
+    def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Arguments:
+        return Arguments(self, format, archive=archive)
+
+    def is_costly(self, facts: Facts) -> bool:
+        return facts.kind != "result" and bool(facts.calls) and facts.tokens > self.max_length // 8
+
+
+class Arguments(Stage):
     """The stage with the rules of a policy, or with those of the fit ladder.
 
     With ``every_key``, the values of ``KEPT_KEYS`` are cut too.
     """
 
     name = NAME
-    spares_newest_user = False
 
     def __init__(self, rules: ArgumentRules, format: Format, *, archive: bool, every_key: bool = False) -> None:
-        self.trigger: Trigger = rules.trigger
-        self.keep: Clause = rules.keep
+        super().__init__(rules)
         self._rules = rules
         self._format = format
         self._archive = archive
@@ -62,9 +84,6 @@ class Arguments:
         if self._key not in forms:
             forms[self._key] = self._reduced(turn)
         return forms[self._key]
-
-    def later(self) -> dict[int, int]:
-        return NO_LATER
 
     def _reduced(self, turn: Turn) -> Turn | None:
         note = self._note(turn)
@@ -121,8 +140,3 @@ def _refuse(constant: str) -> Any:
 def _finite(number: str) -> float:
     value = float(number)
     return _refuse(number) if math.isinf(value) else value
-
-
-def stage(rules: Rules, body: Sequence[Turn], format: Format) -> Arguments | None:
-    """Create the stage; return ``None`` if the policy disables it."""
-    return None if rules.arguments is None else Arguments(rules.arguments, format, archive=rules.archive)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated, ClassVar
 
 from proxy.compaction.format import Format
-from proxy.compaction.rules import DuplicateRules, Rules
-from proxy.compaction.stages.stage import kept_as
-from proxy.compaction.triggers import Clause, Trigger
+from proxy.compaction.stages.stage import Stage, StageRules, kept_as
 from proxy.compaction.turn import Turn
 
 NAME = "duplicates"
@@ -19,15 +19,28 @@ _REFERENCE = (
 )
 
 
-class _Duplicates:
+@dataclass(frozen=True, slots=True)
+class DuplicateRules(StageRules):
+    """Replace older exact copies of a tool result with a reference to the newest one."""
+
+    NAME: ClassVar[str] = NAME
+    SECTION: ClassVar[str] = "duplicates"
+    ABOUT: ClassVar[str] = "Replace copies of tool results; null turns this off."
+    MAIN: ClassVar[str | None] = "min_length"
+
+    min_length: Annotated[int, "Minimum characters of a result to compare."] = 200
+
+    def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
+        return _Duplicates(self, body, format, archive=archive)
+
+
+class _Duplicates(Stage):
     """The stage with the rules of a policy."""
 
     name = NAME
-    spares_newest_user = False
 
     def __init__(self, rules: DuplicateRules, body: Sequence[Turn], format: Format, *, archive: bool) -> None:
-        self.trigger: Trigger = rules.trigger
-        self.keep: Clause = rules.keep
+        super().__init__(rules)
         self._min_length = rules.min_length
         self._body = body
         self._format = format
@@ -59,9 +72,3 @@ class _Duplicates:
                 copies[newest[facts.said]] = index
             newest[facts.said] = index
         return copies
-
-
-def stage(rules: Rules, body: Sequence[Turn], format: Format) -> _Duplicates | None:
-    """Create the stage; return ``None`` if the policy disables it."""
-    part = rules.duplicates
-    return None if part is None else _Duplicates(part, body, format, archive=rules.archive)

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from proxy.compaction.format import Format
-from proxy.compaction.rules import MediaRules, Rules
-from proxy.compaction.stages.stage import NO_LATER, kept_as
-from proxy.compaction.triggers import Clause, Trigger
-from proxy.compaction.turn import Turn
+from proxy.compaction.stages.stage import Stage, StageRules, kept_as
+from proxy.compaction.turn import Facts, Turn
 
 NAME = "media"
 
 _LABEL = "[The compaction proxy left out an old part of this message here: {kind}.{kept}]"
 
 
-class MediaStage:
+@dataclass(frozen=True, slots=True)
+class MediaRules(StageRules):
+    """Replace old images, audio, and files with labels. The user's newest message doesn't change."""
+
+    NAME: ClassVar[str] = NAME
+    SECTION: ClassVar[str] = "media"
+    ABOUT: ClassVar[str] = "Replace old images, audio, and files; null turns this off."
+
+    def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
+        return MediaStage(self, format, archive=archive)
+
+    def is_costly(self, facts: Facts) -> bool:
+        return facts.media
+
+
+class MediaStage(Stage):
     """The stage with the rules of a policy, or with those of the fit ladder."""
 
     name = NAME
     spares_newest_user = True
 
     def __init__(self, rules: MediaRules, format: Format, *, archive: bool) -> None:
-        self.trigger: Trigger = rules.trigger
-        self.keep: Clause = rules.keep
+        super().__init__(rules)
         self._format = format
         self._archive = archive
 
@@ -39,11 +53,3 @@ class MediaStage:
             )
             forms[key] = turn.rewritten(raw, self._format)
         return forms[key]
-
-    def later(self) -> dict[int, int]:
-        return NO_LATER
-
-
-def stage(rules: Rules, body: Sequence[Turn], format: Format) -> MediaStage | None:
-    """Create the stage; return ``None`` if the policy disables it."""
-    return None if rules.media is None else MediaStage(rules.media, format, archive=rules.archive)

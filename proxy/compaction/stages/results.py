@@ -5,15 +5,15 @@ The beginning, the end, and lines that report failures are kept. A note states h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Annotated, ClassVar
 
 from proxy.compaction.format import Format
-from proxy.compaction.rules import ResultRules, Rules
 from proxy.compaction.shorten import middle_cut, without_base64
-from proxy.compaction.stages.stage import NO_LATER, kept_as
-from proxy.compaction.triggers import Clause, Trigger
-from proxy.compaction.turn import Turn
+from proxy.compaction.stages.stage import Stage, StageRules, kept_as
+from proxy.compaction.turn import Facts, Turn
 
 NAME = "results"
 
@@ -30,37 +30,62 @@ _MARKER = (
 _BASE64_NOTE = "[The compaction proxy left out {characters} characters of base64 here.{kept}]"
 
 
-class _Results:
+LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")
+"""Tools whose results DeepAgents never evicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRules(StageRules):
+    """Shorten large old tool results to their beginning and end."""
+
+    NAME: ClassVar[str] = NAME
+    SECTION: ClassVar[str] = "evict_results"
+    ABOUT: ClassVar[str] = "Shorten old tool results; null turns this off."
+    MAIN: ClassVar[str | None] = "max_tokens"
+
+    max_tokens: Annotated[int, "Maximum tokens of a result."] = 2000
+    max_tokens_per_tool: Annotated[Mapping[str, int], "Maximum tokens of a result for single tools, by name."] = field(
+        default_factory=dict
+    )
+    exclude: Annotated[tuple[str, ...], "Tools whose results this stage doesn't change."] = LISTING_TOOLS
+
+    @property
+    def least(self) -> int:
+        """Return the tokens up to which no result is shortened."""
+        return min([self.max_tokens, *self.max_tokens_per_tool.values()])
+
+    def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
+        return _Results(self, body, format, archive=archive)
+
+    def is_costly(self, facts: Facts) -> bool:
+        return facts.kind == "result" and facts.tokens > self.least
+
+
+class _Results(Stage):
     """The stage with the rules of a policy, for one conversation."""
 
     name = NAME
-    spares_newest_user = False
 
     def __init__(self, rules: ResultRules, body: Sequence[Turn], format: Format, *, archive: bool) -> None:
-        self.trigger: Trigger = rules.trigger
-        self.keep: Clause = rules.keep
+        super().__init__(rules)
         self._rules = rules
         self._body = body
         self._format = format
         self._archive = archive
-        self._per_tool = dict(rules.per_tool)
-        self._least = min([rules.max_tokens, *self._per_tool.values()])
+        self._least = rules.least
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
         facts = turn.facts
         if facts.kind != "result" or facts.text_tokens <= self._least:
             return None
         name = self._names.get(index, "")
-        limit = self._per_tool.get(name, self._rules.max_tokens)
+        limit = self._rules.max_tokens_per_tool.get(name, self._rules.max_tokens)
         if facts.text_tokens <= limit or name in self._rules.exclude:
             return None
         key = (NAME, (limit, self._archive))
         if key not in facts.forms:
             facts.forms[key] = self._reduced(turn, limit)
         return facts.forms[key]
-
-    def later(self) -> dict[int, int]:
-        return NO_LATER
 
     def _reduced(self, turn: Turn, limit: int) -> Turn | None:
         text = self._format.replaceable_text(turn.raw)
@@ -77,11 +102,6 @@ class _Results:
     @cached_property
     def _names(self) -> dict[int, str]:
         return _tool_names(self._body)
-
-
-def stage(rules: Rules, body: Sequence[Turn], format: Format) -> _Results | None:
-    """Create the stage; return ``None`` if the policy disables it."""
-    return None if rules.results is None else _Results(rules.results, body, format, archive=rules.archive)
 
 
 def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn | None:

@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from proxy.compaction.triggers import Clause, Trigger
-from proxy.compaction.turn import Turn
+from proxy.compaction.format import Format
+from proxy.compaction.settings import EngineSettings
+from proxy.compaction.triggers import KEEP, TRIGGER, Clause, Trigger
+from proxy.compaction.turn import Facts, Turn
 
 
-class Stage(Protocol):
+@dataclass(frozen=True, slots=True)
+class StageRules(EngineSettings, ABC):
+    """The settings of a cheap stage. A section of a policy; ``null`` turns the stage off."""
+
+    NAME: ClassVar[str]
+    """The name in reports, headers, and records."""
+
+    trigger: Annotated[Trigger, "When this stage runs. Default: the policy's trigger."] = TRIGGER
+    keep: Annotated[Clause, "How much recent conversation this stage doesn't change. Default: the policy's keep."] = (
+        KEEP
+    )
+
+    @abstractmethod
+    def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
+        """Return the stage for one conversation. ``archive``: its notes name the archive id of the original."""
+
+    def is_costly(self, facts: Facts) -> bool:
+        """Return whether the stage may rewrite a message. That's slow the first time and cached afterwards."""
+        return False
+
+
+class Stage(ABC):
     """A stage with the rules of a policy, for one conversation."""
 
-    @property
-    def name(self) -> str:
-        """Return the name for reports."""
-        ...
+    name: ClassVar[str]
+    """The name for reports."""
+    spares_newest_user: ClassVar[bool] = False
+    """Whether the stage also leaves the newest user message and all later messages unchanged."""
 
-    @property
-    def trigger(self) -> Trigger:
-        """Return the trigger that applies the stage."""
-        ...
+    def __init__(self, rules: StageRules) -> None:
+        self.trigger: Trigger = rules.trigger
+        self.keep: Clause = rules.keep
 
-    @property
-    def keep(self) -> Clause:
-        """Return how much recent conversation the stage leaves unchanged."""
-        ...
-
-    @property
-    def spares_newest_user(self) -> bool:
-        """Return whether the stage also leaves the newest user message and all later messages unchanged."""
-        ...
-
+    @abstractmethod
     def reduce(self, index: int, turn: Turn) -> Turn | None:
         """Return the message at ``index`` in a shorter form; ``None`` to keep it unchanged.
 
         An earlier stage may have shortened ``turn`` already. The result depends only on the input and is cached in the
         facts of the message.
         """
-        ...
 
     def later(self) -> dict[int, int]:
         """Return the messages that depend on a later message: the later index, by index."""
-        ...
+        return NO_LATER
 
 
 def kept_as(turn: Turn, *, archive: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.format import Binding, ForeignSummary, Format, Rewrite, TextCounter
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.chat import message as chat
@@ -20,7 +20,7 @@ MessageCounter = Callable[[Message], int]
 """Count the tokens of a whole message, including its framing."""
 
 
-class ChatFormat:
+class ChatFormat(Format):
     """The format of chat messages, with the tokenizer of one model. See ``compaction.format.Format``.
 
     ``parallel`` counts the result of one of several calls, if that differs from ``message``.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.format import Binding, ForeignSummary, Format, Rewrite, TextCounter
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.foreign_summaries import find_summary
@@ -38,7 +38,7 @@ MessageCounter = Callable[[Message], int]
 """Count the tokens of a whole message, including its framing."""
 
 
-class MessagesFormat:
+class MessagesFormat(Format):
     """The format of messages, with the tokenizer of one model. See ``compaction.format.Format``."""
 
     def __init__(self, message: MessageCounter, text: TextCounter, model: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.format import Binding, ForeignSummary, Format, Rewrite, TextCounter
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.foreign_summaries import find_summary
@@ -29,7 +29,7 @@ ItemCounter = Callable[[Sequence[Message]], int]
 """Count the tokens of a unit's items with their frames."""
 
 
-class ResponsesFormat:
+class ResponsesFormat(Format):
     """The format of Responses items, with the tokenizer of one model. See ``compaction.format.Format``."""
 
     def __init__(self, items: ItemCounter, text: TextCounter) -> None:

@@ -7,11 +7,25 @@ server, and the request continues from its result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import BeforeValidator
 
+from proxy.config.fields import Section, off_for_false
+from proxy.config.sections import PolicySection
 from proxy.constants import UNDECODABLE
+
+
+class ResponsesSettings(Section):
+    """Settings for `/v1/responses`."""
+
+    state: Annotated[Literal["recover", "compact", "off"], BeforeValidator(off_for_false)] = "recover"
+    """When the upstream compacts a history that it keeps (`previous_response_id`). recover: after an overflow. compact:
+    also when the conversation reaches the trigger. off: never."""
+
+
+SECTION = PolicySection("responses", ResponsesSettings, "Settings for `/v1/responses`.", apart=True)
 
 CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
 OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})

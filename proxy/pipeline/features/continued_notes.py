@@ -29,6 +29,7 @@ from proxy.summary.forms import FORMS
 from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.prompt import continuation
 from proxy.summary.quality import checked, notes_in
+from proxy.summary.settings import SummarySettings
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +93,7 @@ class NotesWriter(SummaryWriter):
 
 def may_continue(exchange: Exchange) -> bool:
     """Return whether the policy has the conversation's own model write notes, and the request allows it."""
-    continues = exchange.caller.policy.summary.method == "continue"
+    continues = exchange.caller.policy.section(SummarySettings).method == "continue"
     return continues and not exchange.body.references and not exchange.profile.strict_alternation
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.dialect import ItemReader, Request
 from proxy.errors import RequestError
@@ -28,7 +29,7 @@ INLINE_BYTES = 32_768
 
 async def resolve(services: Services, exchange: Exchange) -> None:
     """Put the items that a request refers to in its units, and the reported sizes of unknown ones."""
-    body, tenant, archive = exchange.body, exchange.caller.tenant, exchange.caller.policy.archive
+    body, tenant, archive = exchange.body, exchange.caller.tenant, exchange.caller.policy.optional(ArchiveSettings)
     if not body.references:
         return
     items = {} if archive is None else await _awaited(services, tenant, body, archive.days * DAY)
@@ -77,7 +78,7 @@ def item_reader(services: Services, exchange: Exchange, start: ResponseStart, ou
 
     The proxy remembers items only if the policy keeps an archive.
     """
-    archive = exchange.caller.policy.archive
+    archive = exchange.caller.policy.optional(ArchiveSettings)
     if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not exchange.body.may_refer:
         return None
     keep = partial(services.items.keep, exchange.caller.tenant, seconds=archive.days * DAY)

@@ -35,6 +35,7 @@ from proxy.summary.chunking import SummaryFailed, SummaryUnasked
 from proxy.summary.forms import FORMS
 from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.prompt import native_instructions
+from proxy.summary.settings import SummarySettings
 from proxy.summary.store import NativeResult, StoredSummary
 
 log = structlog.get_logger(__name__)
@@ -53,7 +54,7 @@ class NativeSummaries:
     def writer(self, exchange: Exchange) -> NativeWriter | None:
         """Return how the provider compacts a conversation; ``None`` if the policy or the request rules it out."""
         api, route, body = exchange.dialect.native, exchange.route, exchange.body
-        if not exchange.caller.policy.summary.native or api is None or self._is_refused(exchange):
+        if not exchange.caller.policy.section(SummarySettings).native or api is None or self._is_refused(exchange):
             return None
         upstream = exchange.configuration.settings.upstreams[route.upstream]
         stated = exchange.profile.native_compaction

@@ -18,13 +18,15 @@ import xxhash
 from cachetools import TTLCache
 
 from proxy.compaction.turn import Turn
+from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.hidden_rounds import decoded
 from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound, VisibleResponse
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Tool
+from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
-from proxy.pipeline.job import Outcome
+from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.sending import REFUSALS, STOPPED
 from proxy.recall.rounds import HiddenRounds, prefixes
@@ -38,9 +40,11 @@ from proxy.recall.tool import (
     TOO_MANY,
     ConversationArchive,
     Reader,
+    RecallSettings,
 )
 from proxy.store.forgetting import drop
 from proxy.store.interface import UNSTORED_TENANT
+from proxy.summary.settings import SummarySettings
 from proxy.telemetry.metrics import RECALLS
 from proxy.upstream.transport import Answer
 
@@ -67,9 +71,6 @@ INTERRUPTED = "The upstream did not continue its response after it read earlier 
 
 Resend = Callable[[bytes, TimeLeft], Awaitable[ResponseStart]]
 """Sends another body for the same request, within a time. Raises ``ProxyError``."""
-
-
-Turns = Callable[[], Awaitable[Sequence[Turn]]]
 
 
 class RecallState(msgspec.Struct, eq=False):
@@ -103,23 +104,25 @@ class RecallState(msgspec.Struct, eq=False):
 class Recall:
     """The hidden tool, for the requests of one endpoint."""
 
-    def __init__(self, reader: Reader, rounds: HiddenRounds) -> None:
+    def __init__(self, reader: Reader, rounds: HiddenRounds, compactor: Compactor) -> None:
         self._reader = reader
         self._rounds = rounds
+        self._compactor = compactor
         self._refusing: TTLCache[tuple[str, str, str], bool] = TTLCache(MODELS, REFUSED_SECONDS)
 
-    async def begin(self, exchange: Exchange, turns: Turns) -> RecallState | None:
+    async def begin(self, exchange: Exchange, input: CompactionInput) -> RecallState | None:
         """Decide whether a request may get the tool, and put back the rounds that its client didn't see.
 
         A request that can't get the tool, such as one with another ``tool_choice``, gets its rounds back, too.
-        ``turns`` returns the units of the conversation with their facts.
         """
+        if input.policy.section(RecallSettings).tool == "off" or input.mode != "enforce":
+            return None
         hidden, counter, body = exchange.dialect.hidden_tool, exchange.counter, exchange.body
         if hidden is None or counter is None or not reserved(exchange) or body.references or body.continues:
             return None
-        if exchange.place in self._refusing:
+        if exchange.place in self._refusing or self._compactor.untouched(input) is not None:
             return None
-        offered, units = hidden.accepts(body.raw, NAME), await turns()
+        offered, units = hidden.accepts(body.raw, NAME), await self._compactor.turns(input)
         if not offered and not _may_have_calls(hidden.tool_names(body.raw), units):
             return None
         answers = [place for place, turn in enumerate(units) if turn.facts.kind == "assistant"]
@@ -177,7 +180,7 @@ class Recall:
         self._rounds.answered(state.conversation, state.messages, state.rounds)
         if attempt.tool is None:
             return start
-        settings = exchange.caller.policy.recall
+        settings = exchange.caller.policy.section(RecallSettings)
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
         if attempt.input.budget is not None and after is not None:
             room = room.within(attempt.input.budget, after)
@@ -344,7 +347,7 @@ class RecallRounds:
         if self._last:
             return await self._without_tool()
         self._answered += 1
-        last = self._full or self._answered > self._exchange.caller.policy.recall.max_rounds
+        last = self._full or self._answered > self._exchange.caller.policy.section(RecallSettings).max_rounds
         self._last, room = last, self._room
         results = await self._results(round, last=last)
         before = [*self._before, round.unit, *results]
@@ -412,7 +415,7 @@ class RecallRounds:
         """Return the messages that answer a round's calls. They leave room for two more rounds of this size."""
         counter = self._exchange.counter
         assert counter is not None  # noqa: S101 - requests without a counter get no tool
-        most = self._exchange.caller.policy.recall.max_rounds
+        most = self._exchange.caller.policy.section(RecallSettings).max_rounds
         size = counter.format.tokens(round.unit)
         left, whole, results = self._room.left, self._room.whole - 3 * size, []
         for number, call in enumerate(round.hidden):
@@ -441,7 +444,7 @@ class RecallRounds:
         if mixed:
             RECALLS.labels(outcome="mixed").inc()
             self._exchange.record.recalls += 1
-        archive = self._exchange.caller.policy.archive
+        archive = self._exchange.caller.policy.optional(ArchiveSettings)
         if archive is None or self._plain:
             return
         hidden = HiddenRound(
@@ -488,9 +491,11 @@ def reserved(exchange: Exchange) -> int:
     Requests with and without the tool have the same room, so that they share their summaries.
     """
     policy, counter = exchange.caller.policy, exchange.counter
-    if policy.recall.tool == "off" or policy.archive is None or counter is None or exchange.dialect.hidden_tool is None:
+    if policy.section(RecallSettings).tool == "off" or policy.optional(ArchiveSettings) is None:
         return 0
-    if policy.summary.native and exchange.dialect.native is not None:
+    if counter is None or exchange.dialect.hidden_tool is None:
+        return 0
+    if policy.section(SummarySettings).native and exchange.dialect.native is not None:
         return 0  # the provider's own block is valid with the client's tools only
     if exchange.caller.tenant == UNSTORED_TENANT or not exchange.caller.kept or not exchange.body.units:
         return 0

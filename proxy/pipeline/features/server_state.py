@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 from proxy.compaction.triggers import any_met
 from proxy.constants import UNDECODABLE
-from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
+from proxy.dialects.responses.state import (
+    ResponsesSettings,
+    calls_in,
+    compact_request,
+    continued,
+    open_calls,
+    previous_response,
+)
 from proxy.errors import BadBody, ProxyError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.overflow.silent import Finished
@@ -91,7 +98,7 @@ class ServerState:
         ``reason`` is the trigger that the conversation meets, ``None`` after an overflow. Then the client gets advice.
         """
         exchange = run.exchange
-        if attempt.input.policy.responses.state == "off":
+        if attempt.input.policy.section(ResponsesSettings).state == "off":
             run.advice = advice(exchange)
             return None
         transport = await exchange.configuration.upstreams.native(
@@ -120,7 +127,7 @@ class ServerState:
         The size is the reported one of the earlier response and the counted one of the new items.
         """
         input, caller = attempt.input, exchange.caller
-        if input.mode != "enforce" or input.policy.responses.state != "compact" or not caller.kept:
+        if input.mode != "enforce" or input.policy.section(ResponsesSettings).state != "compact" or not caller.kept:
             return None
         previous = previous_response(exchange.body.raw)
         if previous is None:
@@ -135,7 +142,11 @@ class ServerState:
     def sized_response(self, exchange: Exchange, start: ResponseStart) -> str | None:
         """Return the id of a response whose size decides about the request that continues it; ``None`` if none does."""
         caller = exchange.caller
-        if exchange.dialect.path != RESPONSES_PATH or caller.policy.responses.state != "compact" or not caller.kept:
+        if (
+            exchange.dialect.path != RESPONSES_PATH
+            or caller.policy.section(ResponsesSettings).state != "compact"
+            or not caller.kept
+        ):
             return None
         return _id(start)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from proxy.config.providers import TransportChoice
+from proxy.config.upstreams import TransportChoice
 from proxy.errors import ConfigurationError
 
 # Read by LiteLLM while it is imported.

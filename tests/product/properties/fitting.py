@@ -262,7 +262,7 @@ class Sessions:
         route = configuration.settings.route(body.model or "")
         assert route is not None
         profile = Profile("m", context_window=known.window, tokenizer="o200k_base")
-        caller = Caller("key:t", None, Policy(name="default"), None, None)
+        caller = Caller("key:t", None, Policy.build("default", {}), None, None)
         clock = CoarseTimer(asyncio.get_running_loop())
         scope, counter = {"type": "http", "headers": []}, service.measures.counter(profile, CHAT)
         return Exchange(

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.identifiers import MOST, PIECE, identifiers, index
-from proxy.compaction.named_files import Access
+from proxy.compaction.identifiers import MOST, PIECE, Access, identifiers, index
 from proxy.compaction.summary_message import fenced
-from proxy.summary import transcript
+from proxy.summary import prompt as transcript
 from proxy.summary.quality import Written, checked
 from tests.kit.conversations import FORMAT, result, text_tokens, turn
 

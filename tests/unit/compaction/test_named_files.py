@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.named_files import WRITING_TOOLS, named_files
+from proxy.compaction.identifiers import WRITING_TOOLS, named_files
 
 PATCH = """*** Begin Patch
 *** Update File: src/app/main.py

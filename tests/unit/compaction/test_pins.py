@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.compaction.linear_regex import NotSearchable
-from proxy.compaction.pins import Pins
+from proxy.compaction.pins import NotSearchable, Pins
 from tests.kit.conversations import FORMAT, assistant, call, result, turns, user
 
 BODY = turns([user("KEEP this"), assistant(None, call("a", "read_file", path="src/KEEP.py")), result("a", "other")])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.compaction.plan import Frontier, Plan, assemble_plan
-from proxy.compaction.retained import RetainedGroups
+from proxy.compaction.planning import Frontier, Plan, assemble_plan
 from proxy.compaction.rules import SectionLimits
-from proxy.compaction.sizes import Sizes
+from proxy.compaction.sizes import RetainedGroups, Sizes
 from tests.kit.conversations import assistant, call, result, system, turns, user
 
 LIMITS = SectionLimits(summary=100, users=100, newest=50, system=100, words=40, index=40, group=None)

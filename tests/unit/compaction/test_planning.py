@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.compaction.plan import Frontier, Plan
-from proxy.compaction.planning import make_plan
+from proxy.compaction.planning import Frontier, Plan, make_plan
 from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, section_limits
+from proxy.compaction.stages import ResultRules
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Facts, Kind, Turn
 from proxy.dialects.chat.message import KINDS
@@ -121,8 +121,13 @@ def test_a_frontier_stays_until_the_trigger_is_met_again() -> None:
 
 def test_a_stage_with_a_trigger_of_its_own_does_not_wait_for_the_summarys() -> None:
     policy = rules()
-    assert policy.results is not None
-    early = replace(policy, results=replace(policy.results, trigger=(Clause(tokens=2000),)))
+    early = replace(
+        policy,
+        stages=tuple(
+            replace(stage, trigger=(Clause(tokens=2000),)) if isinstance(stage, ResultRules) else stage
+            for stage in policy.stages
+        ),
+    )
     exchange = [assistant(None, call("a", "t")), result("a", "word " * 800)]
     body = turns([user("go")] + exchange * 3)
     assert plan_of(body, policy).empty

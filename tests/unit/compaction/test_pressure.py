@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.fit import NAME as FIT
-from proxy.compaction.plan import Plan
-from proxy.compaction.planning import make_plan
+from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import NEARING, PRESSING, ROOM, UNBOUNDED, Bounds
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import Envelope, Rules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.compaction.plan import Frontier, Plan
+from proxy.compaction.planning import Frontier, Plan
 from proxy.compaction.render import REMEMBERED_BYTES, OutgoingMessage, render
 from proxy.compaction.rules import SectionLimits
 from proxy.dialects.unit_json import decode

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.retained import RetainedGroups
+from proxy.compaction.sizes import RetainedGroups
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.chat.message import KINDS
 from tests.kit.compacting import rules, send

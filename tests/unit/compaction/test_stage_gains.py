@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from proxy.compaction.gains import Gains, LateGains, PlainGains
+from proxy.compaction.gains import Gains, LateGains, PlainGains, stage_gains
 from proxy.compaction.sizes import Sizes
-from proxy.compaction.stage_gains import stage_gains
-from proxy.compaction.stages import cheap_stages
 from proxy.compaction.turn import Turn
 from tests.kit.compacting import rules
 from tests.kit.conversations import FORMAT, assistant, call, result, turns, user
@@ -20,7 +18,7 @@ def gains_of(
     body: Sequence[Turn], pinned: frozenset[int] = frozenset(), *, duplicates: bool = False
 ) -> tuple[dict[str, Gains], dict[str, list[int]]]:
     policy = rules(duplicates=duplicates)
-    return stage_gains(cheap_stages(policy, body, FORMAT), body, Sizes(body, None), pinned)
+    return stage_gains(policy.applied_to(body, FORMAT), body, Sizes(body, None), pinned)
 
 
 def test_savings_are_reported_by_stage_and_group() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.rules import ArgumentRules, ResultRules, Rules
-from proxy.compaction.stages import arguments, cheap_stages, duplicates, media, results
+from proxy.compaction.rules import Rules
+from proxy.compaction.stages import ArgumentRules, ResultRules, arguments, duplicates, media, results
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
@@ -38,7 +38,7 @@ MARKER = "\n[The compaction proxy left out {lines} lines ({tokens} tokens), whic
 
 
 def argument_rules(*tools: str, max_length: int = 400) -> ArgumentRules:
-    return ArgumentRules((), Clause(messages=1), max_length, CUT, frozenset(tools or ("*",)))
+    return ArgumentRules((), Clause(messages=1), max_length, CUT, tools or ("*",))
 
 
 def cut_arguments(message: Any, policy: ArgumentRules | None = None) -> Turn | None:
@@ -181,14 +181,13 @@ def test_arguments_keep_their_shape(one: Any, other: Any) -> None:
 
 
 def result_rules(max_tokens: int, *exclude: str, **per_tool: int) -> Rules:
-    part = ResultRules((), Clause(messages=1), max_tokens, frozenset(exclude), tuple(per_tool.items()))
-    return replace(rules(archive=False), results=part)
+    part = ResultRules((), Clause(messages=1), max_tokens, per_tool, exclude)
+    others = rules(archive=False)
+    return replace(others, stages=tuple(part if isinstance(s, ResultRules) else s for s in others.stages))
 
 
 def made(module: Any, body: list[Turn], policy: Rules, count: Any = FORMAT) -> Stage:
-    stage = module.stage(policy, body, count)
-    assert stage is not None
-    return cast(Stage, stage)
+    return next(stage for stage in policy.applied_to(body, count) if stage.name == module.NAME)
 
 
 def shorten_result(message: Any, *before: Any, max_tokens: int = 800, exclude: tuple[str, ...] = ()) -> Turn | None:
@@ -360,7 +359,7 @@ def test_old_media_become_a_label_and_text_stays() -> None:
 
 def test_stages_come_cheapest_first_and_can_be_switched_off() -> None:
     def names(**off: bool) -> list[str]:
-        return [stage.name for stage in cheap_stages(rules(**off), [], FORMAT)]
+        return [stage.name for stage in rules(**off).applied_to([], FORMAT)]
 
     assert names() == ["duplicates", "arguments", "results", "media"]
     assert names(arguments=False, duplicates=False) == ["results", "media"]

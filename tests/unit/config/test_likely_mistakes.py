@@ -22,11 +22,6 @@ SPENDING = f"teams:\n  t:\n    keys: ['sha256:{'1' * 64}']\n    limits: {{spend:
 FORM = re.compile(r".+?:\d+: warning: (?:[\w.\[\]-]+: )?.+?\. Fix: .+", re.DOTALL)
 
 WARNINGS = {
-    "a route that is never reached": (
-        UP + "models:\n  - {match: '*', upstream: main}\n  - {match: gpt-4o, upstream: main}\n",
-        5,
-        "models[1].match: never reached, because models[0] ('*') comes first. Fix: move this route before models[0]",
-    ),
     "keep above the trigger": (
         POLICY % "trigger: {fraction: 0.5}\n    keep: {fraction: 0.6}",
         4,
@@ -138,17 +133,6 @@ WARNINGS = {
         "prices.m.input_cost_per_token: means 3,000,000 US dollars for a million tokens, because prices are for one "
         "token. Fix: input_cost_per_token: 0.000003",
     ),
-    "auto with a model for summaries": (
-        POLICY % "summary: {method: auto, prompt: 'Sum up {messages}'}",
-        3,
-        "policies.default.summary.method: auto never continues, because summary.prompt applies to transcripts only",
-    ),
-    "auto with an inherited model for summaries": (
-        "policies:\n  default: {summary: {model: gpt-5-mini}}\n  p:\n    extends: default\n"
-        "    models: [{match: a, summary: {method: auto}}]\n",
-        5,
-        "policies.p.models[0].summary.method: auto never continues, because summary.model applies",
-    ),
     "a budget without prices": (
         UP + "models:\n  - {match: mine, upstream: main, profile: {context_window: 9000}}\n" + SPENDING,
         8,
@@ -187,7 +171,6 @@ NOTHING = {
     "metrics at another address": "server: {host: 10.0.0.1, port: 9090}\nmetrics: {listen: '127.0.0.1:9090'}\n",
     "limits on Redis": "store: {url: 'redis://h'}\nlimits: {on_store_failure: refuse}\n",
     "recall": POLICY % "recall: {tool: auto, max_tokens: 200}",
-    "auto": POLICY % "summary: {method: auto, max_tokens: 100}",
     "a high price": "prices: {m: {input_cost_per_token: 0.0006, provider_specific_entry: {us: 1.1}}}",
 }
 
@@ -222,7 +205,6 @@ def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
     assert [line.removeprefix(f"{file}:").partition(", so")[0] for line in read(file, {}).warnings] == [
         "7: warning: policies.default.summary.fallback_model: no route of 'models' matches 'gpt-4o'",
         "11: warning: policies.default.models[0].summary.model: no route of 'models' matches 'o9'",
-        "13: warning: teams.one.models[2]: no route of 'models' can match 'claude-*'",
     ]
     file.write_text("policies: {default: {summary: {model: anything}}}\n")
     assert read(file, {}).warnings == (), "without routes every model has one"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config.masking import masked
+from proxy.config.issues import masked
 
 
 @pytest.mark.parametrize(

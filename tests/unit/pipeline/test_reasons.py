@@ -9,14 +9,22 @@ from typing import Any, cast
 import pytest
 
 from proxy.compaction.pressure import Bounds
-from proxy.compaction.rules import ResultRules, Rules
+from proxy.compaction.rules import Rules
+from proxy.compaction.settings import IndexRules, UserMessageRules
+from proxy.compaction.stages import ResultRules
 from proxy.compaction.triggers import Clause
 from proxy.pipeline.job import reason_for
 from proxy.telemetry.record import Reason
 
 KEEP = Clause(messages=4)
 RULES = Rules(
-    trigger=(), keep=KEEP, prepare=(), arguments=None, results=None, summary_tokens=1, user_tokens=1, index_tokens=1
+    trigger=(),
+    keep=KEEP,
+    prepare=(),
+    stages=(),
+    summary_tokens=1,
+    user_messages=UserMessageRules(),
+    index=IndexRules(),
 )
 
 
@@ -30,7 +38,7 @@ RULES = Rules(
         (replace(RULES, bounds=Bounds(messages=10)), Reason("messages", 10, 10)),
         (replace(RULES, bounds=Bounds(bytes=5)), Reason("bytes", 5, 6)),
         (
-            replace(RULES, results=ResultRules((Clause(tokens=800),), KEEP, 10, frozenset())),
+            replace(RULES, stages=(ResultRules((Clause(tokens=800),), KEEP),)),
             Reason("stage", 800, 900),
         ),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.compaction.pressure import UNBOUNDED, Bounds
+from proxy.compaction.stages import ArgumentRules, ResultRules
 from proxy.compaction.triggers import Clause, any_met
 from proxy.config import Policy
 from proxy.limits.profiles import Profile
@@ -20,14 +21,15 @@ def test_the_default_policy() -> None:
     assert rules.trigger == (Clause(fraction=0.85), MUST_FIT)
     assert rules.keep == Clause(fraction=0.10)
     assert rules.prepare == (Clause(fraction=0.75),)
-    assert rules.arguments is not None
-    assert rules.results is not None
+    arguments, results = rules.stage(ArgumentRules), rules.stage(ResultRules)
+    assert arguments is not None
+    assert results is not None
     # The stages have no trigger of their own, so a summary waits for them.
-    assert rules.arguments.trigger == rules.results.trigger == rules.trigger
-    assert (rules.arguments.max_length, rules.results.max_tokens) == (2000, 2000)
-    assert "write_file" in rules.arguments.tools
-    assert "ls" in rules.results.exclude
-    assert (rules.summary_tokens, rules.user_tokens, rules.index_tokens) == (4000, 20_000, 2000)
+    assert arguments.trigger == results.trigger == rules.trigger
+    assert (arguments.max_length, results.max_tokens) == (2000, 2000)
+    assert "write_file" in arguments.tools
+    assert "ls" in results.exclude
+    assert (rules.summary_tokens, rules.user_messages.max_tokens, rules.index.max_tokens) == (4000, 20_000, 2000)
     assert not rules.shorten_last_user_message
 
 
@@ -47,24 +49,24 @@ def test_every_setting_of_a_policy_reaches_the_core() -> None:
         window_known=True,
     )
     assert (rules.keep, rules.prepare) == (Clause(messages=3), (Clause(tokens=400),))
-    assert rules.arguments is not None
-    assert rules.results is not None
-    assert (rules.arguments.max_length, rules.arguments.truncation_text, rules.arguments.tools) == (
+    arguments, results = rules.stage(ArgumentRules), rules.stage(ResultRules)
+    assert arguments is not None
+    assert results is not None
+    assert (arguments.max_length, arguments.truncation_text, arguments.tools) == (
         9,
         "~",
-        frozenset({"t"}),
+        ("t",),
     )
-    assert (rules.arguments.trigger, rules.arguments.keep) == (rules.trigger, Clause(messages=1))
-    assert (rules.results.max_tokens, rules.results.exclude) == (8, frozenset({"x"}))
-    assert (rules.results.trigger, rules.results.keep) == ((Clause(tokens=100),), Clause(messages=3))
-    assert (rules.summary_tokens, rules.user_tokens, rules.index_tokens) == (1, 2, 3)
+    assert (arguments.trigger, arguments.keep) == (rules.trigger, Clause(messages=1))
+    assert (results.max_tokens, results.exclude) == (8, ("x",))
+    assert (results.trigger, results.keep) == ((Clause(tokens=100),), Clause(messages=3))
+    assert (rules.summary_tokens, rules.user_messages.max_tokens, rules.index.max_tokens) == (1, 2, 3)
     assert rules.shorten_last_user_message
 
 
 def test_stages_can_be_switched_off() -> None:
     rules = rules_for(policy(truncate_args=None, evict_results=None), window_known=True)
-    assert rules.arguments is None
-    assert rules.results is None
+    assert {stage.NAME for stage in rules.stages} == {"duplicates", "media"}
 
 
 def test_whatever_the_trigger_a_conversation_is_compacted_before_it_is_refused() -> None:
@@ -83,10 +85,11 @@ def test_where_the_window_is_unknown_the_policys_figures_for_that_case_hold() ->
     rules = rules_for(policy(), window_known=False)
     assert rules.trigger == (Clause(tokens=170_000),)
     assert rules.keep == Clause(messages=6)
-    assert rules.arguments is not None
-    assert rules.results is not None
-    assert rules.arguments.trigger == rules.results.trigger == rules.trigger
-    assert rules.arguments.keep == rules.results.keep == rules.keep
+    arguments, results = rules.stage(ArgumentRules), rules.stage(ResultRules)
+    assert arguments is not None
+    assert results is not None
+    assert arguments.trigger == results.trigger == rules.trigger
+    assert arguments.keep == results.keep == rules.keep
 
 
 def test_after_a_refusal_there_is_a_trigger_that_fires() -> None:
@@ -99,7 +102,7 @@ def test_after_a_refusal_there_is_a_trigger_that_fires() -> None:
     for stated in cases:
         rules = rules_for(policy(**stated), window_known=True, refused=True)
         assert any_met(rules.trigger, 10_001, 3, 10_000)
-        assert rules.arguments is not None
+        assert rules.stage(ArgumentRules) is not None
 
 
 def test_bounds_hold_under_every_policy_that_compacts_at_all() -> None:
@@ -119,8 +122,9 @@ def test_a_price_step_stands_for_tokens_and_for_nothing_without_one() -> None:
     assert any_met(rules.trigger, 97_000, 3, 1_000_000)
     assert not any_met(rules.trigger, 96_999, 3, 1_000_000)
     assert any_met(rules.prepare, 97_000 * 15 // 17, 3, 1_000_000)
-    assert rules.results is not None
-    assert rules.results.trigger == rules.trigger
+    results = rules.stage(ResultRules)
+    assert results is not None
+    assert results.trigger == rules.trigger
     without = rules_for(stated, window_known=True)
     assert without.trigger == (Clause(fraction=0.8), MUST_FIT)
     alone = rules_for(policy(trigger={"price_step": True}), window_known=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.config import Settings
-from proxy.config.otel import INSTALL, has_packages
+from proxy.config.server import INSTALL, has_packages
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
 
 BOTH = {"openai": {"provider": "openai"}, "anthropic": {"provider": "anthropic"}}

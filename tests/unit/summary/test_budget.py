@@ -33,7 +33,9 @@ class Clock:
 
 
 def caller(most: int | None, team: str | None = "search") -> Caller:
-    return Caller(f"team:{team}", team, Policy(), None, None, limits=LimitSettings(summary_tokens_per_day=most))
+    return Caller(
+        f"team:{team}", team, Policy.build("default", {}), None, None, limits=LimitSettings(summary_tokens_per_day=most)
+    )
 
 
 def budget(budgets: Budgets, most: int = 1_000, team: str = "search") -> Budget:
@@ -60,7 +62,7 @@ def test_without_a_limit_or_a_team_there_is_none() -> None:
     budgets = Budgets(None)
     assert budgets.of(caller(None)) is None
     assert budgets.of(caller(5, team=None)) is None
-    assert budgets.of(Caller("team:a", "a", Policy(), None, None)) is None
+    assert budgets.of(Caller("team:a", "a", Policy.build("default", {}), None, None)) is None
 
 
 def test_a_call_is_begun_only_if_it_is_covered() -> None:

@@ -30,18 +30,10 @@ def test_nothing_and_refusals_are_rejected(text: str) -> None:
     "text",
     ["I apologize, but I must decline.", "I won't do that.", "Unfortunately, I cannot read this.",
      "I do not see a transcript.",
-     "Please provide the transcript.", "Es tut mir leid, das geht nicht.", "Ich kann dabei leider nicht helfen.",
-     "Je suis désolé, mais je ne peux pas.", "Désolée, c'est impossible.", "Lo siento, no puedo ayudar con eso.",
-     "Como modelo de lenguaje no puedo.", "Desculpe, não posso ajudar.", "Mi dispiace, non posso aiutarti.",
-     "Het spijt me, dat kan niet.", "Przykro mi, nie mogę pomóc.", "Извините, я не могу помочь.",
-     "К сожалению, я не могу.",
-     "На жаль, я не можу.", "Üzgünüm, yardımcı olamam.",
-     "很抱歉，我无法协助。", "对不起，我不能这样做。", "作为一个人工智能，我不能。",
-     "申し訳ありませんが、お手伝いできません。", "죄송하지만 도와드릴 수 없습니다.",
-     "عذرًا، لا أستطيع المساعدة.", "मुझे खेद है।",
+     "Please provide the transcript.",
      "<think>They ask for notes.</think>I'm sorry, I can't."],
 )  # fmt: skip
-def test_refusals_in_other_words_and_languages(text: str) -> None:
+def test_refusals_in_other_words(text: str) -> None:
     with pytest.raises(SummaryRejected, match="refused"):
         check(text)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config.otel import INSTALL
+from proxy.config.server import INSTALL
 
 pytest.importorskip("opentelemetry.sdk", reason=f"run: {INSTALL}")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config.otel import INSTALL
+from proxy.config.server import INSTALL
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason=f"run: {INSTALL}")
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.rules import MediaRules
-from proxy.compaction.stages.media import MediaStage
+from proxy.compaction.stages.media import MediaRules, MediaStage
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.counting import Counter

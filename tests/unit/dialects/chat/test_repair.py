@@ -13,9 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.groups import head_length
+from proxy.compaction.groups import faults, head_length
 from proxy.compaction.turn import Turn
-from proxy.compaction.verify import faults
 from proxy.dialects.chat.repair import repaired
 from proxy.dialects.parts import text_of
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair

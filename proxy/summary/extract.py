@@ -15,7 +15,7 @@ _RESULT_CHARACTERS = 120
 _OPENING = "(The proxy extracted these notes from the messages without a model. The newest steps are complete.)"
 
 
-def digest(
+def extract(
     turns: Sequence[Turn],
     previous: str | None,
     max_tokens: int,
