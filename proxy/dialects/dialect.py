@@ -5,120 +5,15 @@ A dialect is one package under ``dialects``. ``endpoints.paths`` maps its path t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 from proxy.compaction.format import Format
 from proxy.dialects.hidden_tool import HiddenTool
+from proxy.dialects.request import Request
 from proxy.errors import ErrorShape
 from proxy.limits.profiles.profile import Profile
 from proxy.overflow.silent import Finished
-
-
-class Request(Protocol):
-    """A request as the client sent it. ``units`` are the bytes of the conversation's units, unchanged.
-
-    ``model`` is ``None`` if the field is missing or isn't a string. ``max_output`` is the requested limit on output, in
-    tokens. ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools.
-    """
-
-    raw: bytes
-    model: str | None
-    stream: bool
-    max_output: int | None
-    overhead: tuple[bytes, ...]
-
-    @property
-    def units(self) -> Sequence[bytes]:
-        """Return the bytes of each unit."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of memory that the body takes."""
-        ...
-
-    @property
-    def references(self) -> Sequence[str]:
-        """Return the ids of items that the body only refers to."""
-        ...
-
-    @property
-    def may_refer(self) -> bool:
-        """Return whether later requests of the client may refer to the items of the answer."""
-        ...
-
-    @property
-    def continues(self) -> bool:
-        """Return whether the request continues a history that the server keeps, so that its size is unknown."""
-        ...
-
-    @property
-    def compacted(self) -> bool:
-        """Return whether the client sent a compaction of its own, a prefix that stays as it is."""
-        ...
-
-    @property
-    def budgets_thinking(self) -> bool:
-        """Return whether the body states a budget for thinking that ``rewritten`` can't lower with the output."""
-        ...
-
-    @property
-    def thinking(self) -> int:
-        """Return the tokens of the output that are reserved for thinking. ``rewritten`` lowers them if it has to."""
-        ...
-
-    @property
-    def hidden(self) -> float:
-        """Return an upper bound on the tokens of items that the body refers to; infinity if they are unknown."""
-        ...
-
-    def place(self) -> str:
-        """Return what identifies the end of the conversation, where the items of the answer come; empty without any."""
-        ...
-
-    def places(self) -> Iterable[tuple[str, str]]:
-        """Return the id of each reference, and what identifies its place: ``place`` of the request for that item."""
-        ...
-
-    def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
-        """Put known items in the place of references in ``units``, by id. ``rewritten`` puts the references back.
-
-        ``sizes`` are the tokens of unknown items, if an upstream has reported them.
-        """
-        ...
-
-    def expanded(self, body: bytes, units: Sequence[bytes] | None = None) -> bytes:
-        """Return a body that ``rewritten`` made, with known items in the place of references.
-
-        ``units`` are those of ``rewritten``.
-        """
-        ...
-
-    def unsized(self, units: Sequence[bytes]) -> list[str]:
-        """Return the ids of references in units whose items and sizes are unknown."""
-        ...
-
-    def named(self, model: str) -> Request:
-        """Return the request with another model. Raises ``BadBody`` if the body isn't a JSON object."""
-        ...
-
-    def release(self) -> None:
-        """Drop every byte of the request from memory. The model and the other decoded fields stay."""
-        ...
-
-    def overhead_fields(self) -> dict[str, Any]:
-        """Return the fields of ``overhead``, decoded."""
-        ...
-
-    def rewritten(
-        self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
-    ) -> bytes:
-        """Return the body with other units, another model, or less output; ``raw`` itself if nothing changes.
-
-        Every other value keeps its bytes and its place. Raises ``BadBody`` if the body isn't a JSON object.
-        """
-        ...
 
 
 class Counter(Protocol):

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.body import NOTHING, fields_of, listed, value_of
 from proxy.dialects.hidden_tool import VisibleResponse
+from proxy.dialects.request import NOTHING, fields_of, listed, value_of
 from proxy.errors import BadBody
 from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
 

@@ -11,7 +11,7 @@ from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
 from proxy.access.spending import limit_of
 from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.chat.request import parsed
+from proxy.dialects.chat.request import ChatRequest
 from proxy.endpoints.forwarded_costs import (
     SAMPLE_BYTES,
     WHOLE_BYTES,
@@ -134,7 +134,7 @@ class PassThrough:
         raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit, held)
         if not raw and scope["method"] in ("GET", "HEAD"):
             return None, None
-        body = await parsed(raw, chat=False)
+        body = await ChatRequest.read_any(raw)
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = body.named(deployment)
         if caller.models is not None:

@@ -16,7 +16,7 @@ import msgspec
 from starlette.types import Scope
 
 from proxy.access.authenticator import Caller, may_use
-from proxy.dialects.body import without_lone_surrogates
+from proxy.dialects.request import without_lone_surrogates
 from proxy.endpoints.paths import CHAT, MODELS
 from proxy.errors import ModelNotAllowed, PathNotAllowed
 

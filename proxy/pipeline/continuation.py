@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.verify import faults
-from proxy.dialects.body import fields_of
-from proxy.dialects.dialect import Request
+from proxy.dialects.request import Request, fields_of
 from proxy.pipeline.job import CompactionJob, any_trigger, planned
 from proxy.summary.chunking import SummaryRequest, SummaryUnasked
 from proxy.summary.model import ConversationModel, output_limit

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from proxy.dialects.dialect import ItemReader, Request
+from proxy.dialects.dialect import ItemReader
+from proxy.dialects.request import Request
 from proxy.errors import RequestError
 from proxy.http.decompression import unpack
 from proxy.pipeline.context import ConversationContext

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.summary_message import collect_identifiers
-from proxy.dialects.dialect import NativeCompaction, Request
+from proxy.dialects.dialect import NativeCompaction
+from proxy.dialects.request import Request
 from proxy.pipeline.continuation import last_prompt
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob

@@ -12,7 +12,7 @@ from cachetools import LRUCache
 from msgspec.structs import replace
 
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
-from proxy.dialects.dialect import Request
+from proxy.dialects.request import Request
 from proxy.errors import BadBody, ConfigurationError
 from proxy.pipeline.continuation import notes_request
 from proxy.pipeline.continuation import write as write_notes

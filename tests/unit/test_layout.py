@@ -28,10 +28,10 @@ COVERED = {
     "unit/demo/test_upstream.py": "demo/counting demo/replies demo/summariser demo/serving",
     "unit/demo/test_demo.py": "demo/agent demo/apis demo/figures demo/run demo/script demo/tools",
     "unit/dialects/chat/test_counting.py": "dialects/counting tokens/text tokens/tools",
-    "unit/dialects/chat/test_message.py": "dialects/chat/format dialects/unit_json compaction/format",
+    "unit/dialects/chat/test_message.py": "dialects/chat/format compaction/format",
     "unit/dialects/chat/test_stream.py": "dialects/stream",
     "unit/dialects/chat/test_repair.py": "dialects/repair",
-    "product/http/test_fidelity.py": "dialects/body dialects/chat/request",
+    "product/http/test_fidelity.py": "dialects/request dialects/chat/request",
     "product/test_refusals_of_all_shapes.py": "dialects/chat/first_bytes dialects/first_bytes pipeline/refusal "
     "pipeline/response_start",
     "product/test_silent.py": "dialects/chat/usage dialects/tail pipeline/usage_feedback",

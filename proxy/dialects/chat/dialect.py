@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from proxy.dialects import dialect, hidden_tool, tail
 from proxy.dialects.chat import first_bytes, hidden_calls, stream, upstream_counts, usage
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.request import ChatRequest, parsed
+from proxy.dialects.chat.request import ChatRequest
 from proxy.dialects.counting import key_of
 from proxy.dialects.dialect import ItemSink
 from proxy.errors import ErrorShape
@@ -60,7 +60,7 @@ class ChatDialect:
         return None
 
     async def parse(self, raw: bytes) -> ChatRequest:
-        return await parsed(raw)
+        return await ChatRequest.read(raw)
 
     def counter(self, profile: Profile) -> Counter:
         return Counter(profile)

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.body import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.chat.message import calls_of
 from proxy.dialects.hidden_rounds import (
     StreamedRound,
@@ -27,6 +26,7 @@ from proxy.dialects.hidden_rounds import (
 )
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.parts import text_of
+from proxy.dialects.request import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.unit_json import decode, encode, replace_field
 from proxy.errors import BadBody
 from proxy.http.sse import encode as event_of

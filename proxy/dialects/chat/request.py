@@ -7,16 +7,14 @@ from typing import Self
 
 import msgspec
 
-from proxy.dialects.body import (
+from proxy.dialects.request import (
     MAX_VALUES,
     NOTHING,
     UNREADABLE,
-    BodyRequest,
+    Request,
     Wire,
-    check_values,
     listed,
     lower,
-    parse_bounded,
     positive,
 )
 
@@ -42,7 +40,7 @@ _lists_decoder = msgspec.json.Decoder(_Lists)
 OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 
 
-class ChatRequest(BodyRequest, eq=False):
+class ChatRequest(Request, eq=False):
     """A request as the client sent it. ``units`` are the bytes of each message, unchanged."""
 
     OVERHEAD = ("tools", "functions", "tool_choice", "response_format")
@@ -70,19 +68,18 @@ class ChatRequest(BodyRequest, eq=False):
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
         lower(fields, OUTPUT_FIELDS, most)
 
+    @classmethod
+    async def read_any(cls, raw: bytes) -> Self:
+        """Parse a body that may not be a conversation. One without messages and tools has any number of values.
+
+        An embeddings request can have millions of tokens as numbers, which aren't decoded. Raises ``BadBody``.
+        """
+        if len(raw) > MAX_VALUES and not _may_have_lists(raw):
+            return await cls._read_bounded(raw)
+        return await cls.read(raw)
+
 
 parse = ChatRequest.parse
-
-
-async def parsed(raw: bytes, *, chat: bool = True) -> ChatRequest:
-    """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_VALUES`` values or ``MAX_MESSAGES`` messages.
-
-    A body is measured before any of its values takes memory. Without ``chat``, a body without messages and
-    tools has no limit: an embeddings request can have millions of tokens as numbers, which aren't decoded.
-    """
-    if len(raw) > MAX_VALUES and (chat or _may_have_lists(raw)):
-        await check_values(raw)
-    return await parse_bounded(raw, parse, "messages")
 
 
 def _may_have_lists(raw: bytes) -> bool:

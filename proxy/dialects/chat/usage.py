@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.body import encoded, fields_of, value_of
+from proxy.dialects.request import encoded, fields_of, value_of
 from proxy.dialects.tail import Tail, deltas, json_objects, outer_usage
 from proxy.errors import BadBody
 from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens

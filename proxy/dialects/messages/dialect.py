@@ -10,7 +10,7 @@ from proxy.dialects.messages import answers as reading
 from proxy.dialects.messages import hidden_calls, upstream_counts
 from proxy.dialects.messages.counting import Counter, key_of
 from proxy.dialects.messages.native import MessagesCompaction
-from proxy.dialects.messages.request import MessagesRequest, parsed
+from proxy.dialects.messages.request import MessagesRequest
 from proxy.errors import ErrorShape
 from proxy.limits.profiles.profile import Profile
 
@@ -31,7 +31,7 @@ class MessagesDialect:
         return None
 
     async def parse(self, raw: bytes) -> MessagesRequest:
-        return await parsed(raw)
+        return await MessagesRequest.read(raw)
 
     def counter(self, profile: Profile) -> Counter:
         return Counter(profile)

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
 from proxy.dialects.hidden_rounds import (
     StreamedRound,
     add_usage,
@@ -25,6 +24,7 @@ from proxy.dialects.hidden_rounds import (
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.messages.blocks import Block, blocks_of, calls_of, text_in, type_of
 from proxy.dialects.messages.joining import joined
+from proxy.dialects.request import NOTHING, encoded, fields_of, listed, value_of
 from proxy.dialects.unit_json import decode, encode
 from proxy.errors import BadBody
 from proxy.http.sse import encode as event_of

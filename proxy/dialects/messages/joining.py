@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.dialects.digests import ByDigest
 from proxy.dialects.messages.blocks import blocks_of, kind_of, type_of
-from proxy.dialects.unit_json import decode, encode
+from proxy.dialects.unit_json import ByDigest, decode, encode
 
 _RESULT = re.compile(rb'"tool_result"')
 _SYSTEM = re.compile(rb'"role"\s*:\s*"system"')

@@ -11,19 +11,17 @@ from typing import Self
 
 import msgspec
 
-from proxy.dialects.body import (
+from proxy.dialects.messages.joining import Split, joined, layouts_of, prefix_of, split
+from proxy.dialects.request import (
     NOTHING,
     UNREADABLE,
-    BodyRequest,
+    Request,
     Wire,
-    check_values,
     encoded,
     listed,
-    parse_bounded,
     positive,
     value_of,
 )
-from proxy.dialects.messages.joining import Split, joined, layouts_of, prefix_of, split
 from proxy.limits.budget import LEAST_THINKING, lower_thinking
 
 _FIELDS = ("system", "tools", "tool_choice", "output_config", "output_format", "mcp_servers")
@@ -45,8 +43,8 @@ class _Wire(Wire):
 _decoder = msgspec.json.Decoder(_Wire)
 
 
-class MessagesRequest(BodyRequest, eq=False):
-    """A request as the client sent it. See ``dialects.dialect.Request``.
+class MessagesRequest(Request, eq=False):
+    """A request as the client sent it. See ``dialects.request.Request``.
 
     ``prefix`` are the messages up to the newest compaction block. The upstream ignores those before the block, so they
     aren't units and stay unchanged. ``splits`` are the messages that several units were made from, by the identity of
@@ -126,12 +124,6 @@ class MessagesRequest(BodyRequest, eq=False):
 
 
 parse = MessagesRequest.parse
-
-
-async def parsed(raw: bytes) -> MessagesRequest:
-    """Parse a request of any size. Raises ``BadBody`` for too many messages or values."""
-    await check_values(raw)
-    return await parse_bounded(raw, parse, "messages")
 
 
 def _continues(thread: object) -> bool:

@@ -11,7 +11,7 @@ from proxy.dialects.responses import hidden_calls
 from proxy.dialects.responses.counting import Counter, counter_key
 from proxy.dialects.responses.native import ResponsesCompaction
 from proxy.dialects.responses.output_items import ItemReader
-from proxy.dialects.responses.request import ResponsesRequest, parsed
+from proxy.dialects.responses.request import ResponsesRequest
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
 from proxy.limits.profiles.profile import Profile
@@ -30,7 +30,7 @@ class ResponsesDialect:
     evidence: dialect.Evidence = usage_evidence
 
     async def parse(self, raw: bytes) -> ResponsesRequest:
-        return await parsed(raw)
+        return await ResponsesRequest.read(raw)
 
     def item_reader(self, sink: dialect.ItemSink) -> ItemReader:
         return ItemReader(sink)

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.body import NOTHING, encoded, fields_of, listed, value_of
 from proxy.dialects.hidden_rounds import StreamedRound, add_usage, decoded, longer, place_of
 from proxy.dialects.hidden_tool import HiddenCall, HiddenRound, VisibleResponse
 from proxy.dialects.parts import text_of
+from proxy.dialects.request import NOTHING, encoded, fields_of, listed, value_of
 from proxy.dialects.responses.items import (
     calls_of,
     is_client_call,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.dialects.body import NOTHING, UNREADABLE, fields_of, value_of
 from proxy.dialects.dialect import NativeSummary
+from proxy.dialects.request import NOTHING, UNREADABLE, fields_of, value_of
 from proxy.dialects.responses import answers
 from proxy.dialects.responses.items import PREFIX_TYPES, joined
 from proxy.dialects.unit_json import decode

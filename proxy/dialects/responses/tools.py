@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from proxy.dialects import hidden_rounds
-from proxy.dialects.body import NOTHING, fields_of, listed, value_of
+from proxy.dialects.request import NOTHING, fields_of, listed, value_of
 from proxy.dialects.unit_json import encode
 
 _ITEM = "additional_tools"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import msgspec
 
-from proxy.dialects.digests import ByDigest
+from proxy.dialects.unit_json import ByDigest
 from proxy.errors import BadBody
 
 MAX_MESSAGES = 40_000
@@ -67,14 +67,20 @@ class Wire(msgspec.Struct):
         return value_of(self.stream) is True
 
 
-class BodyRequest(msgspec.Struct, eq=False):
-    """A request as the client sent it. See ``dialects.dialect.Request``.
+class Request(msgspec.Struct, eq=False):
+    """A request as the client sent it. Each API's class reads a body in ``_read`` and rewrites it in ``rewritten``.
 
-    ``strict`` is a body that strict parsers accept, if they reject ``raw``. ``sent`` is the number of messages or items
-    that the client sent. ``OVERHEAD`` are the names of ``overhead``.
+    - ``model`` is ``None`` if the field is missing or isn't a string.
+    - ``units`` are the bytes of the conversation's units, unchanged. ``sent`` is the number of messages or items that
+      the client sent.
+    - ``max_output`` is the requested limit on output, in tokens.
+    - ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools. ``OVERHEAD``
+      are their names, and ``CONVERSATION`` is the name of the field with the conversation.
+    - ``strict`` is a body that strict parsers accept, if they reject ``raw``.
     """
 
     OVERHEAD: ClassVar[Sequence[str]] = ()
+    CONVERSATION: ClassVar[str] = "messages"
 
     raw: bytes
     model: str | None = None
@@ -84,6 +90,25 @@ class BodyRequest(msgspec.Struct, eq=False):
     overhead: tuple[bytes, ...] = ()
     sent: int = 0
     strict: bytes | None = None
+
+    @classmethod
+    async def read(cls, raw: bytes) -> Self:
+        """Parse a body of any size. Raises ``BadBody`` for over ``MAX_VALUES`` values or ``MAX_MESSAGES`` messages.
+
+        A body is measured before any of its values takes memory.
+        """
+        if len(raw) > MAX_VALUES:
+            await _check_values(raw)
+        return await cls._read_bounded(raw)
+
+    @classmethod
+    async def _read_bounded(cls, raw: bytes) -> Self:
+        """Parse a body. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages, items, or units."""
+        request = cls.parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(cls.parse, raw)
+        count = max(request.sent, len(request.units))
+        if count > MAX_MESSAGES:
+            raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=cls.CONVERSATION)
+        return request
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
@@ -123,7 +148,7 @@ class BodyRequest(msgspec.Struct, eq=False):
 
     @property
     def continues(self) -> bool:
-        """Return whether the request continues a history that the server keeps."""
+        """Return whether the request continues a history that the server keeps, so that its size is unknown."""
         return False
 
     @property
@@ -135,32 +160,35 @@ class BodyRequest(msgspec.Struct, eq=False):
 
     @property
     def thinking(self) -> int:
-        """Return the tokens of the output that are reserved for thinking."""
+        """Return the tokens of the output that are reserved for thinking. ``rewritten`` lowers them if it has to."""
         return 0
 
     @property
     def compacted(self) -> bool:
-        """Return whether the client sent a compaction of its own."""
+        """Return whether the client sent a compaction of its own, a prefix that stays as it is."""
         return False
 
     @property
     def hidden(self) -> float:
-        """Return an upper bound on the tokens of items that the body refers to."""
+        """Return an upper bound on the tokens of items that the body refers to; infinity if they are unknown."""
         return 0
 
     def place(self) -> str:
-        """Return what identifies the end of the conversation."""
+        """Return what identifies the end of the conversation, where the items of the answer come; empty without any."""
         return ""
 
     def places(self) -> Iterable[tuple[str, str]]:
-        """Return the id of each reference, and what identifies its place."""
+        """Return the id of each reference, and what identifies its place: ``place`` of the request for that item."""
         return ()
 
     def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
-        """Put known items in the place of references."""
+        """Put known items in the place of references in ``units``, by id. ``rewritten`` puts the references back.
+
+        ``sizes`` are the tokens of unknown items, if an upstream has reported them.
+        """
 
     def unsized(self, units: Sequence[bytes]) -> list[str]:
-        """Return the ids of references whose items and sizes are unknown."""
+        """Return the ids of references in units whose items and sizes are unknown."""
         return []
 
     def named(self, model: str) -> Self:
@@ -175,17 +203,20 @@ class BodyRequest(msgspec.Struct, eq=False):
         self.strict = None
 
     def overhead_fields(self) -> dict[str, Any]:
-        """Return the fields outside the conversation that take tokens, decoded."""
+        """Return the fields of ``overhead``, decoded."""
         return {name: value_of(raw) for name, raw in zip(self.OVERHEAD, self.overhead, strict=False) if raw}
 
     def expanded(self, body: bytes, units: Sequence[bytes] | None = None) -> bytes:
-        """Return a rewritten body with items in the place of references."""
+        """Return a body that ``rewritten`` made, with known items in the place of references.
+
+        ``units`` are those of ``rewritten``.
+        """
         return body
 
     def rewritten(
         self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
     ) -> bytes:
-        """Return the body with other units, another model, or a request for at most ``max_output`` tokens of output.
+        """Return the body with other units, another model, or less output; ``raw`` itself if nothing changes.
 
         Every other value keeps its bytes and its place. Raises ``BadBody`` if the body isn't a JSON object.
         """
@@ -207,25 +238,8 @@ class BodyRequest(msgspec.Struct, eq=False):
         raise NotImplementedError
 
 
-_R = TypeVar("_R", bound=BodyRequest)
-
-
-async def parse_bounded(raw: bytes, parse: Callable[[bytes], _R], param: str) -> _R:
-    """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages, items, or units.
-
-    ``param`` is the field with the messages.
-    """
-    body = parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw)
-    count = max(body.sent, len(body.units))
-    if count > MAX_MESSAGES:
-        raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=param)
-    return body
-
-
-async def check_values(raw: bytes) -> None:
+async def _check_values(raw: bytes) -> None:
     """Raise ``BadBody`` if a body has more than ``MAX_VALUES`` values. None of its values takes memory."""
-    if len(raw) <= MAX_VALUES:
-        return
     quick = len(raw) <= INLINE_BYTES
     few = _has_few_commas(raw) if quick else await asyncio.to_thread(_has_few_commas, raw)
     if not few and await asyncio.to_thread(_has_many_values, raw):
