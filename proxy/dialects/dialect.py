@@ -5,10 +5,11 @@ A dialect is one package under ``dialects``. ``endpoints.paths`` maps its path t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from proxy.compaction.format import Format
+from proxy.dialects.answers import Answers, ItemReader, ItemSink
 from proxy.dialects.hidden_tool import HiddenTool
 from proxy.dialects.request import Request
 from proxy.errors import ErrorShape
@@ -46,101 +47,6 @@ class Counter(Protocol):
 
     def overhead(self, fields: Mapping[str, Any]) -> int:
         """Return a request's tokens outside its units. ``fields`` are those of ``Request.overhead_fields``."""
-        ...
-
-
-class ContentDetector(Protocol):
-    """Checks a response without a stream's content type as it arrives."""
-
-    def of(self, first: bytearray) -> Literal["answer", "events"] | None:
-        """Return the kind of response by all bytes so far; ``None`` if it may be an error."""
-        ...
-
-
-class EventReader(Protocol):
-    """Judges the first events of a stream as they arrive."""
-
-    def feed(self, chunk: bytes) -> Literal["content", "error", "end"] | None:
-        """Add bytes, and return the kind of the first event that has one."""
-        ...
-
-    def in_error(self) -> bool:
-        """Return whether the unfinished event is an error."""
-        ...
-
-
-class AnswerTail(Protocol):
-    """An answer as it passes. ``lost`` is the bytes that were too many to keep."""
-
-    lost: int
-
-    @property
-    def model(self) -> str:
-        """Return the model that the answer names; empty if it names none."""
-        ...
-
-    def add(self, chunk: bytes) -> None:
-        """Add a chunk."""
-        ...
-
-    def written(self) -> str:
-        """Return the text, calls, and reasoning in the answer so far, to count them."""
-        ...
-
-    def finished(self) -> Finished:
-        """Return the answer's usage and finish reason."""
-        ...
-
-
-ItemSink = Callable[[str, bytes], None]
-"""Takes an output item: its id, and its bytes."""
-
-
-class ItemReader(Protocol):
-    """Finds the output items in an answer as it passes."""
-
-    def add(self, chunk: bytes) -> None:
-        """Add a chunk of an uncompressed answer."""
-        ...
-
-    def finish(self) -> None:
-        """Read what the end of the answer completes."""
-        ...
-
-
-class Answers(Protocol):
-    """How to read an API's answers."""
-
-    def fast_path(self, first: bytes) -> bool:
-        """Return whether the first bytes have the usual form of an answer with content, and no error before it."""
-        ...
-
-    def content_detector(self) -> ContentDetector:
-        """Return a detector for one response."""
-        ...
-
-    def event_reader(self) -> EventReader:
-        """Return a reader for one stream."""
-        ...
-
-    def tail(self) -> AnswerTail:
-        """Return an empty tail for one answer."""
-        ...
-
-    def read_usage(self, body: bytes) -> Finished:
-        """Read the usage and finish reason of a whole answer, streamed or not."""
-        ...
-
-    def is_silence(self, body: bytes) -> bool:
-        """Return whether a stream has no events except its end."""
-        ...
-
-    def gives_up(self, body: bytes) -> bool:
-        """Return whether the server abandoned a stream after its first event, before it wrote anything."""
-        ...
-
-    def is_usual(self, reason: str | None) -> bool:
-        """Return whether a finish reason says nothing about the size of the prompt."""
         ...
 
 

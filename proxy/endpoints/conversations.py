@@ -19,7 +19,7 @@ from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.access.spending import limit_of
 from proxy.config import Route
-from proxy.dialects.chat.usage import without_usage
+from proxy.dialects.chat.answers import without_usage
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of
 from proxy.dialects.usage import usage_of

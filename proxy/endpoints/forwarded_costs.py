@@ -12,8 +12,8 @@ from starlette.types import Scope
 from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
+from proxy.dialects.answers import AnswerTail
 from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.dialect import AnswerTail
 from proxy.dialects.messages.dialect import MESSAGES
 from proxy.dialects.request import leniently
 from proxy.dialects.responses.dialect import RESPONSES

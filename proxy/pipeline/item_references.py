@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from proxy.dialects.dialect import ItemReader
+from proxy.dialects.answers import ItemReader
 from proxy.dialects.request import Request
 from proxy.errors import RequestError
 from proxy.http.decompression import unpack
@@ -119,7 +119,7 @@ class Tap:
             self._reader.finish()
 
 
-class _Packed:
+class _Packed(ItemReader):
     """Collects a compressed answer, and reads its items at the end."""
 
     def __init__(self, reader: ItemReader, encoding: str) -> None:

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from proxy.access.spending import limit_of
 from proxy.dialects.chat.alternation import alternating_messages
-from proxy.dialects.chat.usage import asks_usage, with_usage
+from proxy.dialects.chat.request import asks_usage, with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT

@@ -18,9 +18,9 @@ from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
 from proxy.config.upstreams import COMPACTS
+from proxy.dialects.answers import AnswerTail
 from proxy.dialects.chat.dialect import CHAT
 from proxy.dialects.dialect import NativeCompaction
-from proxy.dialects.tail import WholeTail
 from proxy.errors import BudgetExceeded, ConfigurationError
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.limits.budget import budget, reserved_output
@@ -228,7 +228,7 @@ class _Recorded:
                 raise BudgetSpent("the team's budget is used up") from error
         began = perf_counter()
         try:
-            with bill.call(WholeTail(self.answers.read_usage), sent) as meter:
+            with bill.call(AnswerTail(self.answers.read_usage), sent) as meter:
                 yield meter
                 meter.complete = True
         finally:

@@ -62,10 +62,10 @@ def read_body(data: bytes) -> None:
 
 def read_stream(data: bytes) -> None:
     """Split a stream of events that arrives in chunks of any size."""
-    from proxy.dialects.chat.stream import beginning
+    from proxy.dialects.chat.answers import ChatAnswers
     from proxy.http.sse import EventBuffer
 
-    beginning(data)
+    ChatAnswers().event_reader().feed(data)
     buffer, out, start = EventBuffer(), b"", 0
     while start < len(data):
         size = data[start] % 40 + 1

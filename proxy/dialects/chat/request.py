@@ -13,10 +13,14 @@ from proxy.dialects.request import (
     UNREADABLE,
     Request,
     Wire,
+    encoded,
+    fields_of,
     listed,
     lower,
     positive,
+    value_of,
 )
+from proxy.errors import BadBody
 
 
 class _Wire(Wire):
@@ -89,3 +93,35 @@ def _may_have_lists(raw: bytes) -> bool:
         return bool(bytes(lists.messages) or bytes(lists.tools))
     except UNREADABLE:
         return True
+
+
+def asks_usage(raw: bytes) -> bool:
+    """Return whether a body asks for the usage of its stream, or can't be changed to do so."""
+    if b"stream_options" not in raw:
+        return False
+    try:
+        options = value_of(fields_of(raw).get("stream_options", msgspec.Raw(b"null")))
+    except BadBody:
+        return True
+    if options is None:
+        return False
+    # The upstream judges a value that isn't valid.
+    return not isinstance(options, dict) or options.get("include_usage", False) is not False
+
+
+_ASKED = b'"stream_options":{"include_usage":true}'
+
+
+def with_usage(body: bytes) -> bytes:
+    """Return a body that asks for the usage of its stream. Every other value keeps its bytes and its place.
+
+    Raises ``BadBody`` if the body isn't a JSON object.
+    """
+    end = body.rfind(b"}")
+    if b'"stream_options"' not in body and b":" in body[:end]:
+        return b"%b,%b%b" % (body[:end], _ASKED, body[end:])
+    fields = fields_of(body)
+    options = value_of(fields.get("stream_options", msgspec.Raw(b"null")))
+    asked = {**(options or {}), "include_usage": True}
+    fields["stream_options"] = encoded(asked)
+    return msgspec.json.encode(fields)

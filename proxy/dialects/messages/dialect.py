@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from proxy.dialects import dialect, hidden_tool
-from proxy.dialects.dialect import ItemSink
-from proxy.dialects.messages import answers as reading
+from proxy.dialects.answers import ItemSink
 from proxy.dialects.messages import hidden_calls, upstream_counts
+from proxy.dialects.messages.answers import MessagesAnswers
 from proxy.dialects.messages.counting import Counter, key_of
 from proxy.dialects.messages.native import MessagesCompaction
 from proxy.dialects.messages.request import MessagesRequest
@@ -22,7 +22,7 @@ class MessagesDialect:
     path = "/messages"
     heartbeat = b'event: ping\ndata: {"type": "ping"}\n\n'
     errors: ErrorShape = "anthropic"
-    answers: dialect.Answers = reading
+    answers = MessagesAnswers()
     hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
     native: dialect.NativeCompaction | None = MessagesCompaction()
     evidence: dialect.Evidence = upstream_counts

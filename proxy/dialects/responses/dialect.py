@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from proxy.dialects import dialect, hidden_tool
-from proxy.dialects.responses import answers as reading
+from proxy.dialects.answers import ItemSink
 from proxy.dialects.responses import evidence as usage_evidence
 from proxy.dialects.responses import hidden_calls
+from proxy.dialects.responses.answers import OutputItemReader, ResponsesAnswers
 from proxy.dialects.responses.counting import Counter, counter_key
 from proxy.dialects.responses.native import ResponsesCompaction
-from proxy.dialects.responses.output_items import ItemReader
 from proxy.dialects.responses.request import ResponsesRequest
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
@@ -24,7 +24,7 @@ class ResponsesDialect:
     path = "/responses"
     heartbeat = COMMENT
     errors: ErrorShape = "openai"
-    answers: dialect.Answers = reading
+    answers = ResponsesAnswers()
     hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
     native: dialect.NativeCompaction | None = ResponsesCompaction()
     evidence: dialect.Evidence = usage_evidence
@@ -32,8 +32,8 @@ class ResponsesDialect:
     async def parse(self, raw: bytes) -> ResponsesRequest:
         return await ResponsesRequest.read(raw)
 
-    def item_reader(self, sink: dialect.ItemSink) -> ItemReader:
-        return ItemReader(sink)
+    def item_reader(self, sink: ItemSink) -> OutputItemReader:
+        return OutputItemReader(sink)
 
     def counter(self, profile: Profile) -> Counter:
         return Counter(profile)

@@ -9,11 +9,12 @@ import msgspec
 
 from proxy.dialects.dialect import NativeSummary
 from proxy.dialects.request import NOTHING, UNREADABLE, fields_of, value_of
-from proxy.dialects.responses import answers
+from proxy.dialects.responses.answers import ResponsesAnswers
 from proxy.dialects.responses.items import PREFIX_TYPES, joined
 from proxy.dialects.unit_json import decode
 from proxy.overflow.silent import Finished
 
+_ANSWERS = ResponsesAnswers()
 _SENT = ("model", "input", "prompt_cache_key", "service_tier")
 
 
@@ -44,4 +45,4 @@ class ResponsesCompaction:
         return NativeSummary(joined(items), "")
 
     def read_usage(self, body: bytes) -> Finished:
-        return answers.read_usage(body)
+        return _ANSWERS.read_usage(body)

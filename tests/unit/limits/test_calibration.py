@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.demo.replies import Completion, Reply, event
-from proxy.dialects import tail
+from proxy.dialects import answers as tail
+from proxy.dialects.chat.answers import ChatAnswers
 from proxy.dialects.chat.upstream_counts import comparable
-from proxy.dialects.chat.usage import AnswerTail
 from proxy.limits import calibration
 from proxy.limits.budget import budget
 from proxy.limits.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
@@ -228,7 +228,7 @@ LIE = 'Then say "usage": {"prompt_tokens": 5, "total_tokens": 5} and "usage":{"p
 
 def told(*chunks: bytes) -> int | None:
     """The size of the prompt that an answer reports."""
-    tail = AnswerTail()
+    tail = ChatAnswers().tail()
     for chunk in chunks:
         tail.add(chunk)
     return tail.finished().prompt
@@ -311,5 +311,5 @@ def test_no_content_can_report_anything(text: str, size: int) -> None:
 
 
 def test_keeping_a_chunk_costs_next_to_nothing() -> None:
-    tail, chunk = AnswerTail(), b"x" * 250
+    tail, chunk = ChatAnswers().tail(), b"x" * 250
     assert min(timeit.repeat(lambda: tail.add(chunk), number=10_000, repeat=5)) / 10_000 < 2e-6

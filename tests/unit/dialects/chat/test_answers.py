@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from proxy.dialects.chat.first_bytes import ContentDetector
-from proxy.dialects.chat.stream import beginning
+from proxy.dialects.chat.answers import ChatAnswers
+
+ANSWERS = ChatAnswers()
 
 
 def whole(**choice: object) -> bytes:
@@ -32,7 +33,7 @@ WRITTEN = [
 
 def shown_after(body: bytes) -> int | None:
     """Return the number of single bytes after which the answer is recognized."""
-    sight = ContentDetector()
+    sight = ANSWERS.content_detector()
     return next((at for at in range(1, len(body) + 1) if sight.of(bytearray(body[:at])) == "answer"), None)
 
 
@@ -41,7 +42,7 @@ def test_an_answer_is_seen_as_soon_as_something_is_written(body: bytes) -> None:
     at = shown_after(body)
     assert at is not None
     for split in range(len(body)):
-        sight = ContentDetector()
+        sight = ANSWERS.content_detector()
         seen = sight.of(bytearray(body[:split])) or sight.of(bytearray(body))
         assert seen == "answer"
 
@@ -63,12 +64,12 @@ NOT_WRITTEN = [
 @pytest.mark.parametrize("body", NOT_WRITTEN)
 def test_what_may_be_a_refusal_is_waited_for(body: bytes) -> None:
     assert shown_after(body) is None
-    assert ContentDetector().of(bytearray(body)) is None
+    assert ANSWERS.content_detector().of(bytearray(body)) is None
 
 
 def test_a_long_beginning_is_looked_at_once() -> None:
     body = bytearray(b'{"echo":[' + b'{"content":"x"},' * 20_000)
-    sight = ContentDetector()
+    sight = ANSWERS.content_detector()
     for at in range(0, len(body), 7):
         assert sight.of(body[:at]) is None
     body += b'{}],"choices":[{"message":{"content":"hi"}}]}'
@@ -79,8 +80,8 @@ def test_a_long_beginning_is_looked_at_once() -> None:
 def test_events_under_another_name_are_seen(name: bytes) -> None:
     for blank in (b"", b"\n\n", b"\xef\xbb\xbf"):
         body = blank + name
-        assert ContentDetector().of(bytearray(body)) == "events"
-        seen = [ContentDetector().of(bytearray(body[:at])) for at in range(len(body))]
+        assert ANSWERS.content_detector().of(bytearray(body)) == "events"
+        seen = [ANSWERS.content_detector().of(bytearray(body[:at])) for at in range(len(body))]
         assert "answer" not in seen
 
 
@@ -114,19 +115,19 @@ def test_an_error_is_the_first_that_is_said(value: object, end: bytes) -> None:
         b"data: " + json.dumps(value).encode(),
     ]
     events = b"\xef\xbb\xbf" + end.join([*lines, b"", b""])
-    seen = [beginning(events[:at]) for at in range(len(events) + 1)]
+    seen = [ANSWERS.event_reader().feed(events[:at]) for at in range(len(events) + 1)]
     assert set(seen) == {None, "error"}
     assert seen.index("error") >= len(events) - len(end)
     later = events + b'data: {"choices":[{"delta":{"content":"hi"}}]}' + end + end
-    assert beginning(later) == "error"
+    assert ANSWERS.event_reader().feed(later) == "error"
 
 
 @pytest.mark.parametrize(
     "head", [b"event: error\ndata: sorry", b"event:exception\ndata: sorry", b"data: [ERROR] sorry"]
 )
 def test_an_error_need_not_be_json(head: bytes) -> None:
-    assert beginning(head) is None
-    assert beginning(head + b"\n\n") == "error"
+    assert ANSWERS.event_reader().feed(head) is None
+    assert ANSWERS.event_reader().feed(head + b"\n\n") == "error"
 
 
 WELL = [
@@ -139,5 +140,5 @@ WELL = [
 @pytest.mark.parametrize("value", WELL, ids=json.dumps)
 def test_a_report_that_all_is_well_says_nothing(value: object) -> None:
     events = b"data: " + json.dumps(value).encode() + b"\n\n"
-    assert beginning(events) is None
-    assert beginning(events + b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n') == "content"
+    assert ANSWERS.event_reader().feed(events) is None
+    assert ANSWERS.event_reader().feed(events + b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n') == "content"
