@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 from proxy.compaction.format import Format
 from proxy.dialects.answers import Answers, ItemReader, ItemSink
-from proxy.dialects.hidden_tool import HiddenTool
 from proxy.dialects.request import Request
+from proxy.dialects.rounds import HiddenTool
 from proxy.errors import ErrorShape
 from proxy.limits.profiles.profile import Profile
 from proxy.overflow.silent import Finished

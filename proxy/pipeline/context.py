@@ -12,8 +12,8 @@ from starlette.types import Scope
 from proxy.access.authenticator import Caller
 from proxy.config import Route
 from proxy.dialects.dialect import Counter, Dialect
-from proxy.dialects.hidden_tool import HiddenRound
 from proxy.dialects.request import Request
+from proxy.dialects.rounds import HiddenRound
 from proxy.http.heartbeat import Heartbeat
 from proxy.http.loop_detection import next_via
 from proxy.http.request_body import MemoryLease

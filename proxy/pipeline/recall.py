@@ -14,7 +14,7 @@ import xxhash
 from cachetools import TTLCache
 
 from proxy.compaction.turn import Turn
-from proxy.dialects.hidden_tool import HiddenRound, HiddenTool
+from proxy.dialects.rounds import HiddenRound, HiddenTool
 from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.decision import Attempt
 from proxy.pipeline.outcome import Outcome

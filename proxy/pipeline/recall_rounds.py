@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from proxy.dialects.hidden_rounds import decoded
-from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound, VisibleResponse
+from proxy.dialects.rounds import HiddenRound, HiddenTool, Round, StreamedRound, VisibleResponse, decoded
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.pipeline.context import ConversationContext, RecallState
 from proxy.pipeline.response_start import ResponseStart, is_encoded
@@ -176,7 +175,7 @@ class RecallRounds:
         if (error := following.exception()) is not None:
             raise error if isinstance(error, UpstreamInterrupted) else UpstreamInterrupted(INTERRUPTED) from error
 
-    def _follows(self, round: HiddenRoundReader) -> bool:
+    def _follows(self, round: Round) -> bool:
         """Return whether the model waits for results, and for nothing from the client."""
         waits = bool(round.hidden) and not round.visible and not self._remembered
         return waits and not self._plain and not (self._last and self._has_text)
@@ -185,7 +184,7 @@ class RecallRounds:
     def _has_text(self) -> bool:
         return bool(self._response.text.strip() or self._response.calls)
 
-    async def _next(self, round: HiddenRoundReader) -> ResponseStart:
+    async def _next(self, round: Round) -> ResponseStart:
         """Answer a round's calls, and return the start of the next one. Raises ``ProxyError``.
 
         If the upstream refuses to continue after a text, try shorter results. If that fails, too, or the model calls
@@ -259,7 +258,7 @@ class RecallRounds:
             deadline = context.clock.now() + context.configuration.settings.server.deadline
         return await self._resend(body, deadline)
 
-    async def _results(self, round: HiddenRoundReader, *, last: bool) -> list[bytes]:
+    async def _results(self, round: Round, *, last: bool) -> list[bytes]:
         """Return the messages that answer a round's calls. They leave room for two more rounds of this size."""
         counter = self._context.counter
         assert counter is not None  # noqa: S101 - requests without a counter get no tool
@@ -285,7 +284,7 @@ class RecallRounds:
         self._room = replace(self._room, left=left, whole=whole + 2 * size)
         return results
 
-    async def _remember(self, round: HiddenRoundReader) -> None:
+    async def _remember(self, round: Round) -> None:
         """Store what the client doesn't see of this response, to put it back later."""
         mixed = bool(round.hidden) and bool(round.visible) and not self._plain
         results = await self._results(round, last=False) if mixed else []

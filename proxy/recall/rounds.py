@@ -13,7 +13,7 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
-from proxy.dialects.hidden_tool import HiddenRound
+from proxy.dialects.rounds import HiddenRound
 from proxy.store import Store, StoreFailed
 
 log = structlog.get_logger(__name__)

@@ -67,7 +67,7 @@ COVERED = {
     "product/test_ledger.py": "config/prices",
     "product/http/test_upstream_keys.py": "http/headers upstream/relay",
     "hostile/test_bodies.py": "http/request_body",
-    "product/test_recall.py": "dialects/hidden_tool pipeline/recall pipeline/recall_rounds pipeline/sending",
+    "product/test_recall.py": "pipeline/recall pipeline/recall_rounds pipeline/sending",
     "unit/recall/test_passages.py": "dialects/archived_text",
     "product/test_output.py": "limits/budget pipeline/budget",
     "unit/limits/profiles/test_lookup.py": "limits/profiles/corrections limits/profiles/litellm_table "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from proxy.dialects import dialect, hidden_tool
+from proxy.dialects import dialect
 from proxy.dialects.answers import ItemSink
-from proxy.dialects.chat import hidden_calls, upstream_counts
+from proxy.dialects.chat import upstream_counts
 from proxy.dialects.chat.answers import ChatAnswers
 from proxy.dialects.chat.counting import Counter
 from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.chat.rounds import ChatTool
 from proxy.dialects.counting import key_of
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
@@ -25,7 +26,7 @@ class ChatDialect:
     errors: ErrorShape = "openai"
     answers = ChatAnswers()
     evidence: dialect.Evidence = upstream_counts
-    hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
+    hidden_tool = ChatTool()
     native: dialect.NativeCompaction | None = None
 
     def item_reader(self, sink: ItemSink) -> None:

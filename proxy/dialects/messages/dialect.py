@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from proxy.dialects import dialect, hidden_tool
+from proxy.dialects import dialect
 from proxy.dialects.answers import ItemSink
-from proxy.dialects.messages import hidden_calls, upstream_counts
+from proxy.dialects.messages import upstream_counts
 from proxy.dialects.messages.answers import MessagesAnswers
 from proxy.dialects.messages.counting import Counter, key_of
 from proxy.dialects.messages.native import MessagesCompaction
 from proxy.dialects.messages.request import MessagesRequest
+from proxy.dialects.messages.rounds import MessagesTool
 from proxy.errors import ErrorShape
 from proxy.limits.profiles.profile import Profile
 
@@ -23,7 +24,7 @@ class MessagesDialect:
     heartbeat = b'event: ping\ndata: {"type": "ping"}\n\n'
     errors: ErrorShape = "anthropic"
     answers = MessagesAnswers()
-    hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
+    hidden_tool = MessagesTool()
     native: dialect.NativeCompaction | None = MessagesCompaction()
     evidence: dialect.Evidence = upstream_counts
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from proxy.dialects import dialect, hidden_tool
+from proxy.dialects import dialect
 from proxy.dialects.answers import ItemSink
 from proxy.dialects.responses import evidence as usage_evidence
-from proxy.dialects.responses import hidden_calls
 from proxy.dialects.responses.answers import OutputItemReader, ResponsesAnswers
 from proxy.dialects.responses.counting import Counter, counter_key
 from proxy.dialects.responses.native import ResponsesCompaction
 from proxy.dialects.responses.request import ResponsesRequest
+from proxy.dialects.responses.rounds import ResponsesTool
 from proxy.errors import ErrorShape
 from proxy.http.heartbeat import COMMENT
 from proxy.limits.profiles.profile import Profile
@@ -25,7 +25,7 @@ class ResponsesDialect:
     heartbeat = COMMENT
     errors: ErrorShape = "openai"
     answers = ResponsesAnswers()
-    hidden_tool: hidden_tool.HiddenTool | None = hidden_calls.HiddenTool()
+    hidden_tool = ResponsesTool()
     native: dialect.NativeCompaction | None = ResponsesCompaction()
     evidence: dialect.Evidence = usage_evidence
 

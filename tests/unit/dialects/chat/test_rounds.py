@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.hidden_calls import HiddenTool, Round
-from proxy.dialects.hidden_tool import VisibleResponse
+from proxy.dialects.chat.rounds import ChatRound, ChatTool
+from proxy.dialects.rounds import VisibleResponse
 
 NAME = "recall_earlier_messages"
 
@@ -32,8 +32,10 @@ DONE = b"data: [DONE]\n\n"
 FINISH = chunk({}, "tool_calls")
 
 
-def run(chunks: Sequence[bytes], *, first: bool = True, response: VisibleResponse | None = None) -> tuple[bytes, Round]:
-    round = Round(NAME, response or VisibleResponse(), first=first)
+def run(
+    chunks: Sequence[bytes], *, first: bool = True, response: VisibleResponse | None = None
+) -> tuple[bytes, ChatRound]:
+    round = ChatTool().round(NAME, response or VisibleResponse(), first=first)
     out = b"".join(round.feed(one) for one in chunks)
     return out + round.finish(), round
 
@@ -191,7 +193,7 @@ def test_an_endless_event_passes() -> None:
 
 
 def test_the_tool_is_the_last_one_and_strict_only_among_strict_ones() -> None:
-    tool = HiddenTool()
+    tool = ChatTool()
     plain = {"type": "function", "function": {"name": "a"}}
     strict = {"type": "function", "function": {"name": "a", "strict": True}}
     for tools, expected in (([plain], None), ([strict], True), ([strict, plain], None)):
@@ -220,7 +222,7 @@ def test_the_tool_is_the_last_one_and_strict_only_among_strict_ones() -> None:
 )
 def test_the_conditions(fields: dict[str, Any], accepted: bool) -> None:
     raw = json.dumps({"tools": [{"type": "function", "function": {"name": "a"}}], **fields}).encode()
-    assert HiddenTool().accepts(raw, NAME) is accepted
+    assert ChatTool().accepts(raw, NAME) is accepted
 
 
 def test_an_error_after_a_hidden_call_is_not_continued() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.hidden_tool import VisibleResponse
-from proxy.dialects.responses.hidden_calls import HiddenTool, Round, WholeRound
+from proxy.dialects.responses.rounds import ResponsesRound, ResponsesTool
+from proxy.dialects.rounds import VisibleResponse, WholeRound
 
 NAME = "recall_earlier_messages"
 USAGE = {"input_tokens": 10, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 2, "total_tokens": 12}
@@ -62,8 +62,10 @@ def events_of(*items: dict[str, Any], end: str = "completed", store: bool = Fals
     return [*sent, event(f"response.{end}", response=whole)]
 
 
-def run(chunks: Sequence[bytes], *, first: bool = True, response: VisibleResponse | None = None) -> tuple[bytes, Round]:
-    round = Round(NAME, response or VisibleResponse(), first=first)
+def run(
+    chunks: Sequence[bytes], *, first: bool = True, response: VisibleResponse | None = None
+) -> tuple[bytes, ResponsesRound]:
+    round = ResponsesTool().round(NAME, response or VisibleResponse(), first=first)
     out = b"".join(round.feed(one) for one in chunks)
     return out + round.finish(), round
 
@@ -176,7 +178,7 @@ def test_reasoning_without_its_content_is_not_sent_to_a_server_that_keeps_none()
 
 def whole(*items: Any, response: VisibleResponse, store: bool = False, id: str = "resp1") -> WholeRound:
     value = {"id": id, "output": list(items), "store": store, "usage": USAGE}
-    return WholeRound(NAME, json.dumps(value).encode(), response)
+    return ResponsesTool().whole(NAME, json.dumps(value).encode(), response)
 
 
 def test_whole_rounds_become_one_response() -> None:
@@ -194,7 +196,7 @@ def test_whole_rounds_become_one_response() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"not json", b'{"output": "text"}', b'{"output": [1, null, {}]}'])
 def test_odd_bodies_have_no_calls(body: bytes) -> None:
-    round = WholeRound(NAME, body, VisibleResponse())
+    round = ResponsesTool().whole(NAME, body, VisibleResponse())
     assert (round.hidden, round.visible) == ([], 0)
 
 
@@ -217,18 +219,18 @@ def test_odd_bodies_have_no_calls(body: bytes) -> None:
 )
 def test_conditions(fields: dict[str, Any], accepted: bool) -> None:
     body = {"input": [], "tools": [{"type": "function", "name": "a", "parameters": {}}], **fields}
-    assert HiddenTool().accepts(json.dumps(body).encode(), NAME) is accepted
+    assert ResponsesTool().accepts(json.dumps(body).encode(), NAME) is accepted
 
 
 @pytest.mark.parametrize(("strict", "expected"), [(True, True), (None, True), (False, False)])
 def test_the_tool_is_strict_unless_the_clients_are_not(strict: bool | None, expected: bool) -> None:
     raw = json.dumps({"tools": [{"type": "function", "name": "a", "strict": strict}, {"type": "web_search"}]}).encode()
-    assert json.loads(HiddenTool().definition(raw, NAME, "d", {"type": "object"}))["strict"] is expected
+    assert json.loads(ResponsesTool().definition(raw, NAME, "d", {"type": "object"}))["strict"] is expected
 
 
 @pytest.mark.parametrize("given", ["a text", [], [{"role": "user", "content": "x"}]])
 def test_a_round_is_added_to_any_input(given: Any) -> None:
-    tool = HiddenTool()
+    tool = ResponsesTool()
     sent = json.dumps({"input": given, "tools": []}).encode()
     unit = json.dumps([reasoning(), call("r1", NAME)]).encode()
     body = json.loads(tool.continued(sent, [unit, tool.result("r1", "A")], last=True))

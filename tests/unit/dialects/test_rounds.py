@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.chat import hidden_calls as chat
-from proxy.dialects.hidden_rounds import add_usage, decoded, longer, with_tool, without_tool
-from proxy.dialects.hidden_tool import HiddenTool, VisibleResponse
-from proxy.dialects.messages import hidden_calls as messages
-from proxy.dialects.responses import hidden_calls as responses
+from proxy.dialects.chat.rounds import ChatTool
+from proxy.dialects.messages.rounds import MessagesTool
+from proxy.dialects.responses.rounds import ResponsesTool
+from proxy.dialects.rounds import HiddenTool, VisibleResponse, add_usage, decoded, longer, with_tool, without_tool
 
 
 def test_a_usage_is_the_sum_of_its_numbers() -> None:
@@ -49,7 +48,7 @@ def test_other_data_is_no_object(data: bytes) -> None:
     assert decoded(data) is None
 
 
-TOOLS: list[HiddenTool] = [chat.HiddenTool(), messages.HiddenTool(), responses.HiddenTool()]
+TOOLS: list[HiddenTool] = [ChatTool(), MessagesTool(), ResponsesTool()]
 FIELDS = (
     *(
         "type",

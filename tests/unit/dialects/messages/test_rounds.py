@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.hidden_tool import VisibleResponse
-from proxy.dialects.messages.hidden_calls import HiddenTool, Round, WholeRound
+from proxy.dialects.messages.rounds import MessagesRound, MessagesTool
+from proxy.dialects.rounds import VisibleResponse, WholeRound
 
 NAME = "recall_earlier_messages"
 USAGE = {"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 1}
@@ -44,8 +44,10 @@ def end(reason: str = "tool_use", **usage: Any) -> bytes:
     return event("message_delta", delta=delta, usage={"output_tokens": 7, **usage})
 
 
-def run(chunks: Sequence[bytes], *, first: bool = True, response: VisibleResponse | None = None) -> tuple[bytes, Round]:
-    round = Round(NAME, response or VisibleResponse(), first=first)
+def run(
+    chunks: Sequence[bytes], *, first: bool = True, response: VisibleResponse | None = None
+) -> tuple[bytes, MessagesRound]:
+    round = MessagesTool().round(NAME, response or VisibleResponse(), first=first)
     out = b"".join(round.feed(one) for one in chunks)
     return out + round.finish(), round
 
@@ -153,7 +155,7 @@ def test_citations_are_sent_again() -> None:
 
 def whole(*blocks: Any, reason: str = "tool_use", response: VisibleResponse | None = None) -> WholeRound:
     value = {"id": "m1", "content": list(blocks), "stop_reason": reason, "usage": USAGE}
-    return WholeRound(NAME, json.dumps(value).encode(), response or VisibleResponse())
+    return MessagesTool().whole(NAME, json.dumps(value).encode(), response or VisibleResponse())
 
 
 def use(id: str, name: str) -> dict[str, Any]:
@@ -176,7 +178,7 @@ def test_whole_rounds_become_one_message() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"not json", b'{"content": "text"}', b'{"content": [1, null]}'])
 def test_odd_bodies_have_no_calls(body: bytes) -> None:
-    round = WholeRound(NAME, body, VisibleResponse())
+    round = MessagesTool().whole(NAME, body, VisibleResponse())
     assert (round.hidden, round.visible) == ([], 0)
 
 
@@ -194,7 +196,7 @@ def test_odd_bodies_have_no_calls(body: bytes) -> None:
 )
 def test_conditions(fields: dict[str, Any], accepted: bool) -> None:
     body = {"messages": [], "tools": [{"name": "a", "input_schema": {}}], **fields}
-    assert HiddenTool().accepts(json.dumps(body).encode(), NAME) is accepted
+    assert MessagesTool().accepts(json.dumps(body).encode(), NAME) is accepted
 
 
 @pytest.mark.parametrize(
@@ -206,13 +208,13 @@ def test_conditions(fields: dict[str, Any], accepted: bool) -> None:
     ],
 )
 def test_the_tool_is_strict_if_all_of_the_clients_are(tools: list[Any], strict: bool | None) -> None:
-    made = json.loads(HiddenTool().definition(json.dumps({"tools": tools}).encode(), NAME, "d", {"type": "object"}))
+    made = json.loads(MessagesTool().definition(json.dumps({"tools": tools}).encode(), NAME, "d", {"type": "object"}))
     assert made.get("strict") is strict
     assert made["input_schema"] == {"type": "object"}
 
 
 def test_results_of_a_round_are_one_message() -> None:
-    tool = HiddenTool()
+    tool = MessagesTool()
     sent = b'{"messages": [{"role": "user", "content": "x"}], "tools": []}'
     unit = json.dumps({"role": "assistant", "content": [use("r1", NAME), use("r2", NAME)]}).encode()
     body = json.loads(tool.continued(sent, [unit, tool.result("r1", "A"), tool.result("r2", "B")], last=True))
