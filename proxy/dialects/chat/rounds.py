@@ -300,7 +300,8 @@ def _text(value: object) -> str:
 def _merge(fields: dict[str, Any], entry: Mapping[str, Any]) -> None:
     """Keep the first value of each field of a call. The name and the arguments are collected apart."""
     for name, value in entry.items():
-        if name == "function" and isinstance(value, dict):
-            _merge(fields.setdefault("function", {}), value)
+        if name == "function":
+            if isinstance(value, dict):
+                _merge(fields.setdefault("function", {}), value)
         elif value is not None:
             fields.setdefault(name, value)

@@ -66,6 +66,13 @@ def test_a_stream_without_the_tool_passes_byte_for_byte() -> None:
     assert json.loads(round.unit)["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
 
 
+def test_a_function_that_is_not_an_object_does_not_end_the_stream() -> None:
+    odd = {"index": 0, "id": "c1", "type": "function", "function": "read_file"}
+    out, round = run([chunk({"tool_calls": [odd]}), chunk(part(0, "read_file", "{}")), FINISH, DONE])
+    assert calls(out) == [{"id": "c1", "name": "read_file", "arguments": "{}"}]
+    assert json.loads(round.unit)["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
+
+
 @pytest.mark.parametrize("size", [1, 7, 50])
 def test_chunks_may_be_cut_anywhere(size: int) -> None:
     sent = b"".join([chunk({"content": "Hi"}), chunk(part(0, NAME, '{"query": "x"}', "r")), FINISH, DONE])
