@@ -18,8 +18,8 @@ from bench.quality.engine import MATERIAL
 from bench.quality.summarizer import extract
 from proxy.demo.summariser import NOTES
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.message import arguments_of
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.units import arguments_of
+from proxy.dialects.units import text_of
 from proxy.limits.profiles import Profile
 
 COUNTER = Counter(Profile("bench", tokenizer="o200k_base"))

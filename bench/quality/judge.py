@@ -21,8 +21,8 @@ from bench.quality.outcome import Outcome
 from proxy.compaction.rules import USER_FRAME_TOKENS
 from proxy.demo.validity import faults
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.message import arguments_of, calls_of
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.units import arguments_of, calls_of
+from proxy.dialects.units import text_of
 
 SAMPLES = 12
 

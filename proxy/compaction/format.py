@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from proxy.compaction.turn import Facts, Turn
 
@@ -32,102 +33,102 @@ Binding = Literal["never", "until_open_round", "always"]
 or all of it."""
 
 
-class Format(Protocol):
+class Format(ABC):
     """Access to the JSON of units. Every method takes any bytes, and treats unknown shapes as empty."""
 
     @property
+    @abstractmethod
     def binds_reasoning(self) -> Binding:
         """Return which reasoning is bound to the prompt before it."""
-        ...
 
+    @abstractmethod
     def without_reasoning(self, raw: bytes) -> bytes:
         """Return a unit without reasoning that is bound to the prompt before it.
 
         Return ``raw`` itself if there is none, and no bytes if nothing else is in the unit.
         """
-        ...
 
+    @abstractmethod
     def read(self, raw: bytes) -> Facts:
         """Return the facts of a unit."""
-        ...
 
+    @abstractmethod
     def tokens(self, raw: bytes, facts: Facts | None = None) -> int:
         """Return the tokens of a unit with its frame. ``facts`` are those of the unit that ``raw`` was made from."""
-        ...
 
+    @abstractmethod
     def text_tokens(self, text: str) -> int:
         """Return the tokens of a text without a frame."""
-        ...
 
+    @abstractmethod
     def frame_tokens(self, raw: bytes, facts: Facts) -> int:
         """Return the tokens that a unit would have without its text and its media."""
-        ...
 
+    @abstractmethod
     def inner_tokens(self, facts: Facts) -> TextCounter:
         """Return a counter for text inside such a unit. Some providers escape the texts of results."""
-        ...
 
+    @abstractmethod
     def text(self, raw: bytes) -> str:
         """Return the visible text. Parts that aren't text become a label, for example ``[image]``."""
-        ...
 
+    @abstractmethod
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
         """Return the name and the arguments of each tool call, as text."""
-        ...
 
+    @abstractmethod
     def replaceable_text(self, raw: bytes) -> str | None:
         """Return the text that ``with_text`` replaces; ``None`` if there is none."""
-        ...
 
+    @abstractmethod
     def with_text(self, raw: bytes, text: str) -> bytes:
         """Replace the text of a unit. Other parts and fields keep their bytes."""
-        ...
 
+    @abstractmethod
     def with_result(self, raw: bytes, text: str) -> bytes:
         """Replace everything that a result contains with a text."""
-        ...
 
+    @abstractmethod
     def with_arguments(self, raw: bytes, rewrite: Rewrite) -> bytes:
         """Replace the arguments of calls. Return ``raw`` itself if ``rewrite`` keeps them all."""
-        ...
 
+    @abstractmethod
     def has_media(self, raw: bytes) -> bool:
         """Return whether a unit contains an image, audio, video, or file."""
-        ...
 
+    @abstractmethod
     def without_media(self, raw: bytes) -> bytes:
         """Return a unit without its media parts."""
-        ...
 
+    @abstractmethod
     def with_labels(self, raw: bytes, label: Callable[[str], str]) -> bytes:
         """Replace each media part with a text. ``label`` takes the kind of the part, such as ``image``."""
-        ...
 
+    @abstractmethod
     def user_text(self, raw: bytes) -> list[tuple[str, str]]:
         """Return the user's own texts in a unit, each with a label for its media.
 
         A unit with another tool's summary has no labels, and its summary isn't one of the texts.
         """
-        ...
 
+    @abstractmethod
     def foreign_summary(self, raw: bytes) -> ForeignSummary | None:
         """Return the summary that another tool wrote into a unit; ``None`` if there is none."""
-        ...
 
+    @abstractmethod
     def summary(self, role: str, text: str) -> bytes:
         """Return the unit that replaces a part of a conversation. ``role`` is the policy's ``summary.role``."""
-        ...
 
+    @abstractmethod
     def needs_repair(self, messages: Sequence[Facts]) -> bool:
         """Return whether a strict server may reject these units. The check is fast and may be wrong in one way only:
         it can return true for a valid conversation.
         """
-        ...
 
+    @abstractmethod
     def repaired(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return the units of a whole request in a form that a strict server accepts."""
-        ...
 
+    @abstractmethod
     def alternating(self, pieces: Sequence[OutgoingMessage]) -> list[OutgoingMessage]:
         """Return the units in a form in which user and assistant alternate, starting with the user."""
-        ...

@@ -106,12 +106,12 @@ def read_message(data: bytes) -> None:
     """Read the text of a message: secrets, other tools' summaries, identifiers, and the block around a summary."""
     from proxy.compaction.identifiers import identifiers
     from proxy.compaction.summary_message import TAG, fenced
-    from proxy.dialects.chat.message import foreign_summary
+    from proxy.dialects.units import summary_in
     from proxy.summary.redaction import Redaction
 
     text = data.decode("utf-8", "replace")
     Redaction(secrets=True)(text)
-    foreign_summary({"role": "user", "content": text})
+    summary_in({"role": "user", "content": text})
     identifiers([text], None, [])
     if f"</{TAG}>" in fenced(text):
         raise Finding("the text closes the block")

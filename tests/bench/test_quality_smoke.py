@@ -24,8 +24,8 @@ from bench.quality.stages import Alone, alone
 from bench.quality.summarizer import SUMMARIZERS
 from proxy.demo.validity import faults
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.message import arguments_of
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.units import arguments_of
+from proxy.dialects.units import text_of
 from proxy.limits.profiles import Profile
 
 WINDOW = 8192

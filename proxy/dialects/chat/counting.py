@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.dialects.chat.format import ChatFormat
+from proxy.dialects.chat.units import ChatUnits
 from proxy.dialects.counting import CALL, TokenCounter
 from proxy.limits.profiles.profile import Profile
 from proxy.tokens import tools
@@ -50,7 +50,7 @@ class Counter(TokenCounter):
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
-        self.format = ChatFormat(self.message, self.text, self.one_of_several)
+        self.format = ChatUnits(self.message, self.text, self.one_of_several)
 
     def message(self, message: Mapping[str, Any], *, parallel: bool = False) -> int:
         """Return the tokens of one message with its frame.

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.chat.message import calls_of
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.units import calls_of
 from proxy.dialects.request import NOTHING, fields_of, value_of
 from proxy.dialects.rounds import (
     DONE,
@@ -24,6 +23,7 @@ from proxy.dialects.rounds import (
     place_of,
 )
 from proxy.dialects.unit_json import decode, encode, replace_field
+from proxy.dialects.units import text_of
 from proxy.http.sse import encode as event_of
 
 

@@ -10,8 +10,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 from proxy.dialects.counting import TokenCounter
-from proxy.dialects.messages.blocks import THINKING, canonical, nested, text_in, type_of
-from proxy.dialects.messages.format import MessagesFormat
+from proxy.dialects.messages.units import THINKING, MessagesUnits, canonical, nested, text_in, type_of
 from proxy.limits.profiles.profile import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA
@@ -49,7 +48,7 @@ class Counter(TokenCounter):
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
-        self.format = MessagesFormat(self.message, self.text, profile.model)
+        self.format = MessagesUnits(self.message, self.text, profile.model)
 
     @property
     def key(self) -> Hashable:

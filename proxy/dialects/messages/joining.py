@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from proxy.dialects.messages.blocks import blocks_of, kind_of, type_of
+from proxy.dialects.messages.units import blocks_of, kind_of, type_of
 from proxy.dialects.unit_json import ByDigest, decode, encode
 
 _RESULT = re.compile(rb'"tool_result"')

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.dialect import NativeSummary
-from proxy.dialects.messages.blocks import type_of
 from proxy.dialects.messages.request import thinking_tokens
+from proxy.dialects.messages.units import type_of
 from proxy.dialects.request import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.unit_json import encode
 from proxy.overflow.silent import Finished

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.dialects.messages.blocks import THINKING, blocks_of, calls_of, kind_of, nested, text_in, type_of
+from proxy.dialects.messages.units import THINKING, blocks_of, calls_of, kind_of, nested, text_in, type_of
 from proxy.dialects.unit_json import decode, encode
 
 _FIELDS = frozenset(

@@ -10,9 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from proxy.dialects.counting import CALL, TokenCounter, key_of
-from proxy.dialects.responses.format import ResponsesFormat
-from proxy.dialects.responses.items import is_message, kind_of
 from proxy.dialects.responses.references import REFERENCE, reported_tokens
+from proxy.dialects.responses.units import ResponsesUnits, is_message, kind_of
 from proxy.dialects.unit_json import Message
 from proxy.limits.profiles.profile import Profile
 from proxy.tokens import tools
@@ -44,7 +43,7 @@ class Counter(TokenCounter):
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
-        self.format = ResponsesFormat(self.items, self.text)
+        self.format = ResponsesUnits(self.items, self.text)
 
     @property
     def key(self) -> Hashable:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.chat.upstream_counts import FORMAT_PART, has_unknown_text, known_only
-from proxy.dialects.parts import is_text_part, parts_of
-from proxy.dialects.responses.items import items_of, kind_of, with_content
+from proxy.dialects.responses.units import items_of, kind_of, with_content
+from proxy.dialects.units import is_text_part, parts_of
 
 _FIELDS = frozenset(
     {

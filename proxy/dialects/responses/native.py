@@ -10,7 +10,7 @@ import msgspec
 from proxy.dialects.dialect import NativeSummary
 from proxy.dialects.request import NOTHING, UNREADABLE, fields_of, value_of
 from proxy.dialects.responses.answers import ResponsesAnswers
-from proxy.dialects.responses.items import PREFIX_TYPES, joined
+from proxy.dialects.responses.units import PREFIX_TYPES, joined
 from proxy.dialects.unit_json import decode
 from proxy.overflow.silent import Finished
 

@@ -18,9 +18,9 @@ from proxy.dialects.request import (
     positive,
     value_of,
 )
-from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_by
 from proxy.dialects.responses.references import REFERENCE, References, place_after, places_of, unsized
 from proxy.dialects.responses.state import continues
+from proxy.dialects.responses.units import PREFIX_TYPES, joined, kind_by
 from proxy.dialects.unit_json import ByDigest
 
 

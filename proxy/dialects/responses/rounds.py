@@ -11,9 +11,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.parts import text_of
 from proxy.dialects.request import NOTHING, fields_of, listed, value_of
-from proxy.dialects.responses.items import (
+from proxy.dialects.responses.units import (
     calls_of,
     is_client_call,
     is_message,
@@ -40,6 +39,7 @@ from proxy.dialects.rounds import (
     without_tool,
 )
 from proxy.dialects.unit_json import Message, encode
+from proxy.dialects.units import text_of
 from proxy.http.sse import encode as event_of
 
 _BEGINS = frozenset({"response.created", "response.queued", "response.in_progress"})

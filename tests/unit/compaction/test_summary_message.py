@@ -21,8 +21,8 @@ from proxy.compaction.summary_message import (
     user_messages,
 )
 from proxy.dialects.chat.counting import Counter
-from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode
+from proxy.dialects.units import text_of
 from proxy.limits.profiles.profile import Profile
 from tests.kit.compacting import rules
 from tests.kit.conversations import (

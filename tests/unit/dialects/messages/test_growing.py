@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from proxy.compaction.turn import Turn
-from proxy.dialects.messages.blocks import THINKING, canonical
 from proxy.dialects.messages.counting import Counter
 from proxy.dialects.messages.request import parse
+from proxy.dialects.messages.units import THINKING, canonical
 from proxy.limits.profiles.profile import Profile
 from tests.kit.compacting import POLICIES, send
 from tests.kit.message_checks import blocks_of, check_breakpoints, check_results, check_shape, merged

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.parts import (
+from proxy.dialects.units import (
     is_media_part,
     is_text_part,
     labels_of,

@@ -1,4 +1,4 @@
-"""Classify the items of a Responses request, and join the assistant's items to units.
+"""Read, count, and rewrite the items of the Responses API.
 
 A unit is one item, or a run of the assistant's items as a JSON array: reasoning, messages, and calls of one response.
 Reasoning is bound to the items after it, so a run is kept or dropped as a whole.
@@ -12,8 +12,22 @@ from typing import Any
 
 import msgspec
 
-from proxy.compaction.turn import Call, Kind
-from proxy.dialects.unit_json import DEEPEST, Message, decode, encode
+from proxy.compaction.format import Binding, ForeignSummary, Rewrite
+from proxy.compaction.turn import Call, Kind, Turn
+from proxy.dialects.repair import CallKey
+from proxy.dialects.unit_json import DEEPEST, Message, decode, encode, replace_field
+from proxy.dialects.units import (
+    Units,
+    is_media_part,
+    labels_of,
+    parts_of,
+    replaceable_text,
+    summary_in,
+    text_of,
+    text_without_media,
+    with_text,
+    without_media,
+)
 
 MESSAGE_KINDS: dict[object, Kind] = {
     "system": "system",
@@ -36,6 +50,134 @@ _REMOVABLE_IDS = ("message", "function_call", "custom_tool_call", "shell_call", 
 """Items of the assistant that the API accepts without an id."""
 
 _NOT_TEXT = frozenset({"id", "type", "status", "encrypted_content", "result", "call_id", "role"})
+
+FUNCTION, CUSTOM = "function_call_output", "custom_tool_call_output"
+"""The kinds of results. Clients answer all calls but custom ones with outputs of functions."""
+
+
+class ResponsesUnits(Units[list[Message]]):
+    """See ``dialects.units.Units``. A decoded unit is a list of items."""
+
+    RESULT_KINDS = (FUNCTION, CUSTOM)
+    TEXT_PART = "input_text"
+    MARKS = ()
+
+    @property
+    def binds_reasoning(self) -> Binding:
+        return "until_open_round"
+
+    def without_reasoning(self, raw: bytes) -> bytes:
+        return without_reasoning(raw)
+
+    def decoded(self, raw: bytes) -> list[Message]:
+        return items_of(raw)
+
+    def kind(self, unit: list[Message]) -> Kind:
+        return kind_of(unit[0]) if unit and unit[0] else ""
+
+    def role(self, unit: list[Message], kind: Kind) -> str:
+        if kind in ("result", "assistant"):
+            return "tool" if kind == "result" else "assistant"
+        item = unit[0] if unit else {}
+        return text_or_none(item.get("role")) or text_or_none(item.get("type")) or ""
+
+    def calls(self, unit: list[Message]) -> tuple[Call, ...]:
+        return calls_of(unit)
+
+    def answered(self, unit: list[Message], kind: Kind) -> str | None:
+        return text_or_none(unit[0].get("call_id")) or text_or_none(unit[0].get("id")) if kind == "result" else None
+
+    def visible_text(self, unit: list[Message]) -> str:
+        return "\n".join(filter(None, map(_text, unit)))
+
+    def media_in(self, unit: list[Message]) -> bool:
+        return any(map(_has_media, unit))
+
+    def bare(self, unit: list[Message]) -> list[Message]:
+        return list(map(_without_media, unit))
+
+    def is_empty(self, unit: list[Message]) -> bool:
+        return all(map(_is_empty, unit))
+
+    def result_content(self, unit: list[Message]) -> object:
+        return unit[0].get("output")
+
+    def result_text(self, unit: list[Message]) -> str:
+        return text_of(with_content(unit[0]))
+
+    def summary_in(self, unit: list[Message]) -> ForeignSummary | None:
+        return summary_in(unit[0]) if len(unit) == 1 and is_message(unit[0]) else None
+
+    def own_texts(self, unit: list[Message]) -> list[tuple[str, str]]:
+        return [(text_without_media(message), labels_of(message)) for message in map(with_content, unit)]
+
+    def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
+        def rewrite(item: Message, old: bytes) -> bytes:
+            if not _has_media(item):
+                return old
+            changed = [change(part) for part in parts_of(with_content(item))]
+            return replace_field(old, content_key(item), [part for part in changed if part is not None])
+
+        return rewritten_items(raw, rewrite)
+
+    def arguments(self, raw: bytes) -> list[tuple[str, str]]:
+        return arguments_of(items_of(raw))
+
+    def replaceable_text(self, raw: bytes) -> str | None:
+        texts = [text for text in map(_replaceable, items_of(raw)) if text is not None]
+        return texts[0] if len(texts) == 1 else None
+
+    def with_text(self, raw: bytes, text: str) -> bytes:
+        if bytes(raw)[:1] == b'"':
+            return encode(text)
+
+        def rewrite(item: Message, old: bytes) -> bytes:
+            if _replaceable(item) is None:
+                return old
+            key = content_key(item)
+            return replace_field(old, key, with_text(item.get(key), text))
+
+        return rewritten_items(raw, rewrite)
+
+    def with_result(self, raw: bytes, text: str) -> bytes:
+        return replace_field(raw, "output", text)
+
+    def with_arguments(self, raw: bytes, rewrite: Rewrite) -> bytes:
+        return rewritten_items(raw, lambda item, old: _with_arguments(item, old, rewrite))
+
+    def summary(self, role: str, text: str) -> bytes:
+        return encode({"type": "message", "role": role, "content": text})
+
+    def call_keys(self, turn: Turn) -> list[CallKey]:
+        calls = [item for item in items_of(turn.raw) if is_client_call(item)]
+        return [
+            (CUSTOM if item["type"] == "custom_tool_call" else FUNCTION, call.id)
+            for item, call in zip(calls, turn.facts.calls, strict=True)
+        ]
+
+    def result_key(self, turn: Turn) -> CallKey:
+        type_ = items_of(turn.raw)[0].get("type")
+        return CUSTOM if type_ == CUSTOM else FUNCTION, turn.facts.answers or ""
+
+    def result(self, kind: str, id: str, text: str) -> bytes:
+        return encode({"type": kind, "call_id": id, "output": text})
+
+    def answering(self, raw: bytes, kind: str, id: str) -> bytes:
+        return replace_field(raw, "call_id", id)
+
+    def note(self, text: str) -> bytes:
+        return encode({"type": "message", "role": "assistant", "content": text})
+
+    def without_calls(self, raw: bytes) -> bytes:
+        return rewritten_items(raw, lambda item, old: b"" if is_client_call(item) else old)
+
+    def with_call_ids(self, raw: bytes, ids: Sequence[str]) -> bytes:
+        left = iter(ids)
+
+        def renamed(item: Message, old: bytes) -> bytes:
+            return replace_field(old, "call_id", next(left)) if is_client_call(item) else old
+
+        return rewritten_items(raw, renamed)
 
 
 def kind_of(item: Message) -> Kind:
@@ -137,11 +279,6 @@ def calls_of(items: Sequence[Message]) -> tuple[Call, ...]:
     )
 
 
-def answered_call(item: Message) -> str | None:
-    """Return the id of the call that an output answers."""
-    return text_or_none(item.get("call_id")) or text_or_none(item.get("id"))
-
-
 def is_reasoning(item: Message) -> bool:
     """Return whether an item is reasoning, or refers to reasoning."""
     type_, id_ = item.get("type"), item.get("id")
@@ -217,3 +354,40 @@ def as_text(value: Any) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _has_media(item: Message) -> bool:
+    return any(map(is_media_part, parts_of(with_content(item))))
+
+
+def _without_media(item: Message) -> Message:
+    if not _has_media(item):
+        return item
+    return {**item, content_key(item): without_media(with_content(item))["content"]}
+
+
+def _is_empty(item: Message) -> bool:
+    """Return whether an item has nothing without the items after it, such as lone reasoning."""
+    if is_message(item):
+        return item.get("content") in (None, "", [])
+    return item.get("type") == "reasoning"
+
+
+def _text(item: Message) -> str:
+    if is_reasoning(item):
+        return ""
+    if kind_of(item) == "assistant" and is_hosted(item):
+        return hosted_text(item)
+    return text_of(with_content(item))
+
+
+def _replaceable(item: Message) -> str | None:
+    return replaceable_text(with_content(item).get("content"))
+
+
+def _with_arguments(item: Message, raw: bytes, rewrite: Rewrite) -> bytes:
+    arguments = item.get("arguments")
+    if item.get("type") != "function_call" or not isinstance(arguments, str):
+        return raw
+    rewritten = rewrite(text_or_none(item.get("name")) or "", arguments)
+    return raw if rewritten is None else replace_field(raw, "arguments", rewritten)

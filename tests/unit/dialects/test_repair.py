@@ -17,10 +17,9 @@ from proxy.compaction.groups import head_length
 from proxy.compaction.turn import Turn
 from proxy.compaction.verify import faults
 from proxy.demo import validity
-from proxy.dialects.chat.repair import repaired
-from proxy.dialects.parts import text_of
-from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair
+from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair, repaired
 from proxy.dialects.unit_json import decode, encode
+from proxy.dialects.units import text_of
 from tests.kit.conversations import (
     FORMAT,
     Counting,
@@ -244,7 +243,7 @@ def test_what_is_rewritten_keeps_its_other_fields_and_is_read_anew() -> None:
     assert fixed[0].facts.calls[0].id == fixed[1].facts.answers != ""
     assert fixed[0].facts.tokens == 77
     assert fixed[0].facts.digest != given_[0].facts.digest
-    assert count.calls == 2
+    assert count.counts == 2
 
 
 def test_the_further_fields_of_a_message_survive_its_repair() -> None:
@@ -266,7 +265,7 @@ def test_a_valid_conversation_comes_back_as_it_is(drawn: Any, head: int) -> None
     after = repaired(before, count)
     assert len(after) == len(before)
     assert all(new is old for new, old in zip(after, before, strict=True))
-    assert count.calls == 0
+    assert count.counts == 0
 
 
 Damage = Callable[[list[Any], random.Random], None]

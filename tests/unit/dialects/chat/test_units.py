@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.turn import Call
-from proxy.dialects.chat.message import arguments_of, calls_of, replace_text, replaceable_text
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.units import arguments_of, calls_of
 from proxy.dialects.unit_json import DEEPEST, decode, digest, encode, replace_field
+from proxy.dialects.units import replaceable_text, text_of
 from tests.kit.conversations import FORMAT, IMAGE, assistant, call, result
 
 TEXT = {"type": "text", "text": "one"}
@@ -93,8 +93,8 @@ def test_the_visible_text(content: Any, text: str) -> None:
 def test_only_the_text_of_a_list_of_parts_is_replaced() -> None:
     content = [IMAGE, {**TEXT, "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "two"}, 3]
     raw = msgspec.json.encode({"content": content, "role": "user"})
-    assert replaceable_text(decode(raw)) == "one\ntwo"
-    replaced = decode(replace_text(raw, "new"))
+    assert FORMAT.replaceable_text(raw) == "one\ntwo"
+    replaced = decode(FORMAT.with_text(raw, "new"))
     assert replaced["content"] == [IMAGE, {**TEXT, "text": "new", "cache_control": {"type": "ephemeral"}}, 3]
 
 
@@ -102,12 +102,12 @@ def test_only_the_text_of_a_list_of_parts_is_replaced() -> None:
     "content", [None, 5, {"a": "text"}, [IMAGE], [], ["bare"], [{"type": "refusal", "refusal": "n"}]]
 )
 def test_where_there_is_no_text_there_is_nothing_to_replace(content: Any) -> None:
-    assert replaceable_text({"role": "user", "content": content}) is None
+    assert replaceable_text(content) is None
 
 
 def test_the_other_fields_keep_their_bytes() -> None:
     raw = b'{"z": 1.50, "role":"tool","content":"old","big":123456789012345678901234567890,"e":"\\u00e9","n":1e400}'
-    assert replace_text(raw, "new") == (
+    assert FORMAT.with_text(raw, "new") == (
         b'{"z":1.50,"role":"tool","content":"new","big":123456789012345678901234567890,"e":"\\u00e9","n":1e400}'
     )
 
