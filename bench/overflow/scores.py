@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.overflow.lines import Line
-from proxy.dialects.recognition import DIALECTS
+from proxy.dialects.apis import DIALECTS
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.patterns import CODES, ROWS
 from proxy.overflow.silent import Finished, SentPrompt, counts_in_full, cut_prompt, silent_overflow

@@ -18,8 +18,8 @@ from proxy.cli.profile_report import print_table, render, wide_console
 from proxy.cli.table_differences import differences
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
+from proxy.dialects.apis import DIALECTS, recognized
 from proxy.dialects.dialect import Dialect
-from proxy.dialects.recognition import DIALECTS, recognized
 from proxy.dialects.request import Request
 from proxy.errors import BadBody, ConfigurationError
 from proxy.limits.learned import LearnedLimit

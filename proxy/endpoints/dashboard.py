@@ -25,7 +25,7 @@ from proxy.config.effective import effective_values
 from proxy.config.inheritance import stated
 from proxy.config.teams import TeamSettings
 from proxy.config.tree import Node
-from proxy.dialects.recognition import DIALECTS, recognized
+from proxy.dialects.apis import DIALECTS, recognized
 from proxy.endpoints.parameters import choice, parameters, time_in
 from proxy.endpoints.presentation import figure, keyless_hint, milliseconds, request_facts, savings, shown_change
 from proxy.endpoints.records import REQUEST_ID, request_json

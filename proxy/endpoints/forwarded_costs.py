@@ -13,10 +13,8 @@ from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
 from proxy.dialects.answers import AnswerTail
-from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.messages.dialect import MESSAGES
+from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.request import leniently
-from proxy.dialects.responses.dialect import RESPONSES
 from proxy.errors import ConfigurationError
 from proxy.http.decompression import Unpacking
 from proxy.http.request_body import header

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope
 from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
 from proxy.access.spending import limit_of
-from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.apis import CHAT
 from proxy.dialects.chat.request import ChatRequest
 from proxy.endpoints.forwarded_costs import (
     SAMPLE_BYTES,

@@ -11,7 +11,8 @@ from starlette.types import Scope
 
 from proxy.access.authenticator import Caller
 from proxy.config import Route
-from proxy.dialects.dialect import Counter, Dialect
+from proxy.dialects.counting import Counter
+from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request
 from proxy.dialects.rounds import HiddenRound
 from proxy.http.heartbeat import Heartbeat

@@ -19,7 +19,7 @@ from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
 from proxy.config import Policy
-from proxy.dialects.dialect import Counter
+from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
 from proxy.summary.budget import Budget
 from proxy.summary.digest import digest

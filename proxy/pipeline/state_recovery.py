@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from proxy.compaction.triggers import any_met
-from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
+from proxy.dialects.responses.native import calls_in, compact_request, continued, open_calls, previous_response
 from proxy.errors import ProxyError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.overflow.silent import Finished

@@ -19,7 +19,7 @@ from proxy.compaction.format import TextCounter
 from proxy.config import Route
 from proxy.config.upstreams import COMPACTS
 from proxy.dialects.answers import AnswerTail
-from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.apis import CHAT
 from proxy.dialects.dialect import NativeCompaction
 from proxy.errors import BudgetExceeded, ConfigurationError
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta

@@ -23,7 +23,7 @@ from proxy.compaction.rules import SectionLimits
 from proxy.compaction.turn import Turn
 from proxy.config import Policy
 from proxy.demo.upstream import Reply, StandIn
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import parse
 from proxy.limits.profiles import Profile
 from proxy.pipeline import job as compacting
@@ -88,7 +88,7 @@ def key_of(shape: Shape) -> str:
     messages = [{"role": "user", "content": shape.first}, {"role": "assistant", "content": shape.second}]
     body = parse(json.dumps({"model": shape.model, "messages": messages}).encode())
     rules = rules_for(policy, window_known=True)
-    counter = Counter(Profile("m"))
+    counter = ChatCounter(Profile("m"))
 
     async def no_models(tokens: int) -> list[Any]:
         return []

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from proxy.dialects.messages.joining import joined
+from proxy.dialects.messages.request import joined
 from proxy.dialects.messages.units import blocks_of, calls_of, text_in, type_of
 from proxy.dialects.request import NOTHING, fields_of, listed, value_of
 from proxy.dialects.rounds import (

@@ -19,7 +19,6 @@ from proxy.dialects.request import (
     value_of,
 )
 from proxy.dialects.responses.references import REFERENCE, References, place_after, places_of, unsized
-from proxy.dialects.responses.state import continues
 from proxy.dialects.responses.units import PREFIX_TYPES, joined, kind_by
 from proxy.dialects.unit_json import ByDigest
 
@@ -95,7 +94,7 @@ class ResponsesRequest(Request, eq=False):
             prefix=prefix,
             references=references,
             may_refer=value_of(wire.store) is not False and (bool(references) or not repeats),
-            continues=continues(wire.previous_response_id, wire.conversation),
+            continues=_continues(wire.previous_response_id, wire.conversation),
             hidden=float("inf") if references else 0,
         )
 
@@ -233,3 +232,12 @@ _REFERENCE = "reference"
 _REPEATED = "repeated"
 _ASSISTANT = frozenset({"assistant", _REFERENCE, _REPEATED})
 _parts = ByDigest(_part)
+
+
+def _continues(previous_response_id: msgspec.Raw, conversation: msgspec.Raw) -> bool:
+    """Return whether the server has a part of the history: by an earlier response, or in a stored conversation.
+
+    A missing field is empty.
+    """
+    previous = value_of(previous_response_id)
+    return (isinstance(previous, str) and previous != "") or value_of(conversation) not in (None, "")

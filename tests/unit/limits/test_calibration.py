@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.demo.replies import Completion, Reply, event
 from proxy.dialects import answers as tail
 from proxy.dialects.chat.answers import ChatAnswers
-from proxy.dialects.chat.upstream_counts import comparable
+from proxy.dialects.chat.counting import ChatEvidence
 from proxy.limits import calibration
 from proxy.limits.budget import budget
 from proxy.limits.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
@@ -168,7 +168,7 @@ def test_requests_that_the_two_sides_count_differently_are_left_out(
     message: dict[str, Any], fields: dict[str, Any], counts: bool
 ) -> None:
     messages = [{"role": "user", "content": "word " * 40}, {"role": "assistant", "content": "a", **message}]
-    assert comparable(json.dumps({"model": "m", "messages": messages, **fields}).encode()) is counts
+    assert ChatEvidence().comparable(json.dumps({"model": "m", "messages": messages, **fields}).encode()) is counts
 
 
 def test_what_is_no_body_is_left_out() -> None:
@@ -180,7 +180,7 @@ def test_what_is_no_body_is_left_out() -> None:
         b'{"messages": [1]}',
         b'{"messages":' * 3_000,
     ):
-        assert not comparable(raw)
+        assert not ChatEvidence().comparable(raw)
 
 
 def test_once_there_are_enough_it_looks_now_and_then() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from proxy.compaction.turn import Turn
-from proxy.dialects.messages.counting import Counter
+from proxy.dialects.messages.counting import MessagesCounter
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT
 from proxy.limits.profiles.profile import Profile
 
 PROFILE = Profile("claude-opus-5-5", tokenizer="o200k_base", images="claude", tools="claude")
-COUNTER = Counter(PROFILE)
+COUNTER = MessagesCounter(PROFILE)
 FORMAT = COUNTER.format
 MARK = {"cache_control": {"type": "ephemeral"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo" * 9}}
@@ -76,7 +76,7 @@ def test_reasoning_is_removed_without_the_rest() -> None:
     raw = assistant(text("x"))
     assert FORMAT.without_reasoning(raw) is raw
     assert FORMAT.binds_reasoning == "always"
-    assert Counter(Profile("claude-opus-4-5")).format.binds_reasoning == "never"
+    assert MessagesCounter(Profile("claude-opus-4-5")).format.binds_reasoning == "never"
 
 
 def test_what_a_program_added_isnt_the_users() -> None:

@@ -9,12 +9,12 @@ import pytest
 
 from proxy.compaction.turn import Turn
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT
-from proxy.dialects.responses.counting import Counter
+from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.dialects.responses.request import parse
 from proxy.limits.profiles.profile import Profile
 from tests.unit.dialects.responses.test_request import CALL, COMPACTION, MESSAGE, OUTPUT, PARTS, REASONING, USER
 
-COUNTER = Counter(Profile("gpt-5"))
+COUNTER = ResponsesCounter(Profile("gpt-5"))
 FORMAT = COUNTER.format
 REFERENCE = {"type": "item_reference", "id": "rs_1"}
 SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "news"}}

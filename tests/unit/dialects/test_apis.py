@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.recognition import recognized
+from proxy.dialects.apis import recognized
 
 SAID = {"role": "user", "content": "Hi"}
 RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "1"}]}
