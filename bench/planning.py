@@ -28,7 +28,7 @@ from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.rules import Envelope
 from proxy.compaction.turn import Turn
 from proxy.config import Settings
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
 from proxy.pipeline.rules import rules_for
 
@@ -128,7 +128,7 @@ def measure(sizes: Sequence[Size], step: Callable[[], None]) -> list[Planned]:
 
 def planner(messages: Sequence[Mapping[str, object]]) -> Callable[[], Plan]:
     """Return a function that plans a conversation under the default policy. Its messages are already counted."""
-    counter = Counter(Profile(model="bench", context_window=WINDOW))
+    counter = ChatCounter(Profile(model="bench", context_window=WINDOW))
     raws = [msgspec.json.encode(message) for message in messages]
     turns = [Turn(raw, counter.format.read(raw)) for raw in raws]
     head = head_length(turns)

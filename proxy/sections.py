@@ -16,7 +16,7 @@ from proxy.config.checks import Finding, policies
 from proxy.config.policy import ARCHIVE, UNKNOWN_MODEL, ArchiveSettings
 from proxy.config.sections import PolicySection, engine_section
 from proxy.config.settings import Settings, WrittenSettings
-from proxy.dialects.responses import state
+from proxy.dialects.responses import native
 from proxy.recall import tool
 from proxy.recall.tool import RecallSettings
 from proxy.summary import settings as summary
@@ -36,7 +36,7 @@ def _ineffective_recall(written: WrittenSettings, settings: Settings) -> Iterato
 
 
 SECTIONS: tuple[PolicySection[Any], ...] = (
-    state.SECTION,
+    native.SECTION,
     summary.SECTION,
     *map(engine_section, STAGES),
     replace(ARCHIVE, warnings=_ineffective_recall),

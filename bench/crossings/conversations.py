@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from bench import bodies
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
 
 MODEL = "bench"
@@ -109,5 +109,5 @@ def _text() -> tuple[str, float]:
 
 
 @cache
-def _counter() -> Counter:
-    return Counter(Profile(model=MODEL, tokenizer="o200k_base"))
+def _counter() -> ChatCounter:
+    return ChatCounter(Profile(model=MODEL, tokenizer="o200k_base"))

@@ -16,13 +16,13 @@ from starlette.routing import Route
 from bench.money.cache import PrefixCache
 from bench.quality.engine import MATERIAL
 from bench.quality.summarizer import extract
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.message import arguments_of
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.counting import ChatCounter
+from proxy.dialects.chat.units import arguments_of
+from proxy.dialects.units import text_of
 from proxy.limits.profiles import Profile
 from tests.kit.upstream import NOTES
 
-COUNTER = Counter(Profile("bench", tokenizer="o200k_base"))
+COUNTER = ChatCounter(Profile("bench", tokenizer="o200k_base"))
 
 NOTES_TOKENS = 1_000
 """Length of the notes that the stand-in writes."""

@@ -7,16 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.overflow.lines import Line
-from proxy.dialects.chat.usage import read_usage
-from proxy.dialects.messages.answers import read_usage as read_messages_usage
-from proxy.dialects.responses.answers import read_usage as read_responses_usage
+from proxy.dialects.apis import DIALECTS
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.patterns import CODES, ROWS
 from proxy.overflow.silent import Finished, SentPrompt, counts_in_full, cut_prompt, silent_overflow
 
 Recognizer = Callable[[Line], Overflow | None]
 
-_USAGE = {"messages": read_messages_usage, "responses": read_responses_usage}
 FIGURES = ("kind", "limit", "scope", "counted", "output", "remedy")
 
 
@@ -55,7 +52,9 @@ def ours(line: Line) -> Overflow | None:
     found = recognise(line.status, line.body, line.headers)
     if found is None and (line.silent or (line.status == 200 and line.estimate is not None)):
         # Without the size of the request, the response alone decides.
-        return silent(_USAGE.get(line.endpoint, read_usage)(line.body), line.estimate or 0, line.window)
+        return silent(
+            DIALECTS.get(line.endpoint, DIALECTS["chat"]).answers.read_usage(line.body), line.estimate or 0, line.window
+        )
     return found
 
 

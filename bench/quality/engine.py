@@ -16,7 +16,7 @@ from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summarizer import SUMMARIZERS, Summarizer
 from proxy.compaction.rules import Envelope, SectionLimits, section_limits
 from proxy.config import Policy
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import parse
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.profiles import Profile
@@ -63,7 +63,7 @@ def shares(window: int) -> SectionLimits:
 class _Model:
     """A summary model that calls a function. Records the tokens that it read."""
 
-    def __init__(self, counter: Counter, window: int, summarizer: Summarizer, reads: list[int]) -> None:
+    def __init__(self, counter: ChatCounter, window: int, summarizer: Summarizer, reads: list[int]) -> None:
         known = profile(window)
         output = output_limit(MODEL, shares(window).summary, known.max_output_tokens)
         self.name = MODEL
@@ -91,7 +91,7 @@ async def _no_models(tokens: int) -> Sequence[UpstreamSummaryModel]:
 
 
 def _case(
-    raws: Sequence[bytes], window: int, counter: Counter, policy: Policy, tenant: str, models: Models
+    raws: Sequence[bytes], window: int, counter: ChatCounter, policy: Policy, tenant: str, models: Models
 ) -> CompactionInput:
     """Return a request with these messages."""
     return CompactionInput(
@@ -115,7 +115,7 @@ class Engine:
         self._store = open_store(f"sqlite:///{folder / 'bench.db'}")
         self._archive = Archive(self._store)
         self._compactor = Compactor(self._remembered, Summaries(self._store), self._archive)
-        self._counters: dict[int, Counter] = {}
+        self._counters: dict[int, ChatCounter] = {}
 
     async def replay(self, conversation: Conversation, window: int, summarizer: str) -> Outcome:
         """Return the prompts of the conversation's requests. Summaries in the background finish before the next one."""
@@ -159,8 +159,8 @@ class Engine:
             total += turn.facts.tokens
         return total
 
-    def _counter(self, window: int) -> Counter:
-        return self._counters.setdefault(window, Counter(profile(window)))
+    def _counter(self, window: int) -> ChatCounter:
+        return self._counters.setdefault(window, ChatCounter(profile(window)))
 
     async def _looked_up(self, outcome: Outcome, tenant: str) -> dict[str, list[Message]]:
         """Return the archived messages of every id that the prompts name. Unknown ids are omitted."""

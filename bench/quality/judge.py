@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter as Multiset
+from collections import ChatCounter as Multiset
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -19,9 +19,9 @@ from typing import Any
 from bench.quality.conversations import Conversation, Message
 from bench.quality.outcome import Outcome
 from proxy.compaction.rules import USER_FRAME_TOKENS
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.message import arguments_of, calls_of
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.counting import ChatCounter
+from proxy.dialects.chat.units import arguments_of, calls_of
+from proxy.dialects.units import text_of
 from tests.kit.upstream import faults
 
 SAMPLES = 12
@@ -88,7 +88,7 @@ class Figures:
 class Judge:
     """Compute figures. Caches the sizes of messages."""
 
-    def __init__(self, counter: Counter) -> None:
+    def __init__(self, counter: ChatCounter) -> None:
         self._counter = counter
         self._sizes: dict[str, int] = {}
 

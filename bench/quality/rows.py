@@ -12,7 +12,7 @@ from bench.quality.engine import TOKENIZER, Engine, shares
 from bench.quality.judge import Figures, Judge
 from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED, LangChain
 from bench.quality.stages import Alone, alone
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
 
 OURS = "compaction-proxy"
@@ -76,7 +76,7 @@ async def measure_stages(folder: Path, recorded: Path) -> list[Alone]:
 async def measure(chosen: Sequence[Case], folder: Path, other: LangChain, step: Callable[[], None]) -> list[Row]:
     """Return the rows of all cases. ``folder`` is for the engine's store."""
     engine = Engine(folder)
-    judge = Judge(Counter(Profile("bench", tokenizer=TOKENIZER)))
+    judge = Judge(ChatCounter(Profile("bench", tokenizer=TOKENIZER)))
     rows = []
     try:
         for case in chosen:

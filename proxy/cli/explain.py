@@ -15,8 +15,9 @@ from proxy.cli.models import short
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
 from proxy.constants import UNDECODABLE
-from proxy.dialects.dialect import Dialect, Request
-from proxy.dialects.recognition import DIALECTS, recognized
+from proxy.dialects.apis import DIALECTS, recognized
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.request import Request
 from proxy.errors import BadBody, ConfigurationError
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile

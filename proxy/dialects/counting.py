@@ -1,13 +1,17 @@
-"""Count the tokens of texts, content parts, and tools, as all APIs have them."""
+"""Count the tokens of texts, content parts, and tools, as all APIs have them, and judge what upstreams count."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Set
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import tiktoken
 
+from proxy.compaction.format import Format
+from proxy.constants import UNDECODABLE
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA, Media
@@ -17,18 +21,16 @@ CALL = 3
 """Tokens of a call's frame, and of a tool's."""
 
 
-def key_of(profile: Profile) -> Hashable:
-    """Return the parts of a profile that decide how to count."""
-    return (profile.tokenizer, profile.token_ratio, profile.images, profile.tools, profile.escapes)
+class Counter(ABC):
+    """Counts tokens as one model's provider does. Thread-safe.
 
-
-class TokenCounter:
-    """Counts tokens as one model's provider does, in any API. Thread-safe.
-
-    No method raises for unusual input: a body is any JSON. The first count loads the encoding (0.2 to 0.4 s).
+    ``format`` reads units with this counter's tokenizer. No method raises for unusual input: a body is any JSON. The
+    first count loads the encoding (0.2 to 0.4 s).
 
     Raises ``ConfigurationError`` if the profile names an encoding that isn't installed, or an unknown rule for images.
     """
+
+    format: Format
 
     def __init__(self, profile: Profile) -> None:
         if not loaded(profile.tokenizer):
@@ -36,10 +38,15 @@ class TokenCounter:
         self.profile = profile
         self._media = Media(profile.images)
 
+    @classmethod
+    def key_of(cls, profile: Profile) -> Hashable:
+        """Return the parts of a profile that decide how to count."""
+        return (profile.tokenizer, profile.token_ratio, profile.images, profile.tools, profile.escapes)
+
     @property
     def key(self) -> Hashable:
         """Return the key. Counters with the same key count alike."""
-        return key_of(self.profile)
+        return self.key_of(self.profile)
 
     @property
     def ready(self) -> bool:
@@ -53,6 +60,14 @@ class TokenCounter:
     def text(self, text: str) -> int:
         """Return the tokens of text without a frame."""
         return self._scaled(count(self._encoding, text))
+
+    @abstractmethod
+    def at_most(self, raw: bytes) -> float:
+        """Return an upper bound for a body's tokens, without tokenizing."""
+
+    @abstractmethod
+    def overhead(self, fields: Mapping[str, Any]) -> int:
+        """Return a request's tokens outside its units. ``fields`` are those of ``Request.overhead_fields``."""
 
     def _scaled(self, tokens: int) -> int:
         # Subtract a billionth so that 1.1 times 10 is 11 and not 12.
@@ -119,3 +134,95 @@ def _part_text(part: object) -> str:
 
 
 _KNOWN_PART: Set[str] = {"type", "cache_control", *_TEXT_FIELDS}
+
+FORMAT_PART = 20
+"""Divide a body's bytes by this for the most that a response format may take. Not every upstream counts its schema."""
+
+PLAIN_VALUE = 200
+"""Bytes that an unknown field may have if it adds no text."""
+
+_FUNCTION = b'"function"'
+_EMPTY = frozenset({b"null", b"[]", b"{}", b'""', b"false"})
+_Object = dict[str, msgspec.Raw]
+_body = msgspec.json.Decoder(_Object)
+_objects = msgspec.json.Decoder(list[_Object] | None)
+_NONE = msgspec.Raw(b"null")
+
+
+class Evidence(ABC):
+    """Which requests show, by the reported usage, how an upstream counts.
+
+    Upstreams put fields into the prompt that the proxy doesn't count, such as ``documents``. Their templates drop parts
+    that the proxy does count, such as the ``reasoning_content`` of earlier turns. The usage of such a request shows
+    nothing about tokenizers, so only requests made of known parts are compared.
+
+    ``KNOWN`` are the fields that the proxy counts, or that no provider puts into the prompt except for a few tokens.
+    """
+
+    KNOWN: ClassVar[frozenset[str]]
+
+    @abstractmethod
+    def comparable(self, raw: bytes) -> bool:
+        """Return whether the proxy's count of a body and an upstream's usage cover the same parts."""
+
+    @abstractmethod
+    def adds_text(self, raw: bytes) -> bool:
+        """Return whether a body has a field that may add text to the prompt besides its units, such as ``documents``.
+
+        Unknown fields with a few plain values, such as the ``options`` of Ollama, add none.
+        """
+
+    @abstractmethod
+    def has_calls(self, unit: bytes) -> bool:
+        """Return whether a unit has a tool call or a tool's result."""
+
+    @abstractmethod
+    def kept_text(self, unit: bytes, *, tools: bool) -> str:
+        """Return the text of a unit that every upstream keeps. ``tools``: this upstream keeps tool results."""
+
+
+class FieldEvidence(Evidence):
+    """Evidence of OpenAI's APIs, from the bytes of a body's fields. Reads every byte once: 1 to 2 ms per MB.
+
+    ``FORMAT`` is the field with the response format.
+    """
+
+    FORMAT: ClassVar[str]
+
+    def comparable(self, raw: bytes) -> bool:
+        try:
+            fields = _body.decode(raw)
+            if not known_only(fields, self.KNOWN) or len(bytes(fields.get(self.FORMAT, b""))) * FORMAT_PART > len(raw):
+                return False
+            tools = _objects.decode(fields.get("tools", _NONE)) or ()
+            # Tools that the provider runs, such as a search, put their results into the prompt.
+            if any(bytes(tool.get("type", b"")) != _FUNCTION for tool in tools):
+                return False
+            return self.has_plain_units(fields)
+        except (*UNDECODABLE, KeyError):
+            return False
+
+    @abstractmethod
+    def has_plain_units(self, fields: Mapping[str, msgspec.Raw]) -> bool:
+        """Return whether every upstream counts the same text of a body's units.
+
+        Raises ``KeyError`` or ``msgspec.DecodeError`` if the body has no list of them.
+        """
+
+    def adds_text(self, raw: bytes) -> bool:
+        try:
+            fields = _body.decode(raw)
+        except UNDECODABLE:
+            return True
+        unknown = (bytes(value) for name, value in fields.items() if name not in self.KNOWN)
+        return any((len(value) > PLAIN_VALUE or b"[" in value) and value not in _EMPTY for value in unknown)
+
+
+def objects_in(raw: bytes) -> list[dict[str, msgspec.Raw]]:
+    """Return the objects of a list with their bytes. Raises ``msgspec.DecodeError`` for other values."""
+    return _objects.decode(raw) or []
+
+
+def known_only(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> bool:
+    """Return whether every field is a known one, or empty: ``null`` adds nothing to a prompt."""
+    return all(name in known or bytes(value) in _EMPTY for name, value in fields.items())

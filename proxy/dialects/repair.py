@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
-from proxy.compaction.format import Format
 from proxy.compaction.groups import faults, head_length
 from proxy.compaction.turn import Facts, Turn
+
+if TYPE_CHECKING:
+    from proxy.dialects.units import Units
 
 NO_RESULT = "No result of this call was recorded."
 """Result that is inserted for a call without one."""
@@ -21,49 +23,11 @@ NO_RESULT = "No result of this call was recorded."
 STRAY_RESULT = "[Result of a tool call that is not part of this conversation]\n"
 """Prefix for the text of a result without a call."""
 
-# Calls are removed from messages with these roles. Messages with unknown roles are left for the upstream to check.
-_CALLLESS = frozenset({"user", "system", "developer"})
+# Calls are removed from messages of these kinds. Messages with unknown roles are left for the upstream to check.
+_CALLLESS = frozenset({"user", "system"})
 
 CallKey = tuple[str, str]
 """The kind of result that answers a call, and the client's id. An invalid id counts as the empty string."""
-
-
-class Results(Protocol):
-    """How an API writes calls and their results.
-
-    A result answers a call if both have the same kind and the same id.
-    """
-
-    @property
-    def kinds(self) -> Sequence[str]:
-        """Return the kinds of results."""
-        ...
-
-    @property
-    def last(self) -> str:
-        """Return the kind of results that come after all others; empty if there is none."""
-        ...
-
-    def call_keys(self, turn: Turn) -> list[CallKey]:
-        """Return the key of each call in a unit."""
-
-    def result_key(self, turn: Turn) -> CallKey:
-        """Return the key of the call that a result answers."""
-
-    def result(self, kind: str, id: str, text: str) -> bytes:
-        """Return a result."""
-
-    def answering(self, raw: bytes, kind: str, id: str) -> bytes:
-        """Return a result with another id."""
-
-    def note(self, text: str) -> bytes:
-        """Return a message of the assistant."""
-
-    def without_calls(self, raw: bytes) -> bytes:
-        """Return a unit without its calls."""
-
-    def with_call_ids(self, raw: bytes, ids: Sequence[str]) -> bytes:
-        """Return a unit with other ids of its calls."""
 
 
 def needs_repair(messages: Sequence[Facts]) -> bool:
@@ -71,14 +35,14 @@ def needs_repair(messages: Sequence[Facts]) -> bool:
     for facts in messages:
         if facts.calls:
             ids = {call.id for call in facts.calls}
-            if facts.role != "assistant" or len(ids) < len(facts.calls) or "" in ids:
+            if facts.kind != "assistant" or len(ids) < len(facts.calls) or "" in ids:
                 return True
         elif facts.role == "function" or facts.empty:
             return True
     return faults(messages) > 0
 
 
-def repaired(turns: Sequence[Turn], format: Format, results: Results) -> list[Turn]:
+def repaired(turns: Sequence[Turn], units: Units[Any]) -> list[Turn]:
     """Return the messages of a whole request, with the results of each call right after it.
 
     - Move a result that comes later to its call. Results inside a group keep their order. If an id occurs again in
@@ -95,7 +59,7 @@ def repaired(turns: Sequence[Turn], format: Format, results: Results) -> list[Tu
     linear time, and is idempotent.
     """
     head = head_length(turns)
-    conversation = _Conversation(format, results)
+    conversation = _Conversation(units)
     for turn in turns[head:]:
         conversation.take(turn)
     return [*turns[:head], *conversation.turns()]
@@ -127,9 +91,8 @@ class _Group:
 class _Conversation:
     """Repair the body, one message at a time."""
 
-    def __init__(self, format: Format, results: Results) -> None:
-        self._format = format
-        self._results = results
+    def __init__(self, units: Units[Any]) -> None:
+        self._units = units
         self._items: list[_Group | Turn | None] = []
         self._open: dict[CallKey, deque[tuple[_Group, _Asked]]] = {}
         # The group that directly precedes the next result.
@@ -140,11 +103,11 @@ class _Conversation:
         facts = turn.facts
         if facts.kind == "result":
             self._take_result(turn)
-        elif facts.calls and facts.role not in _CALLLESS:
+        elif facts.calls and facts.kind not in _CALLLESS:
             self._take_calls(turn)
         elif not facts.empty:
             self._current = None
-            self._items.append(self._rewritten(self._results.without_calls(turn.raw)) if facts.calls else turn)
+            self._items.append(self._rewritten(self._units.without_calls(turn.raw)) if facts.calls else turn)
 
     def turns(self) -> list[Turn]:
         """Return the repaired messages, after all were added."""
@@ -160,14 +123,14 @@ class _Conversation:
         return turns
 
     def _take_calls(self, turn: Turn) -> None:
-        given = self._results.call_keys(turn)
+        given = self._units.call_keys(turn)
         ids = (
-            _distinct(given, turn.facts.digest, self._results.last)
-            if turn.facts.role == "assistant"
+            _distinct(given, turn.facts.digest, self._units.LAST_RESULTS)
+            if turn.facts.kind == "assistant"
             else [id_ for _, id_ in given]
         )
         if ids != [id_ for _, id_ in given]:
-            turn = self._rewritten(self._results.with_call_ids(turn.raw, ids))
+            turn = self._rewritten(self._units.with_call_ids(turn.raw, ids))
         asked = [_Asked(kind, id_) for (kind, _), id_ in zip(given, ids, strict=True)]
         group = _Group(turn, asked)
         fresh: dict[CallKey, deque[tuple[_Group, _Asked]]] = {}
@@ -178,7 +141,7 @@ class _Conversation:
         self._current = group
 
     def _take_result(self, turn: Turn) -> None:
-        key = self._results.result_key(turn)
+        key = self._units.result_key(turn)
         waiting = self._open.get(key)
         if waiting:
             group, call = waiting.popleft()
@@ -193,9 +156,9 @@ class _Conversation:
 
     def _settle_nameless(self, group: _Group) -> None:
         """Assign results without an id to the unanswered calls, in order. Remove the notes that quote them."""
-        for kind in self._results.kinds:
+        for kind in self._units.RESULT_KINDS:
             calls = [call for call in group.calls if call.kind == kind and call.result is None]
-            results = [(place, turn) for place, turn in group.nameless if self._results.result_key(turn)[0] == kind]
+            results = [(place, turn) for place, turn in group.nameless if self._units.result_key(turn)[0] == kind]
             for call, (place, turn) in zip(calls, results, strict=False):
                 self._answer(call, turn)
                 self._items[place] = None
@@ -205,25 +168,25 @@ class _Conversation:
         awaited = last and all(call.result is None for call in group.calls)
         for call in group.calls:
             if call.result is None and not awaited:
-                call.result = self._rewritten(self._results.result(call.kind, call.id, NO_RESULT))
+                call.result = self._rewritten(self._units.result(call.kind, call.id, NO_RESULT))
         late = len(group.calls)
         ordered = sorted(
             (call for call in group.calls if call.result is not None),
-            key=lambda call: (call.kind == self._results.last, late if call.arrival is None else call.arrival),
+            key=lambda call: (call.kind == self._units.LAST_RESULTS, late if call.arrival is None else call.arrival),
         )
         return [group.turn, *(call.result for call in ordered if call.result is not None)]
 
     def _answer(self, call: _Asked, turn: Turn) -> None:
         if turn.facts.answers != call.id:
-            turn = self._rewritten(self._results.answering(turn.raw, call.kind, call.id))
+            turn = self._rewritten(self._units.answering(turn.raw, call.kind, call.id))
         call.result = turn
 
     def _note(self, turn: Turn) -> Turn | None:
-        text = self._format.text(turn.raw)
-        return self._rewritten(self._results.note(STRAY_RESULT + text)) if text.strip() else None
+        text = self._units.text(turn.raw)
+        return self._rewritten(self._units.note(STRAY_RESULT + text)) if text.strip() else None
 
     def _rewritten(self, raw: bytes) -> Turn:
-        return Turn(raw, self._format.read(raw))
+        return Turn(raw, self._units.read(raw))
 
 
 def _distinct(given: Sequence[CallKey], digest: bytes, last: str) -> list[str]:

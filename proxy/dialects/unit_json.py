@@ -1,20 +1,31 @@
-"""Decode and encode the JSON of one unit of a conversation."""
+"""Decode, encode, and digest the JSON of one unit of a conversation."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
+import xxhash
 
 from proxy.constants import UNDECODABLE
+
+T = TypeVar("T")
 
 Message = Mapping[str, Any]
 
 DEEPEST = 64
 """Levels of nesting. Deeper messages aren't read, because they could exceed the interpreter's recursion limit."""
+
+MOST_RESULTS = 40_000
+"""Results in a cache. A full cache is emptied. A result and its digest take up to a few hundred bytes."""
+
+# Each process has its own seed, so clients can't construct collisions.
+_SEED = secrets.randbits(64)
 
 
 def decode(raw: bytes) -> Message:
@@ -80,3 +91,32 @@ def replace_field(raw: bytes, key: str, value: object) -> bytes:
         return encode({**decode(raw), key: value})  # lone surrogates in other fields
     fields[key] = msgspec.Raw(encode(value))
     return msgspec.json.encode(fields)
+
+
+class ByDigest(Generic[T]):
+    """The results of a function of bytes, by the digests of the bytes. A result may not be ``None``. Thread-safe.
+
+    The turns of a conversation begin with the same bytes. Hashing them takes a tenth of the time of parsing them again.
+    """
+
+    def __init__(self, compute: Callable[[bytes], T], most: int = MOST_RESULTS) -> None:
+        self._compute = compute
+        self._most = most
+        self._results: dict[bytes, T] = {}
+
+    def of(self, raws: Iterable[bytes | memoryview]) -> list[T]:
+        """Return the result of each value."""
+        raws = list(raws)
+        keys = list(map(xxhash.xxh3_128_digest, raws, repeat(_SEED)))
+        results = list(map(self._results.get, keys))
+        if None in results:
+            for index, (raw, key) in enumerate(zip(raws, keys, strict=True)):
+                result = self._results.get(key)
+                results[index] = self._computed(raw, key) if result is None else result
+        return cast(list[T], results)
+
+    def _computed(self, raw: bytes | memoryview, key: bytes) -> T:
+        if len(self._results) >= self._most:
+            self._results.clear()
+        result = self._results[key] = self._compute(bytes(raw))
+        return result

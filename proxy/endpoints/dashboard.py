@@ -23,7 +23,7 @@ from proxy.config.inheritance import effective_values, stated
 from proxy.config.teams import TeamSettings
 from proxy.config.tree import Node
 from proxy.constants import UNDECODABLE
-from proxy.dialects.recognition import DIALECTS, recognized
+from proxy.dialects.apis import DIALECTS, recognized
 from proxy.endpoints.presentation import figure, keyless_hint, milliseconds, request_facts, savings, shown_change
 from proxy.endpoints.queries import Viewer, choice, parameters, time_in, viewing
 from proxy.endpoints.records import REQUEST_ID, request_json

@@ -19,12 +19,10 @@ from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
 from proxy.constants import UNDECODABLE
-from proxy.dialects.body import leniently
-from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.chat.request import parsed
-from proxy.dialects.dialect import AnswerTail
-from proxy.dialects.messages.dialect import MESSAGES
-from proxy.dialects.responses.dialect import RESPONSES
+from proxy.dialects.answers import AnswerTail
+from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
+from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.request import leniently
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_path
@@ -144,7 +142,7 @@ class PassThrough:
         raw = await read_body(scope, upload.receive, self._service.settings.server.body_limit, held)
         if not raw and scope["method"] in ("GET", "HEAD"):
             return None, None
-        body = await parsed(raw, chat=False)
+        body = await ChatRequest.read_any(raw)
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = body.named(deployment)
         if caller.models is not None:

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from proxy.access.authenticator import Caller, may_use
 from proxy.constants import UNDECODABLE
-from proxy.dialects.body import without_lone_surrogates
+from proxy.dialects.request import without_lone_surrogates
 from proxy.endpoints.paths import CHAT, MODELS
 from proxy.errors import ModelNotAllowed, PathNotAllowed
 

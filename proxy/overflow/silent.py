@@ -94,7 +94,7 @@ class SentPrompt:
     """An earlier prompt of a conversation, in the upstream's tokens.
 
     ``reported`` is its size as the upstream reported it. ``grown`` is our own count of the text that the conversation
-    has gained since and that every chat template keeps (see ``dialects.dialect.Evidence``). ``full`` says that the
+    has gained since and that every chat template keeps (see ``dialects.counting.Evidence``). ``full`` says that the
     upstream counted the whole prompt.
     """
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from proxy.compaction.format import TextCounter
 from proxy.constants import DAY
-from proxy.dialects.dialect import AnswerTail
+from proxy.dialects.answers import AnswerTail
 from proxy.dialects.usage import usage_of
 from proxy.errors import UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking

@@ -16,7 +16,8 @@ from proxy.compaction.triggers import any_met
 from proxy.compaction.turn import Turn
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
-from proxy.dialects.dialect import Counter, Request
+from proxy.dialects.counting import Counter
+from proxy.dialects.request import Request
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
 from proxy.pipeline.job import (

@@ -12,7 +12,9 @@ from starlette.types import Scope
 from proxy.access.authenticator import Caller
 from proxy.compaction.format import Binding
 from proxy.config import Route
-from proxy.dialects.dialect import Counter, Dialect, Request
+from proxy.dialects.counting import Counter
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.request import Request
 from proxy.errors import BadBody, UpstreamTimeout
 from proxy.http.request_body import MemoryLease, header, next_via
 from proxy.http.sse import Heartbeat

@@ -20,7 +20,8 @@ import xxhash
 from cachetools import LRUCache
 
 from proxy.compaction.turn import Facts, Turn
-from proxy.dialects.dialect import Counter, Request
+from proxy.dialects.counting import Counter
+from proxy.dialects.request import Request
 from proxy.pipeline.stored_facts import StoredFacts, decoded, encoded
 from proxy.store.tenant_cache import Place
 from proxy.tokens.media import has_remote_media

@@ -20,7 +20,8 @@ from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.triggers import Clause, any_met, lowest_level, share_of
 from proxy.compaction.turn import Turn
 from proxy.config import Policy
-from proxy.dialects.dialect import Counter, Request
+from proxy.dialects.counting import Counter
+from proxy.dialects.request import Request
 from proxy.summary.budget import Budget
 from proxy.summary.chunking import SummaryRequest
 from proxy.summary.extract import extract

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from proxy.config import Policy, Route
-from proxy.dialects.dialect import Dialect, Request
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.request import Request
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.prices import below_step

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.dialect import Answers
+from proxy.dialects.answers import Answers
+from proxy.dialects.apis import CHAT
 from proxy.errors import RequestError
 from proxy.http.decompression import Unpacking, unpack
 from proxy.overflow import Overflow, recognise

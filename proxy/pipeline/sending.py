@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.dialects.chat.alternation import alternating_messages
-from proxy.dialects.chat.usage import with_usage
+from proxy.dialects.chat.request import with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.pipeline.attempt import Departure

@@ -9,7 +9,8 @@ from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.quotas import Quotas
 from proxy.access.spending import Spending
 from proxy.config import Route, Settings
-from proxy.dialects.dialect import Counter, Dialect
+from proxy.dialects.counting import Counter
+from proxy.dialects.dialect import Dialect
 from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits

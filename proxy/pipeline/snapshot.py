@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from proxy.access.authenticator import Authenticator
 from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings
-from proxy.dialects.dialect import Counter
+from proxy.dialects.counting import Counter
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.lookup import ReportedWindow
 from proxy.upstream.limit_discovery import LimitDiscovery

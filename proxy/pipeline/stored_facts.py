@@ -21,7 +21,7 @@ from cachetools import LRUCache
 from proxy import __version__
 from proxy.compaction.turn import Call, Facts, Kind
 from proxy.constants import DAY, UNDECODABLE
-from proxy.dialects.dialect import Counter
+from proxy.dialects.counting import Counter
 from proxy.store import Store, StoreFailed
 from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import FIRST_READ_SECONDS

@@ -15,8 +15,8 @@ from proxy.access.authenticator import may_use
 from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
-from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.tail import WholeTail
+from proxy.dialects.answers import AnswerTail
+from proxy.dialects.apis import CHAT
 from proxy.errors import BudgetExceeded, ConfigurationError
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
@@ -168,7 +168,7 @@ class _Recorded:
                 raise BudgetSpent("the team's budget is used up") from error
         began = perf_counter()
         try:
-            with bill.call(WholeTail(self.read_usage), sent) as meter:
+            with bill.call(AnswerTail(self.read_usage), sent) as meter:
                 yield meter.watch
                 meter.complete = True
         finally:

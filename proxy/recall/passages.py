@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from proxy.dialects.archived_text import archived_text
+from proxy.dialects.apis import archived_text
 
 PASSAGE = 1_000
 """Characters of a passage, about. A passage ends between words if possible."""

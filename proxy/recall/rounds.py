@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 from cachetools import LRUCache
 
-from proxy.dialects.hidden_tool import HiddenRound
+from proxy.dialects.rounds import HiddenRound
 from proxy.store import Store, StoreFailed
 from proxy.store.tenant_cache import Codec, Place, TenantCache
 

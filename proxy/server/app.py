@@ -17,9 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.config import Loaded, Settings
-from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.messages.dialect import MESSAGES
-from proxy.dialects.responses.dialect import RESPONSES
+from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.endpoints.conversations import Conversations
 from proxy.endpoints.dashboard import Dashboard
 from proxy.endpoints.landing import landing

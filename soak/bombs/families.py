@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import brotli
 import zstandard
 
-from proxy.dialects.body import MAX_MESSAGES, MAX_VALUES
+from proxy.dialects.request import MAX_MESSAGES, MAX_VALUES
 
 KB64 = 65_536
 MB = 1_000_000

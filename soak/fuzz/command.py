@@ -62,10 +62,10 @@ def read_body(data: bytes) -> None:
 
 def read_stream(data: bytes) -> None:
     """Split a stream of events that arrives in chunks of any size."""
-    from proxy.dialects.chat.stream import beginning
+    from proxy.dialects.chat.answers import ChatAnswers
     from proxy.http.sse import EventBuffer
 
-    beginning(data)
+    ChatAnswers().event_reader().feed(data)
     buffer, out, start = EventBuffer(), b"", 0
     while start < len(data):
         size = data[start] % 40 + 1
@@ -106,12 +106,12 @@ def read_message(data: bytes) -> None:
     """Read the text of a message: secrets, other tools' summaries, identifiers, and the block around a summary."""
     from proxy.compaction.identifiers import identifiers
     from proxy.compaction.summary_message import TAG, fenced
-    from proxy.dialects.chat.message import foreign_summary
+    from proxy.dialects.units import summary_in
     from proxy.summary.redaction import Redaction
 
     text = data.decode("utf-8", "replace")
     Redaction(secrets=True)(text)
-    foreign_summary({"role": "user", "content": text})
+    summary_in({"role": "user", "content": text})
     identifiers([text], None, [])
     if f"</{TAG}>" in fenced(text):
         raise Finding("the text closes the block")

@@ -14,13 +14,13 @@ import pytest
 from bench.crossings.conversations import HABITS, Growing, Kind
 from bench.crossings.table import Side, share_without_wait
 from bench.crossings.turns import Crossing, Turn, crossings, others
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
 from tests.kit.upstream import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 WINDOW = 16_000
-COUNTER = Counter(Profile("bench", tokenizer="o200k_base"))
+COUNTER = ChatCounter(Profile("bench", tokenizer="o200k_base"))
 
 
 def tokens(growing: Growing) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from bench.overflow.lines import Line, lines
 from bench.overflow.scores import is_of, ours, score
-from proxy.dialects.chat.usage import read_usage
+from proxy.dialects.chat.answers import ChatAnswers
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Finished
 
@@ -115,7 +115,7 @@ def test_a_stream_is_put_together() -> None:
     ]
     body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode()
     usage = {"input_tokens": 900, "output_tokens": 2}
-    assert read_usage(body) == Finished("max_tokens", 900, 2, empty=True, usage=usage)
+    assert ChatAnswers().read_usage(body) == Finished("max_tokens", 900, 2, empty=True, usage=usage)
 
 
 def test_sources_are_told_apart() -> None:

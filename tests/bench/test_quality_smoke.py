@@ -22,14 +22,14 @@ from bench.quality.outcome import Outcome
 from bench.quality.rows import OURS, Case, Row, cases, engines
 from bench.quality.stages import Alone, alone
 from bench.quality.summarizer import SUMMARIZERS
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.message import arguments_of
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.counting import ChatCounter
+from proxy.dialects.chat.units import arguments_of
+from proxy.dialects.units import text_of
 from proxy.limits.profiles import Profile
 from tests.kit.upstream import faults
 
 WINDOW = 8192
-COUNTER = Counter(Profile("bench", tokenizer=TOKENIZER))
+COUNTER = ChatCounter(Profile("bench", tokenizer=TOKENIZER))
 
 
 def replayed(conversation: Conversation, folder: Path, summarizer: str = "echo") -> Outcome:

@@ -19,7 +19,8 @@ import psutil
 import pytest
 import zstandard
 
-from proxy.dialects.chat.stream import Start
+from proxy.dialects.answers import EventReader
+from proxy.dialects.chat.answers import ChatAnswers
 from proxy.errors import UnsupportedEncoding
 from proxy.http.decompression import unpack
 from proxy.http.sse import EventBuffer
@@ -314,8 +315,8 @@ def test_a_stream_that_is_packed_is_not_unpacked(start_proxy: StartProxy, stage:
     assert got.body == bomb
 
 
-@pytest.mark.parametrize("reader", [EventBuffer, Start])
-def test_a_long_event_in_small_pieces_takes_time_in_proportion(reader: type[EventBuffer] | type[Start]) -> None:
+@pytest.mark.parametrize("reader", [EventBuffer, ChatAnswers().event_reader])
+def test_a_long_event_in_small_pieces_takes_time_in_proportion(reader: Callable[[], EventBuffer | EventReader]) -> None:
     """Copying the unfinished event for each piece would move 8 GB."""
     event = b'data: {"choices":[{"delta":{"content":"' + b"x" * (MB - 100) + b'"}}]}\n\n'
     reading = reader()

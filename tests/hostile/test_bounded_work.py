@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from proxy.dialects.body import MAX_MESSAGES, MAX_VALUES
+from proxy.dialects.request import MAX_MESSAGES, MAX_VALUES
 from soak.bombs.families import HEAVY, KB64, MB, body, errors, requests, sized, user
 from tests.hostile.test_bodies import waits, watched
 from tests.kit.client import CHAT, JSON, ask, chat

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from proxy.dialects.chat.answers import ChatAnswers
 from proxy.dialects.chat.request import parse
-from proxy.dialects.chat.stream import beginning
 from proxy.errors import BadBody
 from proxy.http.sse import EventBuffer
 from proxy.overflow import recognise
@@ -155,7 +155,7 @@ def test_what_goes_into_the_buffer_comes_out(stream: bytes, places: list[int]) -
 @given(STREAMS)
 @example(b'data: {"choices":' + b"[" * 5_000 + b"\n\n")
 def test_any_beginning_of_a_stream_is_judged(stream: bytes) -> None:
-    assert beginning(stream) in (None, "content", "error", "end")
+    assert ChatAnswers().event_reader().feed(stream) in (None, "content", "error", "end")
 
 
 @pytest.mark.parametrize("deep", [b'{"data":' + b"[" * 5_000, b"data: " + b'{"a":' * 5_000 + b"\n\n"])

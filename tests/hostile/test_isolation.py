@@ -22,7 +22,7 @@ from proxy.compaction.planning import Plan
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.turn import Turn
 from proxy.config import Policy
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import parse
 from proxy.limits.profiles import Profile
 from proxy.pipeline import job as compacting
@@ -88,7 +88,7 @@ def key_of(shape: Shape) -> str:
     messages = [{"role": "user", "content": shape.first}, {"role": "assistant", "content": shape.second}]
     body = parse(json.dumps({"model": shape.model, "messages": messages}).encode())
     rules = rules_for(policy, window_known=True)
-    counter = Counter(Profile("m"))
+    counter = ChatCounter(Profile("m"))
     case = CompactionInput(body, counter, policy, "enforce", 16_000, shape.tenant, shape.upstream, rules)
     turns: list[Turn] = _loop.run_until_complete(_turns(case))
     caps = SectionLimits(summary=100, users=100, newest=100, system=100, words=100, index=100, group=100)

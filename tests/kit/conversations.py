@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from proxy.compaction.pressure import COMMA
 from proxy.compaction.turn import Turn
-from proxy.dialects.chat.format import ChatFormat
+from proxy.dialects.chat.units import ChatUnits
 from proxy.dialects.unit_json import encode
 from tests.kit.messages import Message, assistant, call, result, system, user
 
@@ -49,29 +49,29 @@ def _part_tokens(part: Any) -> int:
     return text_tokens(json.dumps(part, ensure_ascii=False))
 
 
-class Counting(ChatFormat):
+class Counting(ChatUnits):
     """A format that knows how often it counted a message."""
 
     def __init__(self, count: Callable[[Any], int] = message_tokens) -> None:
         super().__init__(self._counted, text_tokens)
-        self._count = count
-        self.calls = 0
+        self._tokens = count
+        self.counts = 0
 
     def _counted(self, message: Any) -> int:
-        self.calls += 1
-        return self._count(message)
+        self.counts += 1
+        return self._tokens(message)
 
 
-FORMAT = ChatFormat(message_tokens, text_tokens)
+FORMAT = ChatUnits(message_tokens, text_tokens)
 
 
-def turn(message: Any, format: ChatFormat = FORMAT) -> Turn:
+def turn(message: Any, format: ChatUnits = FORMAT) -> Turn:
     """The message as the core takes it."""
     raw = encode(message)
     return Turn(raw, format.read(raw))
 
 
-def turns(messages: Sequence[Any], format: ChatFormat = FORMAT) -> list[Turn]:
+def turns(messages: Sequence[Any], format: ChatUnits = FORMAT) -> list[Turn]:
     return [turn(message, format) for message in messages]
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 import tiktoken
 
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Compactor
@@ -56,7 +56,7 @@ class _Encoding:
         return encode(text, disallowed_special=disallowed_special)
 
 
-class _Counter(Counter):
+class _Counter(ChatCounter):
     @cached_property
     def _encoding(self) -> tiktoken.Encoding:
         return cast("tiktoken.Encoding", _Encoding(super()._encoding))

@@ -18,8 +18,8 @@ from proxy.compaction.summary_message import TAG
 from proxy.compaction.triggers import lowest_level
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
-from proxy.dialects.chat.repair import repaired
-from proxy.dialects.parts import text_of
+from proxy.dialects.repair import repaired
+from proxy.dialects.units import text_of
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import Outcome
 from proxy.pipeline.rules import rules_for

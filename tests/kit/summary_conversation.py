@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from proxy.compaction.turn import Turn
-from proxy.dialects.chat.format import ChatFormat
+from proxy.dialects.chat.units import ChatUnits
 
 
 def words(text: str) -> int:
     return len(text.split())
 
 
-FORMAT = ChatFormat(lambda message: words(str(message)), words)
+FORMAT = ChatUnits(lambda message: words(str(message)), words)
 
 
 def turn(role: str, content: Any = None, **fields: Any) -> Turn:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proxy.dialects import body
+from proxy.dialects import request as parsing
 from tests.kit.agent_script import SCHEMA, SYSTEM, TOOLS, question, result
 from tests.kit.scripted import behind, client
 from tests.kit.strict_responses import TOO_LONG, StrictResponses
@@ -199,7 +199,7 @@ def test_a_client_gets_its_error_if_the_upstream_cannot_compact(
 def test_a_client_gets_the_upstreams_error_if_the_compacted_history_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body, "MAX_MESSAGES", 20)
+    monkeypatch.setattr(parsing, "MAX_MESSAGES", 20)
     upstream = Chain(JSONResponse({"output": [{"role": "user", "content": "x"}] * 21}))
     with asked(upstream, tmp_path) as ask:
         got = ask()

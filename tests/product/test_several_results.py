@@ -15,8 +15,8 @@ import pytest
 from proxy.compaction.stages.results import shortened
 from proxy.compaction.turn import Turn
 from proxy.config import Settings
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.apis import CHAT
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.unit_json import decode
 from proxy.limits.profiles import Profiles
 from proxy.limits.profiles.lookup import Profile
@@ -26,7 +26,7 @@ from proxy.server.loopback import serve
 from tests.kit.scripted import proxied
 from tests.kit.upstream import StandIn
 
-OPENAI = Counter(Profiles().find("gpt-4.1"))
+OPENAI = ChatCounter(Profiles().find("gpt-4.1"))
 KOREAN = "우리 회사의 핵심 정책은 다음과 같습니다. "
 
 
@@ -48,7 +48,7 @@ def raws_of(messages: list[dict[str, Any]]) -> list[bytes]:
     return [json.dumps(message, ensure_ascii=False).encode() for message in messages]
 
 
-def turns_of(messages: list[dict[str, Any]], counter: Counter, memory: FactsCache | None = None) -> list[Turn]:
+def turns_of(messages: list[dict[str, Any]], counter: ChatCounter, memory: FactsCache | None = None) -> list[Turn]:
     return asyncio.run((memory or FactsCache()).turns(raws_of(messages), counter))
 
 
@@ -80,7 +80,7 @@ def test_many_large_ones_are_counted_alike() -> None:
 
 @pytest.mark.parametrize("model", ["claude-sonnet-4-5", "qwen3-32b", "gpt-oss-120b", "never-heard-of"])
 def test_other_models_read_the_text(model: str) -> None:
-    counter = Counter(Profiles().find(model))
+    counter = ChatCounter(Profiles().find(model))
     assert [turn.facts.tokens for turn in turns_of(TALK, counter)] == [counter.message(message) for message in TALK]
 
 

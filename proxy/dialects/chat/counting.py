@@ -1,4 +1,4 @@
-"""Count the tokens of chat messages and requests.
+"""Count the tokens of chat messages and requests, and judge what upstreams count.
 
 The frame of a message (3 tokens, 1 more for a name, 3 to prime the reply) is OpenAI's own, from the cookbook "How to
 count tokens with tiktoken". OpenAI publishes no figures for tool calls and results. The figures below are fitted to
@@ -14,11 +14,14 @@ Unknown values count as their JSON, which is rather too high than too low.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proxy.dialects.chat.format import ChatFormat
-from proxy.dialects.counting import CALL, TokenCounter
+import msgspec
+
+from proxy.dialects.chat.units import ChatUnits
+from proxy.dialects.counting import CALL, Counter, FieldEvidence, known_only, objects_in
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import SPOKEN_ANSWER
@@ -42,7 +45,7 @@ _RESULT_ROLES = ("tool", "function")
 _SILENT = frozenset({"tool_call_id", "id", "index", "cache_control", "annotations", "type"})
 
 
-class Counter(TokenCounter):
+class ChatCounter(Counter):
     """Counts the tokens of chat messages as one model's provider does.
 
     The tokens of a request are ``overhead(body)`` plus ``message(m)`` for each of its messages.
@@ -50,7 +53,7 @@ class Counter(TokenCounter):
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
-        self.format = ChatFormat(self.message, self.text, self.one_of_several)
+        self.format = ChatUnits(self.message, self.text, self.one_of_several)
 
     def message(self, message: Mapping[str, Any], *, parallel: bool = False) -> int:
         """Return the tokens of one message with its frame.
@@ -67,7 +70,7 @@ class Counter(TokenCounter):
                 content, inside = self._content(value, parallel=parallel)
                 tokens, media = tokens + content, media + inside
             elif field not in _SILENT and value is not None:
-                tokens += _FIELDS.get(field, Counter._field)(self, value)
+                tokens += _FIELDS.get(field, ChatCounter._field)(self, value)
         if message.get("role") in _RESULT_ROLES:
             tokens += RESULT if message.get("name") else RESULT + UNNAMED_RESULT
         return self._scaled(tokens) + media
@@ -138,9 +141,77 @@ class Counter(TokenCounter):
 
 
 # The methods that count a message's fields. Other fields count as text or JSON.
-_FIELDS: Mapping[str, Callable[[Counter, object], int]] = {
-    "name": Counter._name,
-    "audio": Counter._spoken,
-    "tool_calls": Counter._tool_calls,
-    "function_call": Counter._call,
+_FIELDS: Mapping[str, Callable[[ChatCounter, object], int]] = {
+    "name": ChatCounter._name,
+    "audio": ChatCounter._spoken,
+    "tool_calls": ChatCounter._tool_calls,
+    "function_call": ChatCounter._call,
 }
+
+
+_MESSAGE = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "id", "cache_control", "annotations"}
+)
+
+_PART = frozenset({"type", "text", "cache_control"})
+_TEXT = b'"text"'
+
+# Chat templates and gateways drop parts of a history: the reasoning of earlier turns (Qwen3, DeepSeek-R1), tools and
+# their results (templates without them), fields that they don't support, images. A reported size without such a part
+# isn't a sign that a prompt was cut.
+_KEPT_ROLES = ("system", "developer", "user", "assistant")
+_TOOL_ROLES = ("tool", "function")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_CALL = re.compile(rb'"(?:tool_call_id|tool_calls|function_call)"')
+_THOUGHTS_END = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|(?:end_of_thought|channel)\|>")
+
+
+class ChatEvidence(FieldEvidence):
+    """See ``dialects.counting.Evidence``."""
+
+    KNOWN = frozenset(
+        {
+            *("model", "messages", "tools", "functions", "tool_choice", "function_call", "response_format"),
+            *("stream", "stream_options", "n", "stop", "seed", "user", "metadata", "store", "service_tier"),
+            *("max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "logit_bias"),
+            *("presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "top_logprobs"),
+            *("parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+            *("reasoning_effort", "verbosity"),
+        }
+    )
+
+    FORMAT = "response_format"
+
+    def has_plain_units(self, fields: Mapping[str, msgspec.Raw]) -> bool:
+        messages = objects_in(fields["messages"])
+        return all(known_only(message, _MESSAGE) and _plain(message) for message in messages)
+
+    def has_calls(self, unit: bytes) -> bool:
+        return _CALL.search(unit) is not None
+
+    def kept_text(self, unit: bytes, *, tools: bool) -> str:
+        message = msgspec.json.decode(unit)
+        if not isinstance(message, Mapping):
+            return ""
+        role = message.get("role")
+        if role not in _KEPT_ROLES and not (tools and role in _TOOL_ROLES):
+            return ""
+        text = _text(message.get("content"))
+        return _THOUGHTS_END.split(text)[-1] if role == "assistant" else text
+
+
+def _plain(message: Mapping[str, msgspec.Raw]) -> bool:
+    """Return whether the content is text only."""
+    content = bytes(message.get("content", b""))
+    if not content.startswith(b"["):
+        return not content.startswith(b"{")
+    return all(known_only(part, _PART) and bytes(part.get("type", _TEXT)) == _TEXT for part in objects_in(content))
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        return ""
+    parts = (part for part in content if isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS)
+    return "\n".join(text for part in parts if isinstance(text := part.get("text"), str))

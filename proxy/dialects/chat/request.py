@@ -8,17 +8,19 @@ from typing import Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.body import (
+from proxy.dialects.request import (
     MAX_VALUES,
     NOTHING,
-    BodyRequest,
+    Request,
     Wire,
-    check_values,
+    encoded,
+    fields_of,
     listed,
     lower,
-    parse_bounded,
     positive,
+    value_of,
 )
+from proxy.errors import BadBody
 
 
 class _Wire(Wire):
@@ -42,7 +44,7 @@ _lists_decoder = msgspec.json.Decoder(_Lists)
 OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 
 
-class ChatRequest(BodyRequest, eq=False):
+class ChatRequest(Request, eq=False):
     """A request as the client sent it. ``units`` are the bytes of each message, unchanged."""
 
     OVERHEAD = ("tools", "functions", "tool_choice", "response_format")
@@ -70,19 +72,18 @@ class ChatRequest(BodyRequest, eq=False):
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
         lower(fields, OUTPUT_FIELDS, most)
 
+    @classmethod
+    async def read_any(cls, raw: bytes) -> Self:
+        """Parse a body that may not be a conversation. One without messages and tools has any number of values.
+
+        An embeddings request can have millions of tokens as numbers, which aren't decoded. Raises ``BadBody``.
+        """
+        if len(raw) > MAX_VALUES and not _may_have_lists(raw):
+            return await cls._read_bounded(raw)
+        return await cls.read(raw)
+
 
 parse = ChatRequest.parse
-
-
-async def parsed(raw: bytes, *, chat: bool = True) -> ChatRequest:
-    """Parse a request of any size. Raises ``BadBody`` for more than ``MAX_VALUES`` values or ``MAX_MESSAGES`` messages.
-
-    A body is measured before any of its values takes memory. Without ``chat``, a body without messages and
-    tools has no limit: an embeddings request can have millions of tokens as numbers, which aren't decoded.
-    """
-    if len(raw) > MAX_VALUES and (chat or _may_have_lists(raw)):
-        await check_values(raw)
-    return await parse_bounded(raw, parse, "messages")
 
 
 def _may_have_lists(raw: bytes) -> bool:
@@ -92,3 +93,35 @@ def _may_have_lists(raw: bytes) -> bool:
         return bool(bytes(lists.messages) or bytes(lists.tools))
     except UNDECODABLE:
         return True
+
+
+def asks_usage(raw: bytes) -> bool:
+    """Return whether a body asks for the usage of its stream, or can't be changed to do so."""
+    if b"stream_options" not in raw:
+        return False
+    try:
+        options = value_of(fields_of(raw).get("stream_options", msgspec.Raw(b"null")))
+    except BadBody:
+        return True
+    if options is None:
+        return False
+    # The upstream judges a value that isn't valid.
+    return not isinstance(options, dict) or options.get("include_usage", False) is not False
+
+
+_ASKED = b'"stream_options":{"include_usage":true}'
+
+
+def with_usage(body: bytes) -> bytes:
+    """Return a body that asks for the usage of its stream. Every other value keeps its bytes and its place.
+
+    Raises ``BadBody`` if the body isn't a JSON object.
+    """
+    end = body.rfind(b"}")
+    if b'"stream_options"' not in body and b":" in body[:end]:
+        return b"%b,%b%b" % (body[:end], _ASKED, body[end:])
+    fields = fields_of(body)
+    options = value_of(fields.get("stream_options", msgspec.Raw(b"null")))
+    asked = {**(options or {}), "include_usage": True}
+    fields["stream_options"] = encoded(asked)
+    return msgspec.json.encode(fields)

@@ -1,4 +1,4 @@
-"""Count the tokens of messages and requests of Anthropic's Messages API.
+"""Count the tokens of messages and requests of Anthropic's Messages API, and judge what upstreams count.
 
 Anthropic publishes no tokenizer. The profile's ratio scales the counts of another one, and reported usage calibrates
 the result. The frames below are estimates: "Hello" alone is reported as 8 tokens.
@@ -6,12 +6,23 @@ the result. The frames below are estimates: "Hello" alone is reported as 8 token
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from proxy.dialects.counting import TokenCounter
-from proxy.dialects.messages.blocks import THINKING, canonical, nested, text_in, type_of
-from proxy.dialects.messages.format import MessagesFormat
+from proxy.dialects.counting import PLAIN_VALUE, Counter, Evidence
+from proxy.dialects.messages.units import (
+    THINKING,
+    MessagesUnits,
+    blocks_of,
+    calls_of,
+    canonical,
+    kind_of,
+    nested,
+    text_in,
+    type_of,
+)
+from proxy.dialects.unit_json import decode, encode
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA
@@ -38,22 +49,18 @@ https://platform.claude.com/docs/en/agents-and-tools/tool-use/fine-grained-tool-
 """
 
 
-def key_of(profile: Profile) -> Hashable:
-    """Return the parts of a profile that decide how to count, and the format of units."""
-    name = profile.model
-    return ("messages", profile.tokenizer, profile.token_ratio, profile.images, profile.tools, name)
-
-
-class Counter(TokenCounter):
-    """Counts tokens as one model's provider does. See ``dialects.dialect.Counter``."""
+class MessagesCounter(Counter):
+    """Counts tokens as one model's provider does. See ``dialects.counting.Counter``."""
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
-        self.format = MessagesFormat(self.message, self.text, profile.model)
+        self.format = MessagesUnits(self.message, self.text, profile.model)
 
-    @property
-    def key(self) -> Hashable:
-        return key_of(self.profile)
+    @classmethod
+    def key_of(cls, profile: Profile) -> Hashable:
+        """Return the parts of a profile that decide how to count, and the format of units."""
+        name = profile.model
+        return ("messages", profile.tokenizer, profile.token_ratio, profile.images, profile.tools, name)
 
     def message(self, message: Mapping[str, Any]) -> int:
         """Return the tokens of one message with its frame."""
@@ -151,3 +158,78 @@ def _without_delivery(tool: object) -> object:
     if not isinstance(tool, Mapping) or _DELIVERY not in tool:
         return tool
     return {name: value for name, value in tool.items() if name != _DELIVERY}
+
+
+_PLAIN_TYPES = frozenset({"text", "tool_use", "tool_result"})
+_CLEARS_THINKING = "clear_thinking"
+"""The start of the types of edits that remove only thinking."""
+
+_THINKING_PART = 20
+"""Thinking of at most this part of a body changes its size less than a step of the calibration."""
+
+_EMPTY: tuple[object, ...] = (None, [], {}, "", False)
+_CALL = re.compile(rb'"(?:tool_use|tool_result)"')
+
+
+class MessagesEvidence(Evidence):
+    """See ``dialects.counting.Evidence``. Much thinking isn't comparable, because some models drop it."""
+
+    KNOWN = frozenset(
+        {
+            *("model", "messages", "system", "tools", "tool_choice", "max_tokens", "stream", "stop_sequences"),
+            *(
+                "temperature",
+                "top_p",
+                "top_k",
+                "metadata",
+                "service_tier",
+                "cache_control",
+                "inference_geo",
+                "thinking",
+            ),
+        }
+    )
+
+    def comparable(self, raw: bytes) -> bool:
+        fields = decode(raw)
+        tools, messages = fields.get("tools") or [], fields.get("messages")
+        unknown = {name: value for name, value in fields.items() if name not in self.KNOWN and value not in _EMPTY}
+        if not all(_plain_field(name, value) for name, value in unknown.items()):
+            return False
+        # Tools that the provider runs put their results into the prompt.
+        if not isinstance(tools, list) or any(type_of(tool) not in ("", "custom") for tool in tools):
+            return False
+        if not isinstance(messages, list) or not all(isinstance(one, dict) and _plain(one) for one in messages):
+            return False
+        thinking = [block for one in messages for block in blocks_of(one) if type_of(block) in THINKING]
+        return sum(len(encode(block)) for block in thinking) * _THINKING_PART <= len(raw)
+
+    def adds_text(self, raw: bytes) -> bool:
+        unknown = {name: value for name, value in decode(raw).items() if name not in self.KNOWN and value not in _EMPTY}
+        return any(isinstance(value, list) or len(str(value)) > PLAIN_VALUE for value in unknown.values())
+
+    def has_calls(self, unit: bytes) -> bool:
+        return _CALL.search(unit) is not None and (
+            bool(calls_of(decode(unit))) or any(type_of(block) == "tool_result" for block in blocks_of(decode(unit)))
+        )
+
+    def kept_text(self, unit: bytes, *, tools: bool) -> str:
+        message = decode(unit)
+        blocks = blocks_of(message)
+        if kind_of(message) == "result":
+            blocks = [inner for block in blocks for inner in nested(block)] if tools else []
+        return "\n".join(text for block in blocks if (text := text_in(block)) is not None)
+
+
+def _plain_field(name: str, value: Any) -> bool:
+    """Return whether a field adds nothing to the prompt. Claude Code sends both."""
+    if name == "output_config":
+        return isinstance(value, dict) and set(value) == {"effort"}
+    edits = value.get("edits") if name == "context_management" and isinstance(value, dict) else None
+    return isinstance(edits, list) and all(type_of(edit).startswith(_CLEARS_THINKING) for edit in edits)
+
+
+def _plain(message: Mapping[str, Any]) -> bool:
+    blocks = [block for block in blocks_of(message) if type_of(block) not in THINKING]
+    inner = [part for block in blocks for part in nested(block)]
+    return all(type_of(block) in _PLAIN_TYPES for block in [*blocks, *inner])

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.body import NOTHING, encoded, fields_of, value_of
-from proxy.dialects.dialect import NativeSummary
-from proxy.dialects.messages.blocks import type_of
+from proxy.dialects.dialect import NativeCompaction, NativeSummary
 from proxy.dialects.messages.request import thinking_tokens
+from proxy.dialects.messages.units import type_of
+from proxy.dialects.request import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.unit_json import encode
 from proxy.overflow.silent import Finished
 
@@ -21,11 +21,11 @@ _REFUSED = ("stop_sequences", "output_format")
 _FORCED = ("any", "tool")
 
 
-class MessagesCompaction:
+class MessagesCompaction(NativeCompaction):
     """See ``dialects.dialect.NativeCompaction``."""
 
     path = "/messages"
-    beta: str | None = "compact-2026-09-04"
+    beta = "compact-2026-09-04"
     listed = True
 
     def accepts(self, raw: bytes) -> bool:

@@ -1,29 +1,31 @@
 """Parse the body of a Messages request, and rewrite it with the fewest changes.
 
 An assistant's message is one unit, and so is a user's message without tool results. A user's message with tool results
-is split into one unit for each result and one for the other blocks, because a part of it may be kept.
+is split into one unit for each result and one for the other blocks, because a part of it may be kept. Units are joined
+to messages again: the API requires that the results of an assistant's calls come in the next user message, before its
+other blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Self
 
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.body import (
+from proxy.dialects.messages.units import blocks_of, kind_of, type_of
+from proxy.dialects.request import (
     NOTHING,
-    BodyRequest,
+    Request,
     Wire,
-    check_values,
     encoded,
     listed,
-    parse_bounded,
     positive,
     value_of,
 )
-from proxy.dialects.messages.joining import Split, joined, layouts_of, prefix_of, split
+from proxy.dialects.unit_json import ByDigest, decode, encode
 from proxy.limits.budget import LEAST_THINKING, lower_thinking
 
 _FIELDS = ("system", "tools", "tool_choice", "output_config", "output_format", "mcp_servers")
@@ -44,9 +46,50 @@ class _Wire(Wire):
 
 _decoder = msgspec.json.Decoder(_Wire)
 
+_RESULT = re.compile(rb'"tool_result"')
+_SYSTEM = re.compile(rb'"role"\s*:\s*"system"')
+_COMPACTION = re.compile(rb'"type"\s*:\s*"compaction"')
 
-class MessagesRequest(BodyRequest, eq=False):
-    """A request as the client sent it. See ``dialects.dialect.Request``.
+
+class _Outer(msgspec.Struct):
+    role: str = ""
+    content: list[msgspec.Raw] | None = None
+
+
+class _Typed(msgspec.Struct):
+    type: str = ""
+
+
+_outer = msgspec.json.Decoder(_Outer)
+_typed = msgspec.json.Decoder(_Typed)
+
+
+class Split(NamedTuple):
+    """A message, and the units that were made from it."""
+
+    message: msgspec.Raw
+    units: tuple[bytes, ...]
+
+
+class Layout(NamedTuple):
+    """The places in a message that decide how it's split.
+
+    ``replaced`` is 0 without a compaction block. Otherwise it's the number of messages that belong to the block: 2 if
+    the message also has calls, whose results come in the next one. ``results`` and ``others`` are the places of the
+    blocks of a user's message with results. ``single`` is true if the unit of a lone result has the message's bytes.
+    """
+
+    replaced: int = 0
+    results: tuple[slice, ...] = ()
+    others: tuple[slice, ...] = ()
+    single: bool = False
+
+
+_PLAIN = Layout()
+
+
+class MessagesRequest(Request, eq=False):
+    """A request as the client sent it. See ``dialects.request.Request``.
 
     ``prefix`` are the messages up to the newest compaction block. The upstream ignores those before the block, so they
     aren't units and stay unchanged. ``splits`` are the messages that several units were made from, by the identity of
@@ -128,12 +171,6 @@ class MessagesRequest(BodyRequest, eq=False):
 parse = MessagesRequest.parse
 
 
-async def parsed(raw: bytes) -> MessagesRequest:
-    """Parse a request of any size. Raises ``BadBody`` for too many messages or values."""
-    await check_values(raw)
-    return await parse_bounded(raw, parse, "messages")
-
-
 def _continues(thread: object) -> bool:
     """Return whether a request continues a thread, whose earlier messages the server keeps."""
     return isinstance(thread, dict) and (thread.get("type") == "continue" or bool(thread.get("previous_message_id")))
@@ -144,3 +181,180 @@ def thinking_tokens(raw: msgspec.Raw) -> int:
     thinking = value_of(raw)
     budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
     return budget if isinstance(budget, int) and 0 < budget < 1e12 else 0
+
+
+def prefix_of(layouts: Sequence[Layout]) -> tuple[int, int]:
+    """Return the position of the newest message with a compaction block, and the end of the messages up to it.
+
+    If that message also has calls, their results are included. Both are 0 if there is none.
+    """
+    for index in range(len(layouts) - 1, -1, -1):
+        if layouts[index].replaced:
+            return index, min(len(layouts), index + layouts[index].replaced)
+    return 0, 0
+
+
+def split(
+    messages: Sequence[msgspec.Raw], layouts: Sequence[Layout]
+) -> tuple[list[bytes | msgspec.Raw], dict[int, Split]]:
+    """Return the units of messages, and the split messages by the identity of their first unit."""
+    units: list[bytes | msgspec.Raw] = []
+    splits: dict[int, Split] = {}
+    for message, layout in zip(messages, layouts, strict=True):
+        if not layout.results:
+            units.append(message)
+            continue
+        if layout.single:
+            splits[id(message)] = Split(message, (message,))
+            units.append(message)
+            continue
+        plain = bytes(message)
+        made = [_user([plain[place]]) for place in layout.results]
+        if layout.others:
+            made.append(_user([plain[place] for place in layout.others]))
+        splits[id(made[0])] = Split(message, tuple(made))
+        units += made
+    return units, splits
+
+
+def _layout(message: bytes) -> Layout:
+    replaced = 0
+    if _COMPACTION.search(message):
+        kinds = [type_of(block) for block in blocks_of(decode(message))]
+        replaced = 1 + ("tool_use" in kinds) if "compaction" in kinds else 0
+    results, others = _places(message) if _RESULT.search(message) else ((), ())
+    single = len(results) == 1 and not others and _user([message[results[0]]]) == message
+    return Layout(replaced, results, others, single) if replaced or results else _PLAIN
+
+
+def _places(message: bytes) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Return the places of the results in a user's message, and of its other blocks; empty without results."""
+    try:
+        outer = _outer.decode(message)
+        if outer.role != "user" or not outer.content:
+            return (), ()
+        is_result = [_typed.decode(block).type == "tool_result" for block in outer.content]
+    except UNDECODABLE:
+        return (), ()
+    if not any(is_result):
+        return (), ()
+    places = []
+    end = 0
+    for block in outer.content:
+        start = message.index(bytes(block), end)
+        end = start + len(block)
+        places.append(slice(start, end))
+    pairs = list(zip(places, is_result, strict=True))
+    return tuple(place for place, is_ in pairs if is_), tuple(place for place, is_ in pairs if not is_)
+
+
+_layouts = ByDigest(_layout)
+layouts_of = _layouts.of
+
+
+def _user(blocks: Sequence[bytes]) -> bytes:
+    return b'{"role":"user","content":[' + b",".join(blocks) + b"]}"
+
+
+def joined(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
+    """Return the messages of units.
+
+    - If all units of a message are unchanged and together, the message has its original bytes.
+    - Other results in a row become one message, with the blocks that came with them at its end.
+    - A system message must come before an assistant's or last, and may not follow another one. Those that lost their
+      place move behind the next user messages, and several of them become one.
+    """
+    kinds = _kinds(splits)
+    messages: list[bytes] = []
+    index = 0
+    while index < len(units):
+        end = _end_of_results(units, index, kinds)
+        if end == index:
+            messages.append(units[index])
+            index += 1
+            continue
+        messages += _originals(units[index:end], splits) or [_merged(units[index:end])]
+        index = end
+    return _placed(messages)
+
+
+def _kinds(splits: Mapping[int, Split]) -> dict[int, bool]:
+    """Return whether each made unit is a result, by its identity. Only the last unit of a message may not be one."""
+    kinds: dict[int, bool] = {}
+    for part in splits.values():
+        *others, last = part.units
+        kinds.update((id(unit), True) for unit in others)
+        kinds[id(last)] = not others or is_result(last)
+    return kinds
+
+
+def _end_of_results(units: Sequence[bytes], start: int, kinds: Mapping[int, bool]) -> int:
+    """Return the end of the results in a row that begin at ``start``, with the other blocks of their messages."""
+    end = start
+    while end < len(units):
+        known = kinds.get(id(units[end]))
+        if not (is_result(units[end]) if known is None else known or end > start):
+            break
+        end += 1
+    return end
+
+
+def is_result(unit: bytes) -> bool:
+    """Return whether a unit is a user's message that begins with a result."""
+    return _RESULT.search(unit) is not None and kind_of(decode(unit)) == "result"
+
+
+def _originals(run: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
+    """Return the original messages if the units are all of theirs; otherwise nothing."""
+    found: list[bytes] = []
+    index = 0
+    while index < len(run):
+        part = splits.get(id(run[index]))
+        end = index + (len(part.units) if part else 1)
+        if part is None or [id(unit) for unit in run[index:end]] != [id(unit) for unit in part.units]:
+            return []
+        found.append(part.message)
+        index = end
+    return found
+
+
+def _merged(run: Sequence[bytes]) -> bytes:
+    """Return one message with the blocks of all units, results first."""
+    if len(run) == 1:
+        return run[0]
+    try:
+        blocks: list[bytes] = [block for unit in run for block in _outer.decode(unit).content or ()]
+    except UNDECODABLE:  # lone surrogates
+        blocks = [encode(block) for unit in run for block in blocks_of(decode(unit))]
+    results = [type_of(decode(block)) == "tool_result" for block in blocks]
+    ordered = [block for wanted in (True, False) for block, is_ in zip(blocks, results, strict=True) if is_ is wanted]
+    return _user(ordered)
+
+
+def _placed(messages: Sequence[bytes]) -> list[bytes]:
+    if not any(_SYSTEM.search(message) for message in messages):
+        return list(messages)
+    return list(_in_place(messages))
+
+
+def _in_place(messages: Sequence[bytes]) -> Iterator[bytes]:
+    waiting: list[bytes] = []
+    for message in messages:
+        fields = decode(message) if _SYSTEM.search(message) or waiting else {}
+        if fields.get("role") == "system":
+            waiting.append(message)
+            continue
+        if waiting and fields.get("role") != "user":
+            yield _one_system(waiting)
+            waiting = []
+        yield message
+    if waiting:
+        yield _one_system(waiting)
+
+
+def _one_system(waiting: Sequence[bytes]) -> bytes:
+    """Return one system message. The fields outside the content are those of the newest one."""
+    if len(waiting) == 1:
+        return waiting[0]
+    blocks = [block for message in waiting for block in blocks_of(decode(message))]
+    return encode({**decode(waiting[-1]), "content": blocks})

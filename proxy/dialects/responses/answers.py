@@ -1,104 +1,165 @@
-"""Read answers of the Responses API: their first events, and their usage at the end."""
+"""Read answers of the Responses API: their first bytes and events, their usage, and their output items."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.dialects.first_bytes import ContentDetector
-from proxy.dialects.stream import Said, Start
-from proxy.dialects.tail import Tail, deltas, json_objects
-from proxy.dialects.tail import is_silence as is_silence
-from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
+import msgspec
+
+from proxy.constants import UNDECODABLE
+from proxy.dialects.answers import (
+    BLANK,
+    Answers,
+    AnswerTail,
+    ItemReader,
+    ItemSink,
+    Object,
+    Verdict,
+    deltas,
+    json_objects,
+)
+from proxy.http.sse import EventSplitter, data_of, split_events
+from proxy.overflow.silent import Finished, prompt_tokens
+
+LARGEST = 4_000_000
+"""Bytes of an answer without a stream, or of an event. The items of larger ones aren't found."""
+
+TRIED = 4 * LARGEST
+"""Bytes of an answer without a stream that are decoded before its end, all attempts together."""
 
 _ANNOUNCING = frozenset({"response.created", "response.queued", "response.in_progress", "ping", "keepalive"})
 """Events before the first content."""
 
-_USUAL = frozenset({None, "completed", "max_output_tokens"})
-
-_MARKS = re.compile(
-    rb"""" (?: (?P<begin> (?!) )
-    | (?P<error> error" \s{0,99} : \s{0,99} [^\sn] | status" \s{0,99} : \s{0,99} "(?:failed|incomplete)" )
-    | (?P<written> output" \s{0,99} : \s{0,99} \[ \s{0,99} \{ ) )""",
-    re.VERBOSE,
-)
-"""A search is faster with the quotation mark first."""
-
+_CONTENT_EVENTS = (".delta", ".done", ".added")
+_STATUSES = ("completed", "incomplete", "failed")
 
 _USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
-_REASON = re.compile(r'"incomplete_details"\s*:\s*\{\s*"reason"\s*:\s*"([^"\\]{1,64})"')
 _TIER = re.compile(rb'"service_tier"\s{0,9}:\s{0,9}"([a-z_]{1,32})"')
 _SEARCH_EVENT = re.compile(rb'"type"\s{0,9}:\s{0,9}"response\.web_search_call\.completed"')
 _SEARCH_ITEM = re.compile(rb'"type"\s{0,9}:\s{0,9}"web_search_call"')
 _TRIED = 4
 _json = json.JSONDecoder()
 
-
-def fast_path(first: bytes) -> bool:
-    """Return whether the first bytes have the usual form of an answer with content, and no error before it."""
-    mark = _MARKS.search(first) if first[:1] == b"{" else None
-    return mark is not None and mark["written"] is not None
+_DONE = b"response.output_item.done"
+_ENDED = (b"response.completed", b"response.incomplete")
 
 
-def content_detector() -> ContentDetector:
-    """Return a detector for one response: an item, and no error before it."""
-    return ContentDetector(_MARKS, inside=True)
+class ResponsesAnswers(Answers):
+    """See ``dialects.answers.Answers``. The last event has the whole response."""
+
+    # A search is faster with the quotation mark first.
+    MARKS = re.compile(
+        rb"""" (?: (?P<begin> (?!) )
+        | (?P<error> error" \s{0,99} : \s{0,99} [^\sn] | status" \s{0,99} : \s{0,99} "(?:failed|incomplete)" )
+        | (?P<written> output" \s{0,99} : \s{0,99} \[ \s{0,99} \{ ) )""",
+        re.VERBOSE,
+    )
+    USUAL = frozenset({None, "completed", "max_output_tokens"})
+    REASON = re.compile(r'"incomplete_details"\s*:\s*\{\s*"reason"\s*:\s*"([^"\\]{1,64})"')
+    TEXTS = deltas("delta")
+    NESTED = "response"
+
+    def tail(self) -> AnswerTail:
+        return _ResponsesTail(self.read_usage, self.read_end, self.TEXTS)
+
+    def fast_path(self, first: bytes) -> bool:
+        mark = self.MARKS.search(first) if first[:1] == b"{" else None
+        return mark is not None and mark["written"] is not None
+
+    def judge(self, event: Any) -> Verdict | None:
+        """An event that announces a response says nothing."""
+        type_ = event.get("type") if isinstance(event, dict) else None
+        if type_ in ("error", "response.failed"):
+            return "error"
+        if type_ in ("response.incomplete", "response.completed"):
+            response = event.get("response")
+            return "content" if isinstance(response, dict) and response.get("output") else "end"
+        return None if isinstance(type_, str) and type_ in _ANNOUNCING else "content"
+
+    def reason(self, event: Object) -> str | None:
+        """Return the reason of an incomplete response, and otherwise its status."""
+        return _reason(_response(event)) or _reason(event)
+
+    def has_content(self, event: Object) -> bool:
+        return any(
+            part.get("output") or str(part.get("type", "")).endswith(_CONTENT_EVENTS)
+            for part in (event, _response(event))
+        )
+
+    def tier(self, event: Object) -> object:
+        return _response(event).get("service_tier") or event.get("service_tier")
+
+    def searches(self, event: Object) -> int:
+        return max(_searches(event.get("output")), _searches(_response(event).get("output")))
+
+    def joined_usage(self, usage: dict[str, Any], newer: Object) -> dict[str, Any]:
+        """The newest report is the whole response's."""
+        return dict(newer)
+
+    def last_usage(self, text: str) -> Object:
+        """A field of this name in a tool's schema has no number of tokens."""
+        for match in list(_USAGE.finditer(text))[: -_TRIED - 1 : -1]:
+            try:
+                usage, _ = _json.raw_decode(text, match.end())
+            except (ValueError, RecursionError):
+                continue
+            if prompt_tokens(usage) is not None:
+                last: Object = usage
+                return last
+        return {}
+
+    def gives_up(self, body: bytes) -> bool:
+        """Return whether a stream ends after the events that announce a response, without content and a last event."""
+        types = [value.get("type") for value in json_objects(body)]
+        return bool(types) and all(isinstance(type_, str) and type_ in _ANNOUNCING for type_ in types)
 
 
-def event_reader() -> Start:
-    """Return a reader for one stream."""
-    return Start(_judged)
+def _response(event: Object) -> Object:
+    """Return the response in an event; empty if it has none."""
+    response = event.get("response")
+    return response if isinstance(response, dict) else {}
 
 
-def tail() -> AnswerTail:
-    """Return an empty tail for one answer."""
-    return AnswerTail()
+def _searches(output: object) -> int:
+    items = output if isinstance(output, list) else ()
+    return sum(isinstance(item, dict) and item.get("type") == "web_search_call" for item in items)
 
 
-def is_usual(reason: str | None) -> bool:
-    """Return whether a finish reason says nothing about the size of the prompt."""
-    return reason in _USUAL
+def _reason(response: Object) -> str | None:
+    details = response.get("incomplete_details")
+    reason = details.get("reason") if isinstance(details, dict) else None
+    if isinstance(reason, str):
+        return reason or None
+    status = response.get("status")
+    return status if isinstance(status, str) and status in _STATUSES else None
 
 
-def _judged(event: Any) -> Said | None:
-    """Return the kind of an event; ``None`` if it announces a response."""
-    type_ = event.get("type") if isinstance(event, dict) else None
-    if type_ in ("error", "response.failed"):
-        return "error"
-    if type_ in ("response.incomplete", "response.completed"):
-        return "end" if _is_empty(event.get("response")) else "content"
-    return None if isinstance(type_, str) and type_ in _ANNOUNCING else "content"
+class _ResponsesTail(AnswerTail):
+    """Keeps what the price depends on and what may be far from the end.
 
-
-def _is_empty(response: object) -> bool:
-    return not (isinstance(response, Mapping) and response.get("output"))
-
-
-class AnswerTail(Tail):
-    """See ``dialects.tail``.
-
-    The terminal event has the whole response. If its beginning is missing, its usage is still near its end.
+    The last event has the whole response. If its beginning is missing, its usage is still near its end.
     """
 
-    DELTAS = deltas("delta")
-
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(
+        self, read: Callable[[bytes], Finished], read_end: Callable[[str], Finished], texts: re.Pattern[bytes]
+    ) -> None:
+        super().__init__(read, read_end, texts)
         self._tier: str | None = None
         self._opening = True
-        self._searched = _SEARCH_EVENT
+        self._search = _SEARCH_EVENT
         self._searches = 0
 
     def add(self, chunk: bytes) -> None:
-        """Add a chunk. Keep what the price depends on and what may be far from the end."""
+        """Add a chunk."""
         if not self._added and chunk[:1] == b"{":
-            self._searched = _SEARCH_ITEM
+            self._search = _SEARCH_ITEM
         self._find_tier(chunk)
         if b"web_search_call" in chunk:
-            self._searches += len(self._searched.findall(chunk))
+            self._searches += len(self._search.findall(chunk))
         super().add(chunk)
 
     def _find_tier(self, chunk: bytes) -> None:
@@ -107,86 +168,106 @@ class AnswerTail(Tail):
         start = 0
         while (at := chunk.find(b'"service_tier"', start)) >= 0:
             self._opening = self._opening or chunk.find(b"\ndata:", start, at) >= 0
-            if self._opening and (found := _TIER.match(chunk, at)):
-                self._tier, self._opening = found[1].decode(), False
+            if self._opening and (tier := _TIER.match(chunk, at)):
+                self._tier, self._opening = tier[1].decode(), False
             start = at + 1
         self._opening = self._opening or chunk.find(b"\ndata:", start) >= 0
 
-    def _read(self, body: bytes) -> Finished:
-        found = read_usage(body)
-        return replace(found, tier=self._tier or found.tier, searches=max(self._searches, found.searches))
+    def read_last(self, text: str, read: Callable[[str], Finished]) -> Finished:
+        return replace(read(text), tier=self._tier, searches=self._searches)
 
-    def _end(self) -> Finished:
-        body = self.body
-        if self.whole:
-            return read_usage(body)
-        text = body.decode("utf-8", "replace")
-        usage, reasons = _usage(text), _REASON.findall(text)
-        reason = reasons[-1] if reasons else None
-        counts = prompt_tokens(usage), output_tokens(usage)
-        return Finished(reason, *counts, False, *cached_tokens(usage), usage, self._tier, self._searches)
+    def read_reports(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
+        end = read(body)
+        return replace(end, tier=self._tier or end.tier, searches=max(self._searches, end.searches))
 
 
-def _usage(text: str) -> Mapping[str, Any]:
-    """Return the last usage object of a text. A field of this name in a tool's schema has no number of tokens."""
-    for match in list(_USAGE.finditer(text))[: -_TRIED - 1 : -1]:
-        try:
-            usage, _ = _json.raw_decode(text, match.end())
-        except (ValueError, RecursionError):
-            continue
-        if prompt_tokens(usage) is not None:
-            found: Mapping[str, Any] = usage
-            return found
-    return {}
+class _Answer(msgspec.Struct, frozen=True):
+    output: list[msgspec.Raw] = []
 
 
-def read_usage(body: bytes) -> Finished:
-    """Read the usage and finish reason of a whole answer, streamed or not. Skips events that aren't JSON.
+class _Event(msgspec.Struct):
+    type: str = ""
+    item: msgspec.Raw = msgspec.Raw(b"")
+    response: _Answer = _Answer()
 
-    The finish reason is that of an incomplete response, and otherwise its status.
+
+class _Item(msgspec.Struct):
+    id: str | None = None
+
+
+_answer = msgspec.json.Decoder(_Answer)
+_event = msgspec.json.Decoder(_Event)
+_item = msgspec.json.Decoder(_Item)
+
+
+class OutputItemReader(ItemReader):
+    """Passes each item to ``sink`` before the client gets the end of it. Reads each byte a few times at most.
+
+    The end of an answer without a stream isn't known before it's over. So the reader decodes it after each chunk that
+    could be the last one, within ``TRIED``.
     """
-    usage: Mapping[str, Any] = {}
-    reason: str | None = None
-    tier: object = None
-    written = False
-    searches = 0
-    for value in _responses(body):
-        if isinstance(said := value.get("usage"), dict):
-            usage = said
-        tier = value.get("service_tier") or tier
-        searches = max(searches, _searches(value.get("output")))
-        reason = _reason(value) or reason
-        written = (
-            written or bool(value.get("output")) or str(value.get("type", "")).endswith((".delta", ".done", ".added"))
-        )
-    counts = prompt_tokens(usage), output_tokens(usage)
-    return Finished(reason, *counts, not written, *cached_tokens(usage), usage, tier, searches)
 
+    def __init__(self, sink: ItemSink) -> None:
+        self._sink = sink
+        self._body: bytearray | None = bytearray()
+        self._splitter: EventSplitter | None = None
+        self._found = False
+        self._tried = 0
 
-def _searches(output: object) -> int:
-    """Return the number of web searches in a response's output."""
-    items = output if isinstance(output, list) else ()
-    return sum(isinstance(item, dict) and item.get("type") == "web_search_call" for item in items)
+    def add(self, chunk: bytes) -> None:
+        if self._splitter is not None:
+            self._events(self._splitter, chunk)
+        elif self._body is not None:
+            self._body += chunk
+            if len(self._body) > LARGEST:
+                self._body = None
+            elif (first := self._body[:64].lstrip(BLANK)[:1]) and first != b"{":
+                self._splitter = EventSplitter()
+                self._events(self._splitter, bytes(self._body))
+                self._body = None
+            elif chunk.rstrip(BLANK)[-1:] == b"}" and self._tried + len(self._body) <= TRIED:
+                self._whole(self._body)
 
+    def finish(self) -> None:
+        if self._body:
+            self._whole(self._body)
 
-def _responses(body: bytes) -> Iterator[Mapping[str, Any]]:
-    """Yield the response of an answer, or the events of a stream and the responses in them."""
-    for value in json_objects(body):
-        yield value
-        if isinstance(response := value.get("response"), dict):
-            yield response
+    def _whole(self, body: bytearray) -> None:
+        self._tried += len(body)
+        try:
+            answer = _answer.decode(body)
+        except UNDECODABLE:
+            return  # it isn't whole
+        self._body = None
+        self._pass(answer.output)
 
+    def _events(self, splitter: EventSplitter, chunk: bytes) -> None:
+        events = splitter.feed(chunk)
+        if len(splitter.unfinished) > LARGEST:
+            self._splitter = None
+        if _DONE not in events and (self._found or not any(name in events for name in _ENDED)):
+            return
+        for lines in split_events(events):
+            data = data_of(lines)
+            if _DONE not in data and (self._found or not any(name in data for name in _ENDED)):
+                continue
+            try:
+                event = _event.decode(data)
+            except UNDECODABLE:
+                continue
+            if event.type == _DONE.decode():
+                self._pass([event.item])
+            elif not self._found and event.type.encode() in _ENDED:
+                self._pass(event.response.output)
 
-def _reason(response: Mapping[str, Any]) -> str | None:
-    details = response.get("incomplete_details")
-    reason = details.get("reason") if isinstance(details, Mapping) else None
-    if isinstance(reason, str):
-        return reason
-    status = response.get("status")
-    return status if isinstance(status, str) and status in ("completed", "incomplete", "failed") else None
-
-
-def gives_up(body: bytes) -> bool:
-    """Return whether a stream ends after the events that announce a response, without content and a last event."""
-    types = [value.get("type") for value in json_objects(body)]
-    return bool(types) and all(isinstance(type_, str) and type_ in _ANNOUNCING for type_ in types)
+    def _pass(self, items: Sequence[msgspec.Raw]) -> None:
+        for raw in items:
+            try:
+                id = _item.decode(raw).id
+                # Streams and whole answers differ in their spaces.
+                item = msgspec.json.format(bytes(raw), indent=-1)
+            except UNDECODABLE:
+                continue
+            if id:
+                self._found = True
+                self._sink(id, item)

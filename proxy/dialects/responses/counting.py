@@ -1,4 +1,4 @@
-"""Count the tokens of Responses items and requests.
+"""Count the tokens of Responses items and requests, and judge what upstreams count.
 
 OpenAI publishes no figures for items. A message has the frame of a chat message, and other items a similar one. The
 reported usage corrects what remains. See ``limits.calibration``.
@@ -6,14 +6,17 @@ reported usage corrects what remains. See ``limits.calibration``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from proxy.dialects.counting import CALL, TokenCounter, key_of
-from proxy.dialects.responses.format import ResponsesFormat
-from proxy.dialects.responses.items import is_message, kind_of
+import msgspec
+
+from proxy.dialects.counting import CALL, Counter, FieldEvidence
 from proxy.dialects.responses.references import REFERENCE, reported_tokens
+from proxy.dialects.responses.units import ResponsesUnits, is_message, items_of, kind_of, with_content
 from proxy.dialects.unit_json import Message
+from proxy.dialects.units import is_text_part, parts_of
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 
@@ -31,12 +34,7 @@ _SILENT = frozenset({"id", "type", "status", "call_id", "role", "phase", "prompt
 _SILENT_IN_PARTS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint", "id"})
 
 
-def counter_key(profile: Profile) -> Hashable:
-    """Return the parts of a profile that decide how to count items."""
-    return ("responses", key_of(profile))
-
-
-class Counter(TokenCounter):
+class ResponsesCounter(Counter):
     """Counts the tokens of items as one model's provider does.
 
     The tokens of a request are ``overhead(body)`` plus ``items(unit)`` for each of its units.
@@ -44,12 +42,11 @@ class Counter(TokenCounter):
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile)
-        self.format = ResponsesFormat(self.items, self.text)
+        self.format = ResponsesUnits(self.items, self.text)
 
-    @property
-    def key(self) -> Hashable:
-        """Return the key. Counters with the same key count alike."""
-        return counter_key(self.profile)
+    @classmethod
+    def key_of(cls, profile: Profile) -> Hashable:
+        return ("responses", super().key_of(profile))
 
     def at_most(self, raw: bytes) -> float:
         """Return an upper bound for a body's tokens: one per byte. This doesn't tokenize."""
@@ -140,3 +137,48 @@ def _schema(text: object) -> object:
     if not isinstance(wanted, Mapping) or wanted.get("type") != "json_schema":
         return wanted
     return {"type": "json_schema", "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
+
+
+_PLAIN = frozenset({None, "message", "function_call", "function_call_output"})
+"""Items of which every upstream counts the same text."""
+
+_CALL = re.compile(rb'"call_id"')
+
+
+class ResponsesEvidence(FieldEvidence):
+    """See ``dialects.counting.Evidence``."""
+
+    KNOWN = frozenset(
+        {
+            *("model", "input", "instructions", "tools", "tool_choice", "text", "stream", "stream_options", "include"),
+            *("max_output_tokens", "max_tool_calls", "temperature", "top_p", "top_logprobs", "parallel_tool_calls"),
+            *("metadata", "store", "service_tier", "user", "safety_identifier", "prompt_cache_key"),
+            *("prompt_cache_retention", "prompt_cache_options", "background", "reasoning", "truncation"),
+        }
+    )
+    FORMAT = "text"
+
+    def has_plain_units(self, fields: Mapping[str, msgspec.Raw]) -> bool:
+        return all(map(_is_plain, items_of(bytes(fields["input"]))))
+
+    def has_calls(self, unit: bytes) -> bool:
+        return _CALL.search(unit) is not None
+
+    def kept_text(self, unit: bytes, *, tools: bool) -> str:
+        texts = []
+        for item in items_of(unit):
+            if kind_of(item) == "result" and not tools:
+                continue
+            message = with_content(item)
+            content = message.get("content")
+            texts += [content] if isinstance(content, str) else []
+            texts += [part["text"] for part in parts_of(message) if is_text_part(part)]
+        return "\n".join(texts)
+
+
+def _is_plain(item: Mapping[str, Any]) -> bool:
+    """Return whether an item is text only, without reasoning."""
+    type_ = item.get("type")
+    if not (type_ is None or isinstance(type_, str)) or type_ not in _PLAIN:
+        return False
+    return all(map(is_text_part, parts_of(with_content(item))))

@@ -1,20 +1,45 @@
 """OpenAI's ``POST /responses/compact``: the user's messages and an encrypted item in place of items.
 
-See developers.openai.com/api/docs/guides/compaction, November 2026.
+It compacts the items of a request, or the history that the server keeps, by ``previous_response_id``. If a request with
+such a history overflows, its own items are rarely the cause. So the chain at the server is shortened, and the request
+continues from the result. See developers.openai.com/api/docs/guides/compaction, November 2026.
 """
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
+import msgspec
+from pydantic import BeforeValidator
+
+from proxy.config.fields import Section, off_for_false
+from proxy.config.sections import PolicySection
 from proxy.constants import UNDECODABLE
-from proxy.dialects.body import NOTHING, fields_of, value_of
-from proxy.dialects.dialect import NativeSummary
-from proxy.dialects.responses import answers
-from proxy.dialects.responses.items import PREFIX_TYPES, joined
+from proxy.dialects.dialect import NativeCompaction, NativeSummary
+from proxy.dialects.request import NOTHING, fields_of, value_of
+from proxy.dialects.responses.answers import ResponsesAnswers
+from proxy.dialects.responses.units import PREFIX_TYPES, joined
 from proxy.dialects.unit_json import decode
 from proxy.overflow.silent import Finished
 
+
+class ResponsesSettings(Section):
+    """Settings for `/v1/responses`."""
+
+    state: Annotated[Literal["recover", "compact", "off"], BeforeValidator(off_for_false)] = "recover"
+    """When the upstream compacts a history that it keeps (`previous_response_id`). recover: after an overflow. compact:
+    also when the conversation reaches the trigger. off: never."""
+
+
+SECTION = PolicySection("responses", ResponsesSettings, "Settings for `/v1/responses`.", apart=True)
+
+CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
+OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
+
+_FIELD = b'"previous_response_id"'
+_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ANSWERS = ResponsesAnswers()
 _SENT = ("model", "input", "prompt_cache_key", "service_tier")
 
 
@@ -22,12 +47,10 @@ class _Answer(msgspec.Struct):
     output: list[msgspec.Raw]
 
 
-class ResponsesCompaction:
+class ResponsesCompaction(NativeCompaction):
     """See ``dialects.dialect.NativeCompaction``."""
 
     path = "/responses/compact"
-    beta: str | None = None
-    listed = False
 
     def accepts(self, raw: bytes) -> bool:
         return b'"context_management"' not in raw or not value_of(fields_of(raw).get("context_management", NOTHING))
@@ -45,4 +68,71 @@ class ResponsesCompaction:
         return NativeSummary(joined(items), "")
 
     def read_usage(self, body: bytes) -> Finished:
-        return answers.read_usage(body)
+        return _ANSWERS.read_usage(body)
+
+
+def previous_response(raw: bytes) -> str | None:
+    """Return the id of the response that a request continues; ``None`` if it has its whole history."""
+    if _FIELD not in raw:
+        return None
+    value = _value(_fields(raw).get("previous_response_id"))
+    return value if isinstance(value, str) and value else None
+
+
+def compact_request(raw: bytes, model: str) -> bytes:
+    """Return the body for ``POST /responses/compact``, which shortens the chain of a request."""
+    return msgspec.json.encode({"model": model, "previous_response_id": previous_response(raw)})
+
+
+def open_calls(raw: bytes) -> frozenset[str]:
+    """Return the ids of calls whose outputs are in a request, but the calls aren't."""
+    items = _items(raw)
+    answered = {item.get("call_id") for item in items if item.get("type") in OUTPUT_TYPES}
+    made = {item.get("call_id") for item in items if item.get("type") in CALL_TYPES}
+    return frozenset(call for call in answered - made if isinstance(call, str))
+
+
+def calls_in(output: object, wanted: frozenset[str]) -> list[dict[str, Any]]:
+    """Return the wanted calls in a response's ``output``, without the ids by which the server stored them."""
+    items = output if isinstance(output, list) else []
+    calls = (item for item in items if isinstance(item, dict) and item.get("type") in CALL_TYPES)
+    return [
+        {key: value for key, value in call.items() if key not in ("id", "status")}
+        for call in calls
+        if call.get("call_id") in wanted
+    ]
+
+
+def continued(raw: bytes, compacted: Sequence[object], calls: Sequence[object]) -> bytes:
+    """Return a request that continues from a compacted chain in place of ``previous_response_id``.
+
+    ``calls`` are those that the request's outputs answer. All other fields keep their bytes.
+    """
+    fields = _fields(raw)
+    del fields["previous_response_id"]
+    own = _value(fields.get("input"))
+    items = own if isinstance(own, list) else [{"role": "user", "content": own}] if isinstance(own, str) else []
+    fields["input"] = msgspec.Raw(msgspec.json.encode([*compacted, *calls, *items]))
+    return msgspec.json.encode(fields)
+
+
+def _items(raw: bytes) -> list[dict[str, Any]]:
+    value = _value(_fields(raw).get("input"))
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _fields(raw: bytes) -> dict[str, msgspec.Raw]:
+    try:
+        return _decoder.decode(raw)
+    except UNDECODABLE:
+        return {}
+
+
+def _value(raw: msgspec.Raw | None) -> object:
+    if not raw:
+        return None
+    try:
+        value: object = msgspec.json.decode(raw)
+    except UNDECODABLE:
+        return None
+    return value

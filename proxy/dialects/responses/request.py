@@ -8,22 +8,19 @@ from typing import Any, Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.body import (
+from proxy.dialects.request import (
     NOTHING,
-    BodyRequest,
+    Request,
     Wire,
-    check_values,
     fields_of,
     listed,
     lower,
-    parse_bounded,
     positive,
     value_of,
 )
-from proxy.dialects.digests import ByDigest
-from proxy.dialects.responses.items import PREFIX_TYPES, joined, kind_by
 from proxy.dialects.responses.references import REFERENCE, References, place_after, places_of, unsized
-from proxy.dialects.responses.state import continues
+from proxy.dialects.responses.units import PREFIX_TYPES, joined, kind_by
+from proxy.dialects.unit_json import ByDigest
 
 
 class _Fields(Wire):
@@ -61,14 +58,15 @@ _item_decoder = msgspec.json.Decoder(_Item)
 OUTPUT_FIELDS = ("max_output_tokens",)
 
 
-class ResponsesRequest(BodyRequest, eq=False):
-    """A request as the client sent it. See ``dialects.dialect.Request``.
+class ResponsesRequest(Request, eq=False):
+    """A request as the client sent it. See ``dialects.request.Request``.
 
     ``prefix`` are the items up to the newest ``compaction`` item. They are sent unchanged, and only the last takes
     tokens. ``placed`` are the items in ``units`` that the client only refers to.
     """
 
     OVERHEAD = ("instructions", "tools", "tool_choice", "text", "compaction")
+    CONVERSATION = "input"
 
     prefix: Sequence[bytes] = []
     references: Sequence[str] = ()
@@ -96,7 +94,7 @@ class ResponsesRequest(BodyRequest, eq=False):
             prefix=prefix,
             references=references,
             may_refer=value_of(wire.store) is not False and (bool(references) or not repeats),
-            continues=continues(wire.previous_response_id, wire.conversation),
+            continues=_continues(wire.previous_response_id, wire.conversation),
             hidden=float("inf") if references else 0,
         )
 
@@ -143,15 +141,6 @@ class ResponsesRequest(BodyRequest, eq=False):
 
 
 parse = ResponsesRequest.parse
-
-
-async def parsed(raw: bytes) -> ResponsesRequest:
-    """Parse a request of any size. Raises ``BadBody`` for too many values or items.
-
-    A body is measured before any of its values takes memory.
-    """
-    await check_values(raw)
-    return await parse_bounded(raw, parse, "input")
 
 
 def _input(before: bytes, prefix: Sequence[bytes], units: Sequence[bytes]) -> msgspec.Raw:
@@ -243,3 +232,12 @@ _REFERENCE = "reference"
 _REPEATED = "repeated"
 _ASSISTANT = frozenset({"assistant", _REFERENCE, _REPEATED})
 _parts = ByDigest(_part)
+
+
+def _continues(previous_response_id: msgspec.Raw, conversation: msgspec.Raw) -> bool:
+    """Return whether the server has a part of the history: by an earlier response, or in a stored conversation.
+
+    A missing field is empty.
+    """
+    previous = value_of(previous_response_id)
+    return (isinstance(previous, str) and previous != "") or value_of(conversation) not in (None, "")

@@ -15,8 +15,7 @@ from functools import partial
 import msgspec
 import structlog
 
-from proxy.dialects.body import fields_of
-from proxy.dialects.dialect import Request
+from proxy.dialects.request import Request, fields_of
 from proxy.errors import BadBody, ConfigurationError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.pipeline.exchange import Exchange

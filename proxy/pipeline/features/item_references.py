@@ -7,7 +7,8 @@ from functools import partial
 
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
-from proxy.dialects.dialect import ItemReader, Request
+from proxy.dialects.answers import ItemReader
+from proxy.dialects.request import Request
 from proxy.errors import RequestError
 from proxy.http.decompression import unpack
 from proxy.pipeline.exchange import Exchange

@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.summary_message import collect_identifiers
 from proxy.config.upstreams import COMPACTS
-from proxy.dialects.dialect import NativeCompaction, Request
+from proxy.dialects.dialect import NativeCompaction
+from proxy.dialects.request import Request
 from proxy.errors import BadBody, ConfigurationError
 from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
 from proxy.pipeline.attempt import Attempt, Run

@@ -20,8 +20,7 @@ from cachetools import TTLCache
 from proxy.compaction.turn import Turn
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
-from proxy.dialects.hidden_rounds import decoded
-from proxy.dialects.hidden_tool import HiddenRound, HiddenRoundReader, HiddenTool, StreamedRound, VisibleResponse
+from proxy.dialects.rounds import HiddenRound, HiddenTool, Round, StreamedRound, VisibleResponse, decoded
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Tool
 from proxy.pipeline.compactor import Compactor
@@ -328,7 +327,7 @@ class RecallRounds:
         if (error := following.exception()) is not None:
             raise error if isinstance(error, UpstreamInterrupted) else UpstreamInterrupted(INTERRUPTED) from error
 
-    def _follows(self, round: HiddenRoundReader) -> bool:
+    def _follows(self, round: Round) -> bool:
         """Return whether the model waits for results, and for nothing from the client."""
         waits = bool(round.hidden) and not round.visible and not self._remembered
         return waits and not self._plain and not (self._last and self._has_text)
@@ -337,7 +336,7 @@ class RecallRounds:
     def _has_text(self) -> bool:
         return bool(self._response.text.strip() or self._response.calls)
 
-    async def _next(self, round: HiddenRoundReader) -> ResponseStart:
+    async def _next(self, round: Round) -> ResponseStart:
         """Answer a round's calls, and return the start of the next one. Raises ``ProxyError``.
 
         If the upstream refuses to continue after a text, try shorter results. If that fails, too, or the model calls
@@ -411,7 +410,7 @@ class RecallRounds:
             time = time.from_now(exchange.configuration.settings.server.deadline)
         return await self._resend(body, time)
 
-    async def _results(self, round: HiddenRoundReader, *, last: bool) -> list[bytes]:
+    async def _results(self, round: Round, *, last: bool) -> list[bytes]:
         """Return the messages that answer a round's calls. They leave room for two more rounds of this size."""
         counter = self._exchange.counter
         assert counter is not None  # noqa: S101 - requests without a counter get no tool
@@ -437,7 +436,7 @@ class RecallRounds:
         self._room = replace(self._room, left=left, whole=whole + 2 * size)
         return results
 
-    async def _remember(self, round: HiddenRoundReader) -> None:
+    async def _remember(self, round: Round) -> None:
         """Store what the client doesn't see of this response, to put it back later."""
         mixed = bool(round.hidden) and bool(round.visible) and not self._plain
         results = await self._results(round, last=False) if mixed else []

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from proxy.compaction.triggers import any_met
 from proxy.constants import UNDECODABLE
-from proxy.dialects.responses.state import (
+from proxy.dialects.responses.native import (
     ResponsesSettings,
     calls_in,
     compact_request,

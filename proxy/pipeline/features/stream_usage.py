@@ -9,7 +9,7 @@ from cachetools import TTLCache
 from msgspec.structs import replace
 
 from proxy.access.spending import limit_of
-from proxy.dialects.chat.usage import asks_usage
+from proxy.dialects.chat.request import asks_usage
 from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.response_start import ResponseStart

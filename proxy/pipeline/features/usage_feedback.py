@@ -15,7 +15,8 @@ import msgspec
 import structlog
 from cachetools import LRUCache
 
-from proxy.dialects.dialect import Evidence, Request
+from proxy.dialects.counting import Evidence
+from proxy.dialects.request import Request
 from proxy.limits.calibration import LEAST_COUNTED, plausible
 from proxy.limits.learned import limit_from_usage
 from proxy.overflow import Overflow

@@ -206,7 +206,7 @@ def test_a_fault_in_compaction_costs_no_request(
         assert (got.status, got.header("x-compaction"), upstream.last.body) == (200, "failed", chat())
 
 
-@pytest.mark.parametrize("part", ["limits.calibration.Calibration.wants", "dialects.chat.usage.AnswerTail.finished"])
+@pytest.mark.parametrize("part", ["limits.calibration.Calibration.wants", "dialects.answers.AnswerTail.finished"])
 def test_a_fault_in_learning_from_an_answer_costs_no_request(
     start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], part: str
 ) -> None:

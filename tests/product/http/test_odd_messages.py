@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.body import MAX_MESSAGES
+from proxy.dialects.request import MAX_MESSAGES
 from tests.kit.client import StartProxy, ask, chat
 from tests.kit.odd_bodies import generated, hand_written, with_stream
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer

@@ -9,7 +9,7 @@ from itertools import cycle
 
 import pytest
 
-from proxy.dialects.chat.usage import without_usage
+from proxy.dialects.chat.answers import without_usage
 from tests.kit.client import CHAT, JSON, Got, StartProxy, ask
 from tests.kit.odd_bodies import generated, hand_written, with_stream
 from tests.kit.raw_upstream import Arrived, Stage, Step

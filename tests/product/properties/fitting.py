@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
-from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.apis import CHAT
 from proxy.dialects.chat.request import parse
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile

@@ -11,7 +11,7 @@ from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, section_limits
 from proxy.compaction.stages import ResultRules
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Facts, Kind, Turn
-from proxy.dialects.chat.message import KINDS
+from proxy.dialects.chat.units import KINDS
 from tests.kit.compacting import rules
 from tests.kit.conversations import Counting, assistant, call, result, turns, user
 
@@ -151,7 +151,7 @@ def test_what_is_known_is_not_counted_again(number: int) -> None:
     counting = Counting()
     for _ in range(2):
         make_plan([*long, *body], rules(), Envelope(8000, 0, 0), counting)
-        assert counting.calls < 25
+        assert counting.counts < 25
 
 
 def test_the_work_grows_with_the_messages_and_no_faster() -> None:

@@ -99,8 +99,8 @@ def test_what_was_held_to_a_size_is_remembered_unless_it_is_large() -> None:
     for one in (small, large):
         plan = Plan(CAPS, clips={0: one.facts.tokens - 10})
         first = render([one], 0, plan, rules(), None, counting).pieces
-        calls = counting.calls
+        calls = counting.counts
         assert render([one], 0, plan, rules(), None, counting).pieces == first
-        assert (counting.calls == calls) == (len(first[0].raw) <= REMEMBERED_BYTES)
+        assert (counting.counts == calls) == (len(first[0].raw) <= REMEMBERED_BYTES)
     assert len(small.facts.forms) == 1
     assert not large.facts.forms

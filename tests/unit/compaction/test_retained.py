@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.compaction.sizes import RetainedGroups
 from proxy.compaction.turn import Facts, Turn
-from proxy.dialects.chat.message import KINDS
+from proxy.dialects.chat.units import KINDS
 from tests.kit.compacting import rules, send
 from tests.kit.conversations import assistant, message_tokens, system, text_of_size, turns, user
 

@@ -10,7 +10,7 @@ from proxy.compaction.rules import SMALLEST_RESULT, USER_FRAME_TOKENS
 from proxy.compaction.sizes import Sizes, clip_results
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Facts, Turn
-from proxy.dialects.chat.message import KINDS
+from proxy.dialects.chat.units import KINDS
 
 
 def of(*sizes: tuple[str, int]) -> list[Turn]:

@@ -16,8 +16,8 @@ from proxy.compaction.stages import ArgumentRules, ResultRules, arguments, dupli
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
-from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode
+from proxy.dialects.units import text_of
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FORMAT,
@@ -280,10 +280,10 @@ def test_a_form_is_made_once_and_kept_with_the_message() -> None:
     for _ in range(3):
         first = made(results, body, policy, counting).reduce(0, body[0])
         second = made(arguments, body, policy, counting).reduce(1, body[1])
-    calls = counting.calls
+    calls = counting.counts
     assert made(results, body, policy, counting).reduce(0, body[0]) is first
     assert made(arguments, body, policy, counting).reduce(1, body[1]) is second
-    assert counting.calls == calls
+    assert counting.counts == calls
     assert made(results, body, result_rules(100), counting).reduce(0, body[0]) != first
 
 

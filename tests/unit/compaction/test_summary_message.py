@@ -20,9 +20,9 @@ from proxy.compaction.summary_message import (
     summary_message,
     user_messages,
 )
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.parts import text_of
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.unit_json import decode
+from proxy.dialects.units import text_of
 from proxy.limits.profiles.lookup import Profile
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
@@ -166,7 +166,7 @@ def test_half_a_surrogate_pair_survives() -> None:
     assert "\ud83d" in note([user("half \ud83d of it")])
 
 
-COUNTER = Counter(Profile(model="gpt-4o"))
+COUNTER = ChatCounter(Profile(model="gpt-4o"))
 
 
 def cases() -> list[tuple[int, int, int, int]]:

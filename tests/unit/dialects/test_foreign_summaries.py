@@ -11,9 +11,9 @@ import pytest
 from proxy.compaction.identifiers import identifiers
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.summary_message import SummaryParts, summary_message
-from proxy.dialects.chat.message import foreign_summary as recognised
 from proxy.dialects.foreign_summaries import WORDINGS
 from proxy.dialects.unit_json import decode
+from proxy.dialects.units import summary_in as recognised
 from tests.kit.compacting import rules
 from tests.kit.conversations import FORMAT, assistant, call, system, turns, user
 

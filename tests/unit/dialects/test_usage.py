@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.messages.dialect import MESSAGES
-from proxy.dialects.responses.dialect import RESPONSES
+from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.usage import usage_of
 from proxy.overflow.silent import Finished
 from proxy.telemetry.record import Usage

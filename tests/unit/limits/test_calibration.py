@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects import tail
-from proxy.dialects.chat.upstream_counts import comparable
-from proxy.dialects.chat.usage import AnswerTail
+from proxy.dialects import answers
+from proxy.dialects.chat.answers import ChatAnswers
+from proxy.dialects.chat.counting import ChatEvidence
 from proxy.limits import calibration
 from proxy.limits.budget import budget
 from proxy.limits.calibration import BOUNDS, LEAST_OBSERVATIONS, OBSERVATIONS, PAUSE, TRIES, Calibration
@@ -168,7 +168,7 @@ def test_requests_that_the_two_sides_count_differently_are_left_out(
     message: dict[str, Any], fields: dict[str, Any], counts: bool
 ) -> None:
     messages = [{"role": "user", "content": "word " * 40}, {"role": "assistant", "content": "a", **message}]
-    assert comparable(json.dumps({"model": "m", "messages": messages, **fields}).encode()) is counts
+    assert ChatEvidence().comparable(json.dumps({"model": "m", "messages": messages, **fields}).encode()) is counts
 
 
 def test_what_is_no_body_is_left_out() -> None:
@@ -180,7 +180,7 @@ def test_what_is_no_body_is_left_out() -> None:
         b'{"messages": [1]}',
         b'{"messages":' * 3_000,
     ):
-        assert not comparable(raw)
+        assert not ChatEvidence().comparable(raw)
 
 
 def test_once_there_are_enough_it_looks_now_and_then() -> None:
@@ -228,10 +228,10 @@ LIE = 'Then say "usage": {"prompt_tokens": 5, "total_tokens": 5} and "usage":{"p
 
 def told(*chunks: bytes) -> int | None:
     """The size of the prompt that an answer reports."""
-    tail = AnswerTail()
+    answers = ChatAnswers().tail()
     for chunk in chunks:
-        tail.add(chunk)
-    return tail.finished().prompt
+        answers.add(chunk)
+    return answers.finished().prompt
 
 
 def completion(content: str) -> Completion:
@@ -295,9 +295,9 @@ def test_what_is_no_answer_says_nothing() -> None:
 
 
 def test_usage_is_found_anywhere_but_not_across_a_gap() -> None:
-    long = b"x" * tail.TAIL_BYTES
+    long = b"x" * answers.TAIL_BYTES
     assert told(b'{"usage":', long + b'{"prompt_tokens": 5}}') is None
-    assert told(b'{"usage":{"prompt_tokens": 5}}', *[b"\n"] * tail.TAIL_CHUNKS) == 5
+    assert told(b'{"usage":{"prompt_tokens": 5}}', *[b"\n"] * answers.TAIL_CHUNKS) == 5
 
 
 @given(st.text(max_size=200), st.integers(1, 60))
@@ -311,5 +311,5 @@ def test_no_content_can_report_anything(text: str, size: int) -> None:
 
 
 def test_keeping_a_chunk_costs_next_to_nothing() -> None:
-    tail, chunk = AnswerTail(), b"x" * 250
-    assert min(timeit.repeat(lambda: tail.add(chunk), number=10_000, repeat=5)) / 10_000 < 2e-6
+    answers, chunk = ChatAnswers().tail(), b"x" * 250
+    assert min(timeit.repeat(lambda: answers.add(chunk), number=10_000, repeat=5)) / 10_000 < 2e-6

@@ -15,10 +15,8 @@ import yaml
 from proxy.access.authenticator import Caller
 from proxy.config import load
 from proxy.config.policy import Policy
-from proxy.dialects.chat.dialect import CHAT
+from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.dialect import Dialect
-from proxy.dialects.messages.dialect import MESSAGES
-from proxy.dialects.responses.dialect import RESPONSES
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile

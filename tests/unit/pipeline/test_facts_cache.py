@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
 from proxy.pipeline import facts_cache as remembered
 from proxy.pipeline.facts_cache import CounterFacts
@@ -24,7 +24,7 @@ def known(memory: CounterFacts, message: bytes) -> bool:
 
 def taught(messages: list[bytes]) -> CounterFacts:
     """A memory that has seen messages, one after the other."""
-    memory = CounterFacts(Counter(Profile("m")))
+    memory = CounterFacts(ChatCounter(Profile("m")))
     for message in messages:
         _, keys = memory.look_up([message])
         memory.learn(message, keys[0])

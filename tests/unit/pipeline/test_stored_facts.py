@@ -12,10 +12,10 @@ import pytest
 import structlog.testing
 
 from proxy.compaction.turn import Facts
-from proxy.dialects.chat.counting import Counter
-from proxy.dialects.dialect import Counter as AnyCounter
-from proxy.dialects.messages.counting import Counter as MessagesCounter
-from proxy.dialects.responses.counting import Counter as ResponsesCounter
+from proxy.dialects.chat.counting import ChatCounter
+from proxy.dialects.counting import Counter as AnyCounter
+from proxy.dialects.messages.counting import MessagesCounter
+from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.limits.profiles import Profile
 from proxy.pipeline import stored_facts
 from proxy.pipeline.facts_cache import FactsCache
@@ -67,8 +67,8 @@ async def facts(raws: Sequence[bytes], counter: AnyCounter, store: Plain, tenant
 @pytest.mark.parametrize(
     ("counter", "units"),
     [
-        (Counter(ESCAPING), CHAT),
-        (Counter(Profile("m", token_ratio=1.1)), CHAT),
+        (ChatCounter(ESCAPING), CHAT),
+        (ChatCounter(Profile("m", token_ratio=1.1)), CHAT),
         (MessagesCounter(Profile("claude-sonnet-4-5")), MESSAGES),
         (ResponsesCounter(Profile("m")), ITEMS),
     ],
@@ -99,10 +99,10 @@ def test_all_facts_are_stored() -> None:
 def test_only_the_same_tenant_counter_version_and_format_share_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         store, raws = Plain(), raw(CHAT)
-        counter = Counter(ESCAPING)
+        counter = ChatCounter(ESCAPING)
         await facts(raws, counter, store)
         await facts(raws, counter, store, "team:b")
-        await facts(raws, Counter(Profile("m", token_ratio=1.3)), store)
+        await facts(raws, ChatCounter(Profile("m", token_ratio=1.3)), store)
         monkeypatch.setattr(stored_facts, "FORMAT", "0")
         await facts(raws, counter, store)
         monkeypatch.setattr(stored_facts, "__version__", "0")
@@ -115,7 +115,7 @@ def test_only_the_same_tenant_counter_version_and_format_share_facts(monkeypatch
 
 def test_nothing_is_stored_for_callers_without_a_tenant() -> None:
     store = Plain()
-    asyncio.run(facts(raw(CHAT), Counter(ESCAPING), store, UNSTORED_TENANT))
+    asyncio.run(facts(raw(CHAT), ChatCounter(ESCAPING), store, UNSTORED_TENANT))
     assert not store.entries
 
 
@@ -136,18 +136,18 @@ def test_a_store_that_fails_or_hangs_delays_no_count(monkeypatch: pytest.MonkeyP
             raise AssertionError
 
     async def check() -> None:
-        whole = await facts(raw(CHAT), Counter(ESCAPING), Plain())
+        whole = await facts(raw(CHAT), ChatCounter(ESCAPING), Plain())
         with structlog.testing.capture_logs() as logs:
-            assert await facts(raw(CHAT), Counter(ESCAPING), Failing()) == whole
+            assert await facts(raw(CHAT), ChatCounter(ESCAPING), Failing()) == whole
         assert {line["event"] for line in logs} == {"shared.not_written"}
-        assert await facts(raw(CHAT), Counter(ESCAPING), Hanging()) == whole
+        assert await facts(raw(CHAT), ChatCounter(ESCAPING), Hanging()) == whole
 
     asyncio.run(check())
 
 
 def test_a_message_that_an_entry_does_not_have_is_unknown() -> None:
     raws = raw(CHAT)
-    known = [Counter(ESCAPING).format.read(one) for one in raws[:2]]
+    known = [ChatCounter(ESCAPING).format.read(one) for one in raws[:2]]
     entry = encoded(raws[:2], known)
     assert decoded(entry, raws) == [*known, *[None] * (len(raws) - 2)]
     assert encoded(raws[:2], known) != entry  # the seed is another one
@@ -159,7 +159,7 @@ def test_an_entry_is_written_when_enough_was_counted() -> None:
     async def check() -> None:
         store = Plain()
         stored = StoredFacts(store)
-        place = stored.place(raw(CHAT), Counter(ESCAPING), "team:a")
+        place = stored.place(raw(CHAT), ChatCounter(ESCAPING), "team:a")
         assert place is not None
         assert not stored.due(place, LEAST_BYTES - 1, 0)
         assert not stored.due(place, 1, LEAST_BYTES * PARTS + PARTS)

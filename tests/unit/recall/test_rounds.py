@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.dialects.hidden_tool import HiddenRound
+from proxy.dialects.rounds import HiddenRound
 from proxy.recall.rounds import KIND, MOST, HiddenRounds, prefixes
 from proxy.store import ManagedStore, StoreFailed, open_store
 from tests.kit.stores import with_store

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat import hidden_calls as chat
-from proxy.dialects.hidden_tool import HiddenTool
-from proxy.dialects.messages import hidden_calls as messages
-from proxy.dialects.responses import hidden_calls as responses
+from proxy.dialects.chat.rounds import ChatTool
+from proxy.dialects.messages.rounds import MessagesTool
+from proxy.dialects.responses.rounds import ResponsesTool
+from proxy.dialects.rounds import HiddenTool
 from proxy.recall.tool import DESCRIPTION, NAME, PARAMETERS, TOKENS, Query, Reader, fenced, longest_start, parse
 from proxy.store import StoreFailed
 from proxy.store.archive import Archive, Found, Removed
@@ -131,7 +131,7 @@ def test_the_longest_start_has_at_most_its_room() -> None:
 
 
 @pytest.mark.parametrize("name", text.available())
-@pytest.mark.parametrize("hidden", [chat.HiddenTool(), messages.HiddenTool(), responses.HiddenTool()])
+@pytest.mark.parametrize("hidden", [ChatTool(), MessagesTool(), ResponsesTool()])
 def test_the_definition_has_fewer_tokens_than_prompts_leave_free(hidden: HiddenTool, name: str) -> None:
     strict = {"name": "own", "strict": True, "input_schema": {}}
     body = json.dumps({"tools": [{"type": "function", **strict, "function": strict}]}).encode()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxy.compaction.stages.media import MediaRules, MediaStage
 from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
 from proxy.tokens import encoding, has_remote_media
 from proxy.tokens.media import LARGEST_SIDE, MEDIA, MEDIA_LABELS, RULES, Media
@@ -89,7 +89,7 @@ def test_sizes_are_read_from_the_header(data: bytes) -> None:
 def test_five_megabytes_cost_their_tiles_and_no_time() -> None:
     part = image(data_url(png(1024, 1024, 5_000_000)))
     started = time.thread_time()
-    assert Counter(Profile("gpt-4o", images="gpt-4o")).message({"role": "user", "content": [part]}) == 4 + 765
+    assert ChatCounter(Profile("gpt-4o", images="gpt-4o")).message({"role": "user", "content": [part]}) == 4 + 765
     assert time.thread_time() - started < 0.5
 
 
@@ -181,7 +181,7 @@ def test_odd_parts_are_counted(kind: str, value: dict[str, Any]) -> None:
 def test_each_kind_of_media_is_counted_by_its_kind_and_can_be_removed(kind: str) -> None:
     value = f"data:application/octet-stream;base64,{base64.b64encode(bytes(150_000)).decode()}"
     message = {"role": "user", "content": [{"type": kind, kind: {"data": value}}, {"type": "text", "text": "Look."}]}
-    counter = Counter(Profile("m", tokenizer="o200k_base"))
+    counter = ChatCounter(Profile("m", tokenizer="o200k_base"))
     raw = json.dumps(message).encode()
     turn = Turn(raw, counter.format.read(raw))
     assert turn.facts.media

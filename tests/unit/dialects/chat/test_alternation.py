@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from proxy.compaction.render import OutgoingMessage
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING, alternating
-from proxy.dialects.parts import text_of
 from proxy.dialects.unit_json import decode
+from proxy.dialects.units import text_of
 from tests.kit.conversations import (
     FORMAT,
     IMAGE,
@@ -170,7 +170,7 @@ def test_what_needs_nothing_comes_back_as_the_object_it_is() -> None:
     counting = Counting()
     after = alternating(pieces, counting)
     assert all(new is old for new, old in zip(after, pieces, strict=True))
-    assert counting.calls == 0
+    assert counting.counts == 0
 
 
 def test_the_other_fields_of_what_is_joined_keep_their_bytes() -> None:

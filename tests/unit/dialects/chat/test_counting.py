@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile
 from proxy.tokens import encoding
 
-EXACT = Counter(Profile("exact"))
-SCALED = Counter(Profile("scaled", token_ratio=1.25, tools="json"))
+EXACT = ChatCounter(Profile("exact"))
+SCALED = ChatCounter(Profile("scaled", token_ratio=1.25, tools="json"))
 encoding("o200k_base")  # Load the encoding here so that no example is slow.
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -140,7 +140,7 @@ def test_unknown_parts_count_as_their_json() -> None:
 def test_the_ratio_is_applied_once_and_rounded_up() -> None:
     message = {"role": "user", "content": "one two three four five six seven"}
     assert SCALED.message(message) == math.ceil(EXACT.message(message) * 1.25)
-    assert Counter(Profile("m", token_ratio=1.1)).text("a b c d e f g h i j") == 11
+    assert ChatCounter(Profile("m", token_ratio=1.1)).text("a b c d e f g h i j") == 11
 
 
 def test_the_ratio_is_not_applied_to_images() -> None:
@@ -190,20 +190,20 @@ def test_the_response_schema_counts() -> None:
 
 def test_tools_of_other_families_count_as_json() -> None:
     tool = {"type": "function", "function": {"name": "f", "description": "word " * 100, "parameters": {}}}
-    assert Counter(Profile("c", tools="claude")).overhead({"tools": [tool]}) > 100 + 346
-    assert Counter(Profile("c", tools="claude")).overhead({"tools": []}) == 3
+    assert ChatCounter(Profile("c", tools="claude")).overhead({"tools": [tool]}) > 100 + 346
+    assert ChatCounter(Profile("c", tools="claude")).overhead({"tools": []}) == 3
 
 
 def test_an_encoding_that_is_not_carried_is_said_at_once() -> None:
     with pytest.raises(ConfigurationError, match=r"'r50k_base'.*o200k_base"):
-        Counter(Profile("davinci", tokenizer="r50k_base"))
+        ChatCounter(Profile("davinci", tokenizer="r50k_base"))
     with pytest.raises(ConfigurationError, match="'nonsense'"):
         encoding("nonsense")
 
 
 def test_an_unknown_rule_for_images_is_said_at_once() -> None:
     with pytest.raises(ConfigurationError, match=r"got 'gpt4o'.*gpt-4o"):
-        Counter(Profile("m", images="gpt4o"))
+        ChatCounter(Profile("m", images="gpt4o"))
 
 
 def test_special_tokens_in_text_are_text() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.chat.counting import Counter
+from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.facts_cache import FactsCache
 
@@ -14,7 +14,7 @@ PROFILES = Profiles()
 
 
 def counted(model: str, body: dict[str, Any]) -> int:
-    counter = Counter(PROFILES.find(model))
+    counter = ChatCounter(PROFILES.find(model))
     return counter.overhead(body) + sum(counter.message(message) for message in body["messages"])
 
 
@@ -334,7 +334,7 @@ def test_reported_for_several_calls_in_one_message(calls: int, tokens: int, over
 )
 def test_reported_for_results_outside_ascii(calls: int, word: str, tokens: int) -> None:
     """community.openai.com topic 1375117, gpt-4.1 and gpt-5.2. The topic doesn't show the rest of the prompt."""
-    counter = Counter(PROFILES.find("gpt-4.1"))
+    counter = ChatCounter(PROFILES.find("gpt-4.1"))
     call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": "{}"}}
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Search."},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.messages.dialect import MESSAGES
+from proxy.dialects.apis import MESSAGES
 
 ANSWERS = MESSAGES.answers
 USAGE = {"input_tokens": 10, "cache_creation_input_tokens": 200, "cache_read_input_tokens": 3_000, "output_tokens": 1}

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.messages.counting import CALL, MESSAGE, REPLY, RESULT, TOOL, Counter
+from proxy.dialects.messages.counting import CALL, MESSAGE, REPLY, RESULT, TOOL, MessagesCounter
 from proxy.limits.profiles import Profile
 from proxy.tokens import encoding, tools
 from proxy.tokens.text import count, dump
 
-COUNTER = Counter(Profile("exact"))
+COUNTER = MessagesCounter(Profile("exact"))
 TEXT = "The vault code is 7341, and nobody may write it down."
 TOOL_F = {"name": "f", "description": TEXT, "input_schema": {"type": "object"}}
 
@@ -70,7 +70,7 @@ def test_fields_that_the_model_does_not_read(field: str) -> None:
 
 
 def test_the_ratio_of_the_profile_scales_everything() -> None:
-    scaled = Counter(Profile("scaled", token_ratio=2.0))
+    scaled = MessagesCounter(Profile("scaled", token_ratio=2.0))
     message = {"role": "user", "content": TEXT}
     assert scaled.message(message) == 2 * COUNTER.message(message)
     assert scaled.overhead({"system": TEXT}) == 2 * COUNTER.overhead({"system": TEXT})
@@ -99,7 +99,7 @@ def test_a_title_of_a_document_counts() -> None:
 
 def test_the_bound_includes_the_prompt_of_tools() -> None:
     tool = {"name": "f", "input_schema": {}}
-    counter = Counter(Profile("claude", tools="claude"))
+    counter = MessagesCounter(Profile("claude", tools="claude"))
     assert counter.at_most(json.dumps({"tools": [tool]}).encode()) > counter.overhead({"tools": [tool]}) > 300
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from proxy.compaction.turn import Turn
-from proxy.dialects.messages.blocks import THINKING, canonical
-from proxy.dialects.messages.counting import Counter
+from proxy.dialects.messages.counting import MessagesCounter
 from proxy.dialects.messages.request import parse
+from proxy.dialects.messages.units import THINKING, canonical
 from proxy.limits.profiles.lookup import Profile
 from tests.kit.compacting import POLICIES, send
 from tests.kit.message_checks import blocks_of, check_breakpoints, check_results, check_shape, merged
@@ -28,8 +28,8 @@ WORDS = ("the", "build", "failed", "again", "because", "of", "a", "missing", "co
 CHECKING, FREE = "claude-opus-5-5", "claude-opus-4-5"
 
 
-def counter(model: str) -> Counter:
-    return Counter(Profile(model, tokenizer="o200k_base", token_ratio=1.25, images="claude", tools="claude"))
+def counter(model: str) -> MessagesCounter:
+    return MessagesCounter(Profile(model, tokenizer="o200k_base", token_ratio=1.25, images="claude", tools="claude"))
 
 
 class Session:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.dialects.messages.thinking import checks_prefix
+from proxy.dialects.messages.units import checks_prefix
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.messages.upstream_counts import comparable
+from proxy.dialects.messages.counting import MessagesEvidence
 from tests.kit.messages import words
 
 TEXT = words(500)
@@ -24,7 +24,9 @@ def shows(*blocks: dict[str, Any], **fields: Any) -> bool:
         {"role": "assistant", "content": [*blocks, {"type": "tool_use", "id": "t1", "name": "run", "input": {}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": TEXT}]},
     ]
-    return comparable(json.dumps({"model": "m", "max_tokens": 9, "messages": history, **fields}).encode())
+    return MessagesEvidence().comparable(
+        json.dumps({"model": "m", "max_tokens": 9, "messages": history, **fields}).encode()
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses.answers import AnswerTail, content_detector, event_reader, fast_path, gives_up, read_usage
+from proxy.dialects.responses.answers import ResponsesAnswers
 from tests.kit.response_items import item_events
+
+ANSWERS = ResponsesAnswers()
 
 USAGE = {
     "input_tokens": 1200,
@@ -44,7 +46,7 @@ INCOMPLETE = response(status="incomplete", output=[], incomplete_details={"reaso
 
 def kind_and_place(body: bytes, step: int = 1) -> tuple[str | None, int]:
     """Return the kind of a stream, and the bytes after which it's known."""
-    start = event_reader()
+    start = ANSWERS.event_reader()
     for at in range(0, len(body), step):
         if found := start.feed(body[at : at + step]):
             return found, at + step
@@ -77,16 +79,16 @@ def test_a_stream_is_judged_by_its_first_event_after_the_announcements(
 
 
 def test_an_unfinished_error_is_known_by_its_name() -> None:
-    start = event_reader()
+    start = ANSWERS.event_reader()
     start.feed(stream(*ANNOUNCED) + b"event: response.failed\ndata: {")
     assert start.in_error()
-    other = event_reader()
+    other = ANSWERS.event_reader()
     other.feed(stream(*ANNOUNCED) + b"event: response.output_item.added\ndata: {")
     assert not other.in_error()
 
 
 def judged(body: bytes) -> str | None:
-    sight = content_detector()
+    sight = ANSWERS.content_detector()
     return next((found for at in range(1, len(body) + 1) if (found := sight.of(bytearray(body[:at])))), None)
 
 
@@ -103,15 +105,15 @@ def judged(body: bytes) -> str | None:
 )
 def test_an_answer_with_content_differs_from_an_error_of_status_200(body: bytes, kind: str | None) -> None:
     assert judged(body) == kind
-    assert fast_path(body) == (kind == "answer" and body.startswith(b"{"))
+    assert ANSWERS.fast_path(body) == (kind == "answer" and body.startswith(b"{"))
 
 
 def test_usage_and_reason_of_a_whole_answer() -> None:
     for body in (json.dumps(response()).encode(), stream(*ANNOUNCED, ("response.completed", {"response": response()}))):
-        finished = read_usage(body)
+        finished = ANSWERS.read_usage(body)
         assert (finished.prompt, finished.output, finished.cached) == (1200, 7, 1024)
         assert (finished.finish_reason, finished.empty) == ("completed", False)
-    finished = read_usage(stream(*ANNOUNCED, ("response.incomplete", {"response": INCOMPLETE})))
+    finished = ANSWERS.read_usage(stream(*ANNOUNCED, ("response.incomplete", {"response": INCOMPLETE})))
     assert (finished.finish_reason, finished.empty) == ("max_output_tokens", True)
 
 
@@ -122,7 +124,7 @@ def test_the_tail_of_an_answer_has_its_usage(*, size: int, streamed: bool) -> No
     done = response(output=[long])
     body = stream(*ANNOUNCED, ("response.completed", {"response": done})) if streamed else json.dumps(done).encode()
     for step in (1000, len(body)):
-        tail = AnswerTail()
+        tail = ANSWERS.tail()
         for at in range(0, len(body), step):
             tail.add(body[at : at + step])
         finished = tail.finished()
@@ -130,7 +132,7 @@ def test_the_tail_of_an_answer_has_its_usage(*, size: int, streamed: bool) -> No
 
 
 def test_a_stream_that_ends_after_its_announcement_was_given_up() -> None:
-    assert gives_up(stream(*ANNOUNCED))
-    assert gives_up(stream(*ANNOUNCED) + b"data: [DONE]\n\n")
-    assert not gives_up(stream(*ANNOUNCED, ("response.incomplete", {"response": INCOMPLETE})))
-    assert not gives_up(b"")
+    assert ANSWERS.gives_up(stream(*ANNOUNCED))
+    assert ANSWERS.gives_up(stream(*ANNOUNCED) + b"data: [DONE]\n\n")
+    assert not ANSWERS.gives_up(stream(*ANNOUNCED, ("response.incomplete", {"response": INCOMPLETE})))
+    assert not ANSWERS.gives_up(b"")

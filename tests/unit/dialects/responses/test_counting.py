@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from proxy.dialects.counting import CALL
-from proxy.dialects.responses.counting import ITEM, REPLY, Counter
+from proxy.dialects.responses.counting import ITEM, REPLY, ResponsesCounter
 from proxy.limits.profiles import Profile
 from proxy.tokens import encoding
 from proxy.tokens.text import count
 
-COUNTER = Counter(Profile("exact"))
+COUNTER = ResponsesCounter(Profile("exact"))
 TEXT = "The vault code is 7341, and nobody may write it down."
 TOOL_F = {"type": "function", "name": "f", "description": TEXT, "parameters": {"type": "object", "properties": {}}}
 
@@ -88,7 +88,7 @@ def test_the_schema_of_the_answer_counts() -> None:
 
 
 def test_the_ratio_of_the_profile_scales_everything() -> None:
-    scaled = Counter(Profile("scaled", token_ratio=2.0))
+    scaled = ResponsesCounter(Profile("scaled", token_ratio=2.0))
     message: Any = {"role": "user", "content": TEXT}
     assert scaled.items([message]) == 2 * COUNTER.items([message])
     assert scaled.overhead({"instructions": TEXT}) == 2 * COUNTER.overhead({"instructions": TEXT})

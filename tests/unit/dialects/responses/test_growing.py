@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from proxy.compaction.format import Format
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Facts, Turn
-from proxy.dialects.responses.counting import Counter
+from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.dialects.responses.request import ResponsesRequest, parse
 from proxy.limits.profiles.lookup import Profile
 from tests.kit.agent_sessions import Style, responses_session
@@ -32,7 +32,7 @@ class Through(httpx.BaseTransport):
         self.sent: list[Sent] = []
         self.items: list[list[Any]] = []
         self._server = TestClient(server.app)
-        self._format: Format = Counter(Profile("gpt-5")).format
+        self._format: Format = ResponsesCounter(Profile("gpt-5")).format
         self._facts: dict[bytes, Facts] = {}
         self._budget = budget
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses import output_items
-from proxy.dialects.responses.output_items import LARGEST, TRIED, ItemReader
+from proxy.dialects.responses import answers as output_items
+from proxy.dialects.responses.answers import LARGEST, TRIED, OutputItemReader
 from tests.kit.response_items import item_events
 from tests.unit.dialects.responses.test_answers import ANNOUNCED, MESSAGE, response, stream
 
@@ -23,7 +23,7 @@ MISLEADING = ("response.output_item.added", {"item": {**MESSAGE, "id": "no", "x"
 
 def found(body: bytes, size: int) -> dict[str, Any]:
     items: list[tuple[str, bytes]] = []
-    reader = ItemReader(lambda id, item: items.append((id, item)))
+    reader = OutputItemReader(lambda id, item: items.append((id, item)))
     for start in range(0, len(body), size):
         reader.add(body[start : start + size])
     assert len(items) == len({id for id, _ in items}), "each item once"
@@ -48,7 +48,7 @@ def test_every_item_is_found_once(body: bytes, size: int) -> None:
 
 def test_an_item_is_found_before_the_rest_of_its_answer() -> None:
     items: list[str] = []
-    reader = ItemReader(lambda id, _: items.append(id))
+    reader = OutputItemReader(lambda id, _: items.append(id))
     reader.add(stream(*item_events(0, MESSAGE)))
     assert items == ["msg_1"]
 
@@ -93,7 +93,7 @@ def test_an_answer_whose_chunks_all_look_like_its_end_is_decoded_a_few_times(mon
     body = json.dumps(response(output=[{**MESSAGE, "content": "small"}], filler=text)).encode()
     first = body.index(b"}", body.index(b"xxx")) + 1
     items: list[str] = []
-    reader = ItemReader(lambda id, _: items.append(id))
+    reader = OutputItemReader(lambda id, _: items.append(id))
     for chunk in (body[:first], *(body[start : start + 1_000] for start in range(first, len(body), 1_000))):
         reader.add(chunk)
     reader.finish()

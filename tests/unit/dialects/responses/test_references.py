@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from proxy.dialects.responses.counting import Counter
+from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.dialects.responses.request import parse
 from proxy.limits.profiles.lookup import Profile
 from tests.unit.dialects.responses.test_request import CALL, MESSAGE, OUTPUT, REASONING, USER
 
-COUNTER = Counter(Profile("gpt-5"))
+COUNTER = ResponsesCounter(Profile("gpt-5"))
 FORMAT = COUNTER.format
 SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "news"}}
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.responses.counting import Counter
-from proxy.dialects.responses.dialect import RESPONSES
+from proxy.dialects.apis import RESPONSES
+from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.dialects.responses.request import parse
 from proxy.errors import BadBody
 from proxy.limits.profiles.lookup import Profile
 
-FORMAT = Counter(Profile("gpt-5")).format
+FORMAT = ResponsesCounter(Profile("gpt-5")).format
 
 USER = {"role": "user", "content": "hi"}
 PARTS = {

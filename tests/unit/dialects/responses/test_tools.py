@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses.hidden_calls import HiddenTool
-from proxy.dialects.responses.tools import tools_of, with_tool, without_tool
+from proxy.dialects.request import fields_of
+from proxy.dialects.responses.rounds import ResponsesTool, tools_of
 
 ADDED = b'{"type":"function","name":"added"}'
 
@@ -34,7 +34,7 @@ def body(*items: Any, **fields: Any) -> bytes:
 
 
 def added(raw: bytes) -> Any:
-    return json.loads(with_tool(raw, ADDED))
+    return json.loads(ResponsesTool().with_tool(raw, ADDED))
 
 
 def test_a_tool_joins_the_list_of_tools() -> None:
@@ -60,14 +60,14 @@ def test_a_tool_gets_an_item_behind_the_first_items_with_tools(fields: dict[str,
     ],
 )
 def test_a_body_without_the_tool_is_as_before(raw: bytes) -> None:
-    assert json.loads(without_tool(with_tool(raw, ADDED))) == json.loads(raw)
+    assert json.loads(ResponsesTool().without_tool(ResponsesTool().with_tool(raw, ADDED))) == json.loads(raw)
 
 
 def test_all_tools_are_found() -> None:
     raw = body(
         user("Hi"), item(space(tool("b"), tool("c")), tool("d")), user("And?"), item(tool("e")), tools=[tool("a")]
     )
-    assert [one["name"] for one in tools_of(raw)] == ["a", "b", "c", "d", "e"]
+    assert [one["name"] for one in tools_of(fields_of(raw))] == ["a", "b", "c", "d", "e"]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_all_tools_are_found() -> None:
     ],
 )
 def test_a_request_needs_tools_without_the_name(raw: bytes, accepts: bool) -> None:
-    assert HiddenTool().accepts(raw, "own") is accepts
+    assert ResponsesTool().accepts(raw, "own") is accepts
 
 
 @pytest.mark.parametrize("strict", [True, False, None])
 def test_strict_follows_the_tools_in_items(strict: bool | None) -> None:
     raw = body(item(space(tool("a"), tool("b", strict=strict), {"type": "custom", "name": "c"})))
-    assert json.loads(HiddenTool().definition(raw, "own", "", {}))["strict"] is (strict is not False)
+    assert json.loads(ResponsesTool().definition(raw, "own", "", {}))["strict"] is (strict is not False)

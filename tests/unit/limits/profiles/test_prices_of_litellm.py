@@ -13,9 +13,7 @@ from unittest import mock
 import pytest
 
 from proxy.constants import PICO
-from proxy.dialects.chat.dialect import CHAT
-from proxy.dialects.messages.dialect import MESSAGES
-from proxy.dialects.responses.dialect import RESPONSES
+from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.usage import usage_of
 from proxy.limits.profiles import tables
 from proxy.upstream.litellm import library

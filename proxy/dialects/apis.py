@@ -1,0 +1,119 @@
+"""The table of APIs, and how to read a body or a unit whose API isn't known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from proxy.dialects.chat.answers import ChatAnswers
+from proxy.dialects.chat.counting import ChatCounter, ChatEvidence
+from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.chat.rounds import ChatTool
+from proxy.dialects.dialect import Dialect
+from proxy.dialects.messages.answers import MessagesAnswers
+from proxy.dialects.messages.counting import MessagesCounter, MessagesEvidence
+from proxy.dialects.messages.native import MessagesCompaction
+from proxy.dialects.messages.request import MessagesRequest
+from proxy.dialects.messages.rounds import MessagesTool
+from proxy.dialects.responses.answers import OutputItemReader, ResponsesAnswers
+from proxy.dialects.responses.counting import ResponsesCounter, ResponsesEvidence
+from proxy.dialects.responses.native import ResponsesCompaction
+from proxy.dialects.responses.request import ResponsesRequest
+from proxy.dialects.responses.rounds import ResponsesTool
+from proxy.dialects.unit_json import decode
+
+CHAT = Dialect(
+    name="chat",
+    path="/chat/completions",
+    errors="openai",
+    request=ChatRequest,
+    counters=ChatCounter,
+    evidence=ChatEvidence(),
+    answers=ChatAnswers(),
+    hidden_tool=ChatTool(),
+)
+
+RESPONSES = Dialect(
+    name="responses",
+    path="/responses",
+    errors="openai",
+    request=ResponsesRequest,
+    counters=ResponsesCounter,
+    evidence=ResponsesEvidence(),
+    answers=ResponsesAnswers(),
+    hidden_tool=ResponsesTool(),
+    native=ResponsesCompaction(),
+    item_reader=OutputItemReader,
+)
+
+MESSAGES = Dialect(
+    name="messages",
+    path="/messages",
+    errors="anthropic",
+    request=MessagesRequest,
+    counters=MessagesCounter,
+    evidence=MessagesEvidence(),
+    answers=MessagesAnswers(),
+    hidden_tool=MessagesTool(),
+    native=MessagesCompaction(),
+    heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
+)
+
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CHAT, RESPONSES, MESSAGES)}
+
+_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
+
+_TEXTS = frozenset(
+    {
+        *("arguments", "content", "input", "output", "reasoning_content", "refusal", "text", "thinking"),
+        *("function", "parts", "summary", "tool_calls", "function_call", "name", "action"),
+    }
+)
+"""Fields that contain text, or lead to it. All others are ids, types, and encoded data."""
+
+
+def recognized(raw: bytes) -> Dialect:
+    """Return the dialect that a body fits. A body that fits several, such as one with short texts only, is chat's.
+
+    Raises ``msgspec.DecodeError``, ``UnicodeDecodeError``, or ``RecursionError`` for a body that isn't JSON.
+    """
+    body: Any = msgspec.json.decode(raw)
+    if not isinstance(body, dict):
+        return CHAT
+    if "input" in body and "messages" not in body:
+        return RESPONSES
+    messages = body.get("messages")
+    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    blocks = (block for content in contents if isinstance(content, list) for block in content)
+    used = any(isinstance(block, dict) and block.get("type") in _BLOCKS for block in blocks)
+    return MESSAGES if used or "system" in body else CHAT
+
+
+def archived_text(raw: bytes) -> tuple[str, str]:
+    """Return the role, or else the type, of a chat message, a response's item, or a message of blocks, and its text."""
+    unit = decode(raw)
+    role = unit.get("role") or unit.get("type")
+    return role if isinstance(role, str) else "message", "\n".join(filter(None, _texts(unit)))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts within a message, in order. Structured arguments become JSON."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, list):
+            waiting += reversed(item)
+        elif isinstance(item, dict):
+            inner = [
+                json.dumps(field, ensure_ascii=False)
+                if name in ("input", "action") and isinstance(field, dict)
+                else field
+                for name, field in item.items()
+                if name in _TEXTS
+            ]
+            waiting += reversed(inner)

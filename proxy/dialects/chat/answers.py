@@ -1,0 +1,183 @@
+"""Read chat completions: their first bytes and events, their usage, and their finish reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from proxy.constants import UNDECODABLE
+from proxy.dialects.answers import NO_ROOM, Answers, AnswerTail, Object, Verdict, deltas, finished, json_objects
+from proxy.overflow.silent import Finished, prompt_tokens
+
+_CHOICE = b'"choices":[{'
+_TEXT = b'"content":"'
+_TIER = re.compile(r'"service_tier"\s*:\s*"([a-z_]{1,32})"')
+
+
+class ChatAnswers(Answers):
+    """See ``dialects.answers.Answers``."""
+
+    MARKS = re.compile(
+        rb"""(?P<begin> "choices" \s{0,99} : \s{0,99} \[ \s{0,99} \{ )
+        | (?P<written>
+            "(?: content | text | refusal | reasoning | reasoning_content )" \s{0,99} : \s{0,99} "[^"]
+          | "(?: content | tool_calls | reasoning_details )" \s{0,99} : \s{0,99} \[ \s{0,99} \{
+          | "(?: function_call | audio )" \s{0,99} : \s{0,99} \{
+          )
+        | (?P<error> "error" \s{0,99} : \s{0,99} [^\sn] )""",
+        re.VERBOSE,
+    )
+    INSIDE = False
+    USUAL = frozenset({None, "stop", "tool_calls", "length", "function_call"})
+    REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
+    TEXTS = deltas("content|reasoning_content|reasoning|refusal|arguments|text")
+
+    def tail(self) -> AnswerTail:
+        return _ChatTail(self.read_usage, self.read_end, self.TEXTS)
+
+    def fast_path(self, first: bytes) -> bool:
+        """Return the same result as a ``ContentDetector`` for a usual text, faster."""
+        choice = first.find(_CHOICE)
+        text = first.find(_TEXT, choice)
+        written = first[text + len(_TEXT) : text + len(_TEXT) + 1]
+        return choice > 0 and text > 0 and written not in (b"", b'"') and first.find(b'"error"', 0, text) < 0
+
+    def judge(self, event: Any) -> Verdict | None:
+        """A chunk that only has the role, and a finish reason for a full window, say nothing."""
+        choices = event.get("choices") if isinstance(event, dict) else None
+        if not isinstance(choices, list) or any(_choice_has_content(choice) for choice in choices):
+            return "content"
+        return None
+
+    def reason(self, event: Object) -> str | None:
+        """Return the finish reason of the last choice, or the stop reason that some gateways send."""
+        delta = event.get("delta")
+        reason = event.get("stop_reason") or (delta.get("stop_reason") if isinstance(delta, dict) else None)
+        for choice in _choices(event):
+            reason = choice.get("finish_reason") or reason
+        return reason if isinstance(reason, str) else None
+
+    def has_content(self, event: Object) -> bool:
+        return bool(event.get("content")) or any(
+            value for message in _messages(event) for name, value in message.items() if name not in ("role", "name")
+        )
+
+    def tier(self, event: Object) -> object:
+        return event.get("service_tier")
+
+    def searches(self, event: Object) -> int:
+        """Return 1 if a message cites web pages. That's the only sign of a search in chat completions."""
+        notes = [message.get("annotations") for message in _messages(event)]
+        cited = (note for listed in notes if isinstance(listed, list) for note in listed)
+        return int(any(isinstance(note, dict) and note.get("type") == "url_citation" for note in cited))
+
+    def read_usage(self, body: bytes) -> Finished:
+        end = super().read_usage(body)
+        # 0 tokens are a placeholder, not a count.
+        return end if end.prompt else replace(end, prompt=None)
+
+    def read_end(self, text: str) -> Finished:
+        tiers = _TIER.findall(text)
+        searches = int('"url_citation"' in text)
+        return replace(super().read_end(text), tier=tiers[-1] if tiers else None, searches=searches)
+
+    def gives_up(self, body: bytes) -> bool:
+        """Return whether a stream has one event with only the role: no finish reason or usage, then ``[DONE]``."""
+        data = [line[5:].strip() for line in body.splitlines() if line.startswith(b"data:") and line[5:].strip()]
+        if len(data) != 2 or data[1] != b"[DONE]":
+            return False
+        event = next(json_objects(body), {})
+        choices = list(_choices(event))
+        named = any(isinstance(delta := choice.get("delta"), dict) and "role" in delta for choice in choices)
+        return named and not event.get("usage") and not any(choice.get("finish_reason") for choice in choices)
+
+
+def _choices(event: Object) -> Iterator[Object]:
+    choices = event.get("choices")
+    return (choice for choice in choices if isinstance(choice, dict)) if isinstance(choices, list) else iter(())
+
+
+def _messages(event: Object) -> Iterator[Object]:
+    """Yield the messages or deltas of the choices."""
+    messages = (choice.get("message") or choice.get("delta") for choice in _choices(event))
+    return (message for message in messages if isinstance(message, dict))
+
+
+def _choice_has_content(choice: Any) -> bool:
+    if not isinstance(choice, dict):
+        return True
+    delta = choice.get("delta")
+    if choice.get("finish_reason") not in (None, "", "error", *NO_ROOM):
+        return True
+    return not isinstance(delta, dict) or any(value for name, value in delta.items() if name != "role")
+
+
+class _ChatTail(AnswerTail):
+    def read_whole(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
+        return _usual(body) or read(body)
+
+
+class _Message(msgspec.Struct):
+    content: str
+    annotations: tuple[()] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: tuple[_Choice]
+    usage: dict[str, Any]
+    service_tier: Any = None
+
+
+_usual_answer = msgspec.json.Decoder(_Answer)
+
+
+def _usual(body: bytes) -> Finished | None:
+    """Read an answer that isn't streamed, with one text and OpenAI's own usage; ``None`` for any other.
+
+    This gives the same result as ``read_usage``, five times faster.
+    """
+    try:
+        answer = _usual_answer.decode(body)
+    except UNDECODABLE:
+        return None
+    (choice,), usage = answer.choices, answer.usage
+    if not choice.message.content or not prompt_tokens(usage):
+        return None
+    return finished(choice.finish_reason, usage, empty=False, tier=answer.service_tier)
+
+
+def without_usage(events: bytes) -> bytes:
+    """Return whole events of a stream without the usage that only the proxy asked for.
+
+    A provider sends it in an event of its own without choices, and ``null`` in all others. Some servers report it in an
+    event with choices, which stays.
+    """
+    if b'"usage"' not in events:
+        return events
+    out = bytearray()
+    for event in _EVENT.findall(events):
+        value = next(json_objects(event), None) if _REPORT.search(event) else None
+        if value is None or value.get("choices") or not value.get("usage"):
+            out += _NULL.sub(b"", event)
+        elif not value.keys() <= _USUAL_FIELDS:  # a provider's own fields stay
+            del value["usage"]
+            out += b"data: " + msgspec.json.encode(value) + b"\n\n"
+    return bytes(out)
+
+
+_USUAL_FIELDS = {
+    *("id", "object", "created", "model", "system_fingerprint", "service_tier", "choices", "usage", "obfuscation")
+}
+_EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.S)
+_REPORT = re.compile(rb'"usage"\s*:\s*\{')
+# Strings escape quotation marks, so this is a field.
+_NULL = re.compile(rb',\s?"usage"\s?:\s?null')

@@ -1,0 +1,230 @@
+"""Read, count, and rewrite chat messages.
+
+A message is the JSON object of OpenAI's chat completions. Clients may send any JSON value, so every function here
+accepts any value and treats unknown shapes as empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.render import OutgoingMessage
+from proxy.compaction.turn import Call, Facts, Kind, Turn
+from proxy.dialects.chat.alternation import alternating
+from proxy.dialects.repair import CallKey
+from proxy.dialects.unit_json import Message, decode, encode, replace_field
+from proxy.dialects.units import (
+    Units,
+    is_media_part,
+    labels_of,
+    parts_of,
+    replaceable_text,
+    summary_in,
+    text_of,
+    text_without_media,
+    with_text,
+    without_media,
+)
+
+KINDS: dict[str, Kind] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "result",
+    "function": "result",
+}
+ID_FIELDS = {"tool": "tool_call_id", "function": "name"}
+"""The field with the call's id, by the role of the result. The legacy ``function`` role uses the function's name."""
+
+_INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
+
+MessageCounter = Callable[[Message], int]
+"""Count the tokens of a whole message, including its framing."""
+
+
+class ChatUnits(Units[Message]):
+    """See ``dialects.units.Units``. A unit is a message, and the kind of a result is its role.
+
+    ``parallel`` counts the result of one of several calls, if that differs from ``message``.
+    """
+
+    RESULT_KINDS = tuple(ID_FIELDS)
+    LAST_RESULTS = "function"
+    COUNTS_WIDE = True
+
+    def __init__(self, message: MessageCounter, text: TextCounter, parallel: MessageCounter | None = None) -> None:
+        super().__init__(message, text)
+        self._parallel = parallel or message
+
+    def decoded(self, raw: bytes) -> Message:
+        return decode(raw)
+
+    def kind(self, unit: Message) -> Kind:
+        return KINDS.get(_text_or_none(unit.get("role")) or "", "")
+
+    def role(self, unit: Message, kind: Kind) -> str:
+        return _text_or_none(unit.get("role")) or ""
+
+    def calls(self, unit: Message) -> tuple[Call, ...]:
+        return calls_of(unit)
+
+    def answered(self, unit: Message, kind: Kind) -> str | None:
+        return _text_or_none(unit.get("name" if unit.get("role") == "function" else "tool_call_id"))
+
+    def visible_text(self, unit: Message) -> str:
+        return text_of(unit)
+
+    def media_in(self, unit: Message) -> bool:
+        return any(map(is_media_part, parts_of(unit)))
+
+    def bare(self, unit: Message) -> Message:
+        return without_media(unit)
+
+    def is_empty(self, unit: Message) -> bool:
+        return unit.get("content") in (None, "", []) and not any(unit.get(key) for key in _INSTEAD_OF_CONTENT)
+
+    def result_content(self, unit: Message) -> object:
+        return unit.get("content")
+
+    def summary_in(self, unit: Message) -> ForeignSummary | None:
+        return summary_in(unit)
+
+    def own_texts(self, unit: Message) -> list[tuple[str, str]]:
+        return [(text_without_media(unit), labels_of(unit))]
+
+    def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
+        parts = [(part, change(part)) for part in parts_of(decode(raw))]
+        return replace_field(raw, "content", [new for old, new in parts if new is not None or old is None])
+
+    def without_media(self, raw: bytes) -> bytes:
+        return encode(without_media(decode(raw)))
+
+    def inner_tokens(self, facts: Facts) -> TextCounter:
+        count = self._counter(facts)
+        bare = count({"content": ""})
+        return lambda text: count({"content": text}) - bare
+
+    def arguments(self, raw: bytes) -> list[tuple[str, str]]:
+        return arguments_of(decode(raw))
+
+    def replaceable_text(self, raw: bytes) -> str | None:
+        return replaceable_text(decode(raw).get("content"))
+
+    def with_text(self, raw: bytes, text: str) -> bytes:
+        return replace_field(raw, "content", with_text(decode(raw).get("content"), text))
+
+    def with_result(self, raw: bytes, text: str) -> bytes:
+        listed = isinstance(decode(raw).get("content"), list)
+        return replace_field(raw, "content", [{"type": "text", "text": text}] if listed else text)
+
+    def with_arguments(self, raw: bytes, rewrite: Rewrite) -> bytes:
+        message = decode(raw)
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            changed = [_rewritten_call(call, "function", rewrite) for call in calls]
+            if changed != calls:
+                raw = replace_field(raw, "tool_calls", changed)
+        legacy = _rewritten_call(message, "function_call", rewrite)
+        if legacy is not message and isinstance(legacy, dict):
+            raw = replace_field(raw, "function_call", legacy["function_call"])
+        return raw
+
+    def summary(self, role: str, text: str) -> bytes:
+        return encode({"role": role, "content": text})
+
+    def alternating(self, pieces: Sequence[OutgoingMessage]) -> list[OutgoingMessage]:
+        return alternating(pieces, self)
+
+    def call_keys(self, turn: Turn) -> list[CallKey]:
+        calls = turn.facts.calls
+        keys = [("tool", call.id) for call in calls]
+        last = calls[-1]
+        # Usually only a legacy call has its name as its id, so most messages aren't decoded.
+        if last == Call(last.name, last.name) and isinstance(decode(turn.raw).get("function_call"), dict):
+            keys[-1] = ("function", last.id)
+        return keys
+
+    def result_key(self, turn: Turn) -> CallKey:
+        return turn.facts.role, turn.facts.answers or ""
+
+    def result(self, kind: str, id: str, text: str) -> bytes:
+        return encode({"role": kind, ID_FIELDS[kind]: id, "content": text})
+
+    def answering(self, raw: bytes, kind: str, id: str) -> bytes:
+        return replace_field(raw, ID_FIELDS[kind], id)
+
+    def note(self, text: str) -> bytes:
+        return encode({"role": "assistant", "content": text})
+
+    def without_calls(self, raw: bytes) -> bytes:
+        for key in ("tool_calls", "function_call"):
+            if decode(raw).get(key) is not None:
+                raw = replace_field(raw, key, None)
+        return raw
+
+    def with_call_ids(self, raw: bytes, ids: Sequence[str]) -> bytes:
+        left = iter(ids)
+        calls = decode(raw)["tool_calls"]
+        fixed = [{**call, "id": next(left)} if isinstance(call, dict) else call for call in calls]
+        return replace_field(raw, "tool_calls", fixed)
+
+    def _counter(self, facts: Facts | None) -> MessageCounter:
+        return self._parallel if facts is not None and facts.parallel else self._count
+
+
+def calls_of(message: Message) -> tuple[Call, ...]:
+    """Return the tool calls of an assistant message.
+
+    They include the legacy ``function_call``, with the function's name as its id.
+    """
+    calls = []
+    for call in _list(message.get("tool_calls")):
+        if isinstance(call, dict):
+            function = call.get("function") or call.get("custom")
+            name = function.get("name") if isinstance(function, dict) else None
+            calls.append(Call(_text_or_none(call.get("id")) or "", _text_or_none(name) or ""))
+    legacy = message.get("function_call")
+    if isinstance(legacy, dict):
+        name = _text_or_none(legacy.get("name")) or ""
+        calls.append(Call(name, name))
+    return tuple(calls)
+
+
+def arguments_of(message: Message) -> list[tuple[str, str]]:
+    """Return the name and the arguments of each tool call, as text."""
+    found = []
+    calls = [c for c in _list(message.get("tool_calls")) if isinstance(c, dict)]
+    functions = [call.get("function") or call.get("custom") for call in calls]
+    for function in [*functions, message.get("function_call")]:
+        if isinstance(function, dict):
+            arguments = function.get("arguments", function.get("input"))
+            found.append((_text_or_none(function.get("name")) or "", _as_text(arguments)))
+    return found
+
+
+def _rewritten_call(call: Any, key: str, rewrite: Rewrite) -> Any:
+    """Return a call with other arguments; the same object if they stay."""
+    function = call.get(key) if isinstance(call, dict) else None
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(arguments, str):
+        return call
+    rewritten = rewrite(_text_or_none(function.get("name")) or "", arguments)
+    return call if rewritten is None else {**call, key: {**function, "arguments": rewritten}}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

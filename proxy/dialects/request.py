@@ -1,0 +1,348 @@
+"""Read and rewrite the JSON body of a request, whatever its API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import msgspec
+
+from proxy.constants import UNDECODABLE
+from proxy.dialects.unit_json import ByDigest
+from proxy.errors import BadBody
+
+MAX_MESSAGES = 40_000
+"""Messages that a request can have."""
+
+MAX_VALUES = 300_000
+"""JSON values in a request, counted by the commas between them. A conversation has about seven in each message."""
+
+INLINE_BYTES = 4_000_000
+"""A body of at most this many bytes is measured and parsed on the event loop, a larger one in a thread."""
+
+_SLICE = 1_000_000
+
+# Hashing a known slice takes a tenth of the time of searching it.
+_SEARCHED_SLICE = 65_536
+_THINKING_BUDGET = b'"budget_tokens"'
+_commas: ByDigest[int] = ByDigest(lambda part: part.count(b","))
+_thinking_budgets: ByDigest[bool] = ByDigest(lambda part: _THINKING_BUDGET in part)
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {most} at most. Send fewer messages."
+_TOO_MANY_VALUES = "The request has over {most} JSON values. Send fewer messages, content parts, or tools."
+
+NOTHING = msgspec.Raw()
+_any_decoder = msgspec.json.Decoder()
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+# A lone surrogate, as JavaScript writes it after cutting a text within an emoji. Python's parser accepts it, msgspec
+# doesn't. An even number of backslashes before it belongs to other escapes.
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)((?:\\\\)*)\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+
+
+class Wire(msgspec.Struct):
+    """The fields that every API has, undecoded. Each API adds those that the proxy uses."""
+
+    model: msgspec.Raw = NOTHING
+    stream: msgspec.Raw = NOTHING
+
+    @property
+    def model_name(self) -> str | None:
+        """Return the model; ``None`` if the field is missing or isn't a string."""
+        name = value_of(self.model)
+        return name if isinstance(name, str) else None
+
+    @property
+    def streams(self) -> bool:
+        """Return whether the client wants a stream."""
+        return value_of(self.stream) is True
+
+
+class Request(msgspec.Struct, eq=False):
+    """A request as the client sent it. Each API's class reads a body in ``_read`` and rewrites it in ``rewritten``.
+
+    - ``model`` is ``None`` if the field is missing or isn't a string.
+    - ``units`` are the bytes of the conversation's units, unchanged. ``sent`` is the number of messages or items that
+      the client sent.
+    - ``max_output`` is the requested limit on output, in tokens.
+    - ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools. ``OVERHEAD``
+      are their names, and ``CONVERSATION`` is the name of the field with the conversation.
+    - ``strict`` is a body that strict parsers accept, if they reject ``raw``.
+    """
+
+    OVERHEAD: ClassVar[Sequence[str]] = ()
+    CONVERSATION: ClassVar[str] = "messages"
+
+    raw: bytes
+    model: str | None = None
+    stream: bool = False
+    units: Sequence[bytes] = []
+    max_output: int | None = None
+    overhead: tuple[bytes, ...] = ()
+    sent: int = 0
+    strict: bytes | None = None
+
+    @classmethod
+    async def read(cls, raw: bytes) -> Self:
+        """Parse a body of any size. Raises ``BadBody`` for over ``MAX_VALUES`` values or ``MAX_MESSAGES`` messages.
+
+        A body is measured before any of its values takes memory.
+        """
+        if len(raw) > MAX_VALUES:
+            await _check_values(raw)
+        return await cls._read_bounded(raw)
+
+    @classmethod
+    async def _read_bounded(cls, raw: bytes) -> Self:
+        """Parse a body. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages, items, or units."""
+        request = cls.parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(cls.parse, raw)
+        count = max(request.sent, len(request.units))
+        if count > MAX_MESSAGES:
+            raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=cls.CONVERSATION)
+        return request
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Self:
+        """Parse a body. If it isn't a JSON object with a conversation, read only the model and ``stream``.
+
+        The upstream judges such a body, because its parser may accept it.
+        """
+        request = cls._read(raw)
+        if request is None and (replaced := without_lone_surrogates(raw)) != raw:
+            request = cls._read(replaced)
+            if request is not None:
+                request.raw, request.strict = raw, replaced
+        if request is None:
+            model, stream = named_fields(raw)
+            request = cls(raw, model, stream)
+        return request
+
+    @classmethod
+    def _read(cls, raw: bytes) -> Self | None:
+        """Return the request; ``None`` if strict parsers reject it."""
+        raise NotImplementedError
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of memory that the body takes."""
+        return len(self.raw) + (0 if self.strict is None else len(self.strict))
+
+    @property
+    def references(self) -> Sequence[str]:
+        """Return the ids of items that the body only refers to."""
+        return ()
+
+    @property
+    def may_refer(self) -> bool:
+        """Return whether later requests of the client may refer to the items of the answer."""
+        return False
+
+    @property
+    def continues(self) -> bool:
+        """Return whether the request continues a history that the server keeps, so that its size is unknown."""
+        return False
+
+    @property
+    def budgets_thinking(self) -> bool:
+        """Return whether the body states a budget for thinking that ``rewritten`` can't lower with the output."""
+        if len(self.raw) <= _SEARCHED_SLICE:
+            return _THINKING_BUDGET in self.raw
+        return any(_thinking_budgets.of(_slices(self.raw, len(_THINKING_BUDGET) - 1)))
+
+    @property
+    def thinking(self) -> int:
+        """Return the tokens of the output that are reserved for thinking. ``rewritten`` lowers them if it has to."""
+        return 0
+
+    @property
+    def compacted(self) -> bool:
+        """Return whether the client sent a compaction of its own, a prefix that stays as it is."""
+        return False
+
+    @property
+    def hidden(self) -> float:
+        """Return an upper bound on the tokens of items that the body refers to; infinity if they are unknown."""
+        return 0
+
+    def place(self) -> str:
+        """Return what identifies the end of the conversation, where the items of the answer come; empty without any."""
+        return ""
+
+    def places(self) -> Iterable[tuple[str, str]]:
+        """Return the id of each reference, and what identifies its place: ``place`` of the request for that item."""
+        return ()
+
+    def resolve(self, items: Mapping[str, bytes], sizes: Mapping[str, int]) -> None:
+        """Put known items in the place of references in ``units``, by id. ``rewritten`` puts the references back.
+
+        ``sizes`` are the tokens of unknown items, if an upstream has reported them.
+        """
+
+    def unsized(self, units: Sequence[bytes]) -> list[str]:
+        """Return the ids of references in units whose items and sizes are unknown."""
+        return []
+
+    def named(self, model: str) -> Self:
+        """Return the request with another model. Raises ``BadBody`` if the body isn't a JSON object."""
+        return self if self.model == model else self.parse(self.rewritten(model=model))
+
+    def release(self) -> None:
+        """Drop every byte of the request from memory. The model and the other decoded fields stay."""
+        self.raw = b""
+        self.units = []
+        self.overhead = ()
+        self.strict = None
+
+    def overhead_fields(self) -> dict[str, Any]:
+        """Return the fields of ``overhead``, decoded."""
+        return {name: value_of(raw) for name, raw in zip(self.OVERHEAD, self.overhead, strict=False) if raw}
+
+    def expanded(self, body: bytes, units: Sequence[bytes] | None = None) -> bytes:
+        """Return a body that ``rewritten`` made, with known items in the place of references.
+
+        ``units`` are those of ``rewritten``.
+        """
+        return body
+
+    def rewritten(
+        self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
+    ) -> bytes:
+        """Return the body with other units, another model, or less output; ``raw`` itself if nothing changes.
+
+        Every other value keeps its bytes and its place. Raises ``BadBody`` if the body isn't a JSON object.
+        """
+        if units is None and model is None and max_output is None:
+            return self.raw
+        fields = fields_of(self.raw if self.strict is None else self.strict)
+        if units is not None:
+            self._replace_units(fields, units)
+        if model is not None:
+            fields["model"] = encoded(model)
+        if max_output is not None:
+            self._lower_output(fields, max_output)
+        return msgspec.json.encode(fields)
+
+    def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
+        raise NotImplementedError
+
+    def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
+        raise NotImplementedError
+
+
+async def _check_values(raw: bytes) -> None:
+    """Raise ``BadBody`` if a body has more than ``MAX_VALUES`` values. None of its values takes memory."""
+    quick = len(raw) <= INLINE_BYTES
+    few = _has_few_commas(raw) if quick else await asyncio.to_thread(_has_few_commas, raw)
+    if not few and await asyncio.to_thread(_has_many_values, raw):
+        raise BadBody(_TOO_MANY_VALUES.format(most=MAX_VALUES))
+
+
+def fields_of(raw: bytes) -> dict[str, msgspec.Raw]:
+    """Return the fields of a body with their bytes. Raises ``BadBody`` if the body isn't a JSON object."""
+    try:
+        return _fields_decoder.decode(raw)
+    except UNDECODABLE as error:
+        raise BadBody("The body is not plain JSON in UTF-8. Send it as the API asks for it.") from error
+
+
+def listed(raws: Sequence[bytes]) -> msgspec.Raw:
+    """Return a JSON array of encoded values."""
+    return msgspec.Raw(b"[" + b",".join(raws) + b"]")
+
+
+def encoded(value: object) -> msgspec.Raw:
+    """Return a value as JSON."""
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def lower(fields: dict[str, msgspec.Raw], names: Sequence[str], most: int) -> None:
+    """Lower each of the named numbers to at most ``most``."""
+    for name in names:
+        if name in fields and (positive(fields[name]) or 0) > most:
+            fields[name] = msgspec.Raw(b"%d" % most)
+
+
+def named_fields(raw: bytes) -> tuple[str | None, bool]:
+    """Return the model and ``stream`` of a body that strict parsers reject."""
+    value = leniently(raw)
+    fields = value if isinstance(value, dict) else {}
+    model = fields.get("model")
+    # A URL or a log can't contain a lone surrogate.
+    named = model.encode("utf-8", "replace").decode() if isinstance(model, str) else None
+    return named, fields.get("stream") is True
+
+
+def _has_few_commas(raw: bytes) -> bool:
+    """Return whether a body has at most ``MAX_VALUES`` commas, including those within strings."""
+    return sum(_commas.of(_slices(raw))) <= MAX_VALUES
+
+
+def _slices(raw: bytes, overlap: int = 0) -> Iterator[memoryview]:
+    """Yield slices of a body, each with the first bytes of the next one."""
+    view = memoryview(raw)
+    for start in range(0, len(raw), _SEARCHED_SLICE):
+        yield view[start : start + _SEARCHED_SLICE + overlap]
+
+
+def _has_many_values(raw: bytes) -> bool:
+    """Return whether more than ``MAX_VALUES`` commas are outside of strings."""
+    commas = end = 0
+    for string in _STRING.finditer(raw):
+        commas += raw.count(b",", end, string.start())
+        if commas > MAX_VALUES:
+            return True
+        end = string.end()
+    return commas + raw.count(b",", end) > MAX_VALUES
+
+
+def without_lone_surrogates(raw: bytes) -> bytes:
+    """Return JSON with U+FFFD, as encoders write it, in place of each escaped lone surrogate. The length stays."""
+    if b"\\ud" not in raw and b"\\uD" not in raw:
+        return raw
+    # A regular expression blocks all threads while it runs, so a large body is searched in pieces. No escape
+    # contains a space or a quote. A megabyte of escapes without either isn't text and stays unchanged.
+    pieces = []
+    start = 0
+    while start < len(raw):
+        end = start + _SLICE
+        if end < len(raw):
+            border = max(raw.rfind(b" ", start, end), raw.rfind(b'"', start, end)) + 1
+            if not border and raw.find(b"\\", end - 16, end) >= 0:
+                return raw
+            end = border or end
+        pieces.append(_LONE_SURROGATE.sub(rb"\1\\ufffd", raw[start:end]))
+        start = end
+    return b"".join(pieces)
+
+
+def value_of(raw: msgspec.Raw | bytes) -> Any:
+    """Return a decoded value; ``None`` if it is missing or no parser reads it."""
+    if not bytes(raw):
+        return None
+    try:
+        return _any_decoder.decode(raw)
+    except UNDECODABLE:
+        return leniently(bytes(raw))
+
+
+def leniently(raw: bytes) -> Any:
+    """Parse with Python's parser, which accepts numbers of any size, NaN, and any Unicode encoding."""
+    try:
+        return json.loads(raw, strict=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+def positive(raw: msgspec.Raw) -> int | None:
+    """Return a number of tokens; ``None`` if the value isn't a positive number below 10¹²."""
+    value = value_of(raw)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        return None
+    return int(value) if value < 1e12 else None

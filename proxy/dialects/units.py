@@ -1,0 +1,328 @@
+"""Read, count, and rewrite the units of any API: messages, blocks, and items."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
+from proxy.compaction.render import OutgoingMessage
+from proxy.compaction.turn import Call, Facts, Kind, Turn
+from proxy.dialects.foreign_summaries import find_summary
+from proxy.dialects.repair import CallKey, needs_repair, repaired
+from proxy.dialects.unit_json import Message, digest
+from proxy.tokens.media import MEDIA_LABELS
+
+Unit = TypeVar("Unit")
+"""A decoded unit: a message, or a run of items."""
+
+
+class Units(Format, Generic[Unit]):
+    """The format of an API's units, with the tokenizer of one model. Each API implements it once.
+
+    - ``RESULT_KINDS`` are the kinds of results: a result answers a call if both have the same kind and the same id.
+      Results of the kind ``LAST_RESULTS`` come after all others.
+    - ``TEXT_PART`` is the type of a text in a list of parts, and ``MARKS`` are fields that stay if a text takes the
+      place of another part.
+    - ``COUNTS_WIDE`` is true if the API counts some results as ASCII, so that ``Facts.wide`` matters.
+    """
+
+    RESULT_KINDS: ClassVar[Sequence[str]] = ("result",)
+    LAST_RESULTS: ClassVar[str] = ""
+    TEXT_PART: ClassVar[str] = "text"
+    MARKS: ClassVar[Sequence[str]] = ("cache_control",)
+    COUNTS_WIDE: ClassVar[bool] = False
+
+    def __init__(self, count: Callable[[Unit], int], text: TextCounter) -> None:
+        """``count`` counts the tokens of a whole unit with its frames."""
+        self._count = count
+        self._text_tokens = text
+
+    # What an API's units are.
+
+    @abstractmethod
+    def decoded(self, raw: bytes) -> Unit:
+        """Return a unit as values."""
+
+    @abstractmethod
+    def kind(self, unit: Unit) -> Kind:
+        """Return the part that a unit plays."""
+
+    @abstractmethod
+    def role(self, unit: Unit, kind: Kind) -> str:
+        """Return the API's own word for that part."""
+
+    @abstractmethod
+    def calls(self, unit: Unit) -> tuple[Call, ...]:
+        """Return the calls that the client answers."""
+
+    @abstractmethod
+    def answered(self, unit: Unit, kind: Kind) -> str | None:
+        """Return the id of the call that a result answers."""
+
+    @abstractmethod
+    def visible_text(self, unit: Unit) -> str:
+        """Return the visible text. Parts that aren't text become a label, for example ``[image]``."""
+
+    @abstractmethod
+    def media_in(self, unit: Unit) -> bool:
+        """Return whether a unit contains an image, audio, video, or file."""
+
+    @abstractmethod
+    def bare(self, unit: Unit) -> Unit:
+        """Return a unit without its media."""
+
+    @abstractmethod
+    def is_empty(self, unit: Unit) -> bool:
+        """Return whether an assistant's unit has neither content nor calls."""
+
+    @abstractmethod
+    def result_content(self, unit: Unit) -> object:
+        """Return the content of a result, by which repeated results are found."""
+
+    def result_text(self, unit: Unit) -> str:
+        """Return the visible text of a result."""
+        return self.visible_text(unit)
+
+    @abstractmethod
+    def summary_in(self, unit: Unit) -> ForeignSummary | None:
+        """Return the summary that another tool wrote into a unit; ``None`` if there is none."""
+
+    @abstractmethod
+    def own_texts(self, unit: Unit) -> list[tuple[str, str]]:
+        """Return the user's own texts in a unit without such a summary, each with a label for its media."""
+
+    @abstractmethod
+    def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
+        """Change each part of the contents, and leave out those that become ``None``."""
+
+    def identity(self, unit: Unit) -> object:
+        """Return the value by which a unit is identified."""
+        return unit
+
+    # How its calls and results are written.
+
+    @abstractmethod
+    def call_keys(self, turn: Turn) -> list[CallKey]:
+        """Return the key of each call in a unit."""
+
+    @abstractmethod
+    def result_key(self, turn: Turn) -> CallKey:
+        """Return the key of the call that a result answers."""
+
+    @abstractmethod
+    def result(self, kind: str, id: str, text: str) -> bytes:
+        """Return a result."""
+
+    @abstractmethod
+    def answering(self, raw: bytes, kind: str, id: str) -> bytes:
+        """Return a result with another id."""
+
+    @abstractmethod
+    def note(self, text: str) -> bytes:
+        """Return a message that the proxy inserts, the assistant's if possible."""
+
+    @abstractmethod
+    def without_calls(self, raw: bytes) -> bytes:
+        """Return a unit without its calls."""
+
+    @abstractmethod
+    def with_call_ids(self, raw: bytes, ids: Sequence[str]) -> bytes:
+        """Return a unit with other ids of its calls."""
+
+    # What follows for every API.
+
+    @property
+    def binds_reasoning(self) -> Binding:
+        return "never"
+
+    def without_reasoning(self, raw: bytes) -> bytes:
+        return raw
+
+    def read(self, raw: bytes) -> Facts:
+        unit = self.decoded(raw)
+        kind = self.kind(unit)
+        facts = Facts(
+            kind=kind,
+            role=self.role(unit, kind),
+            tokens=self._count(unit),
+            digest=digest(self.identity(unit)),
+            calls=self.calls(unit),
+            answers=self.answered(unit, kind),
+            media=self.media_in(unit),
+            foreign=kind == "user" and self.summary_in(unit) is not None,
+            empty=kind == "assistant" and self.is_empty(unit),
+        )
+        if facts.media:
+            facts.apart = max(0, facts.tokens - self._count(self.bare(unit)))
+        if kind == "result":
+            text = self.result_text(unit)
+            facts.length = len(text)
+            facts.wide = self.COUNTS_WIDE and not text.isascii()
+            facts.said = digest(self.result_content(unit))
+        return facts
+
+    def tokens(self, raw: bytes, facts: Facts | None = None) -> int:
+        return self._counter(facts)(self.decoded(raw))
+
+    def text_tokens(self, text: str) -> int:
+        return self._text_tokens(text)
+
+    def frame_tokens(self, raw: bytes, facts: Facts) -> int:
+        return self._counter(facts)(self.bare(self.decoded(self.with_text(raw, ""))))
+
+    def inner_tokens(self, facts: Facts) -> TextCounter:
+        return self._text_tokens
+
+    def text(self, raw: bytes) -> str:
+        return self.visible_text(self.decoded(raw))
+
+    def has_media(self, raw: bytes) -> bool:
+        return self.media_in(self.decoded(raw))
+
+    def without_media(self, raw: bytes) -> bytes:
+        return self.with_parts(raw, unless_media)
+
+    def with_labels(self, raw: bytes, label: Callable[[str], str]) -> bytes:
+        def labeled(part: Any) -> Any:
+            if not is_media_part(part):
+                return part
+            marks = {key: part[key] for key in self.MARKS if key in part}
+            return {"type": self.TEXT_PART, "text": label(MEDIA_LABELS[part["type"]]), **marks}
+
+        return self.with_parts(raw, labeled)
+
+    def user_text(self, raw: bytes) -> list[tuple[str, str]]:
+        unit = self.decoded(raw)
+        summary = self.summary_in(unit)
+        return self.own_texts(unit) if summary is None else [(text, "") for text in summary.user_text]
+
+    def foreign_summary(self, raw: bytes) -> ForeignSummary | None:
+        return self.summary_in(self.decoded(raw))
+
+    def needs_repair(self, messages: Sequence[Facts]) -> bool:
+        return needs_repair(messages)
+
+    def repaired(self, turns: Sequence[Turn]) -> list[Turn]:
+        return repaired(turns, self)
+
+    def alternating(self, pieces: Sequence[OutgoingMessage]) -> list[OutgoingMessage]:
+        return list(pieces)
+
+    def _counter(self, facts: Facts | None) -> Callable[[Unit], int]:
+        """Return the counter for a unit with these facts."""
+        return self._count
+
+
+def summary_in(message: Message) -> ForeignSummary | None:
+    """Return the summary that another tool wrote into a message; ``None`` if there is none."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return find_summary(str(message.get("role")), [content], listed=False)
+    texts = [part["text"] for part in parts_of(message) if is_text_part(part)]
+    return find_summary(str(message.get("role")), texts, listed=True)
+
+
+def replaceable_text(content: object) -> str | None:
+    """Return the text that ``with_text`` replaces: the content or its text parts; ``None`` if there is none."""
+    if isinstance(content, str):
+        return content
+    texts = [part["text"] for part in content if is_text_part(part)] if isinstance(content, list) else []
+    return "\n".join(texts) if texts else None
+
+
+def with_text(content: object, text: str) -> object:
+    """Replace the text of a content that has one.
+
+    A string remains a string. In a list of parts, the first text part gets the new text, the other text parts are
+    removed, and the remaining parts are kept.
+    """
+    if not isinstance(content, list):
+        return text
+    first = next(i for i, part in enumerate(content) if is_text_part(part))
+    rest = [part for part in content[first + 1 :] if not is_text_part(part)]
+    return [*content[:first], {**content[first], "text": text}, *rest]
+
+
+def unless_media(part: Any) -> Any:
+    """Return a part; ``None`` if it is an image, audio, video, or file."""
+    return None if is_media_part(part) else part
+
+
+def text_of(message: Message) -> str:
+    """Return the visible text: the content or its text parts. Other parts become a label, for example ``[image]``."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(filter(None, (part_text(part) for part in parts_of(message))))
+
+
+def part_text(part: object) -> str:
+    """Return the text of one content part, or a label if it isn't text."""
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        return ""
+    text = _text_in(part)
+    if text is not None:
+        return text
+    kind = part.get("type")
+    kind = kind if isinstance(kind, str) else "part"
+    return f"[{MEDIA_LABELS.get(kind, kind)}]"
+
+
+def text_without_media(message: Message) -> str:
+    """Return the text of a message without its media: the content, or the text parts of it, one per line."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(filter(None, (part_text(part) for part in parts_of(message) if _label(part) is None)))
+
+
+def labels_of(message: Message) -> str:
+    """Return a label for the parts that aren't text, such as ``[3 × image, file]``; empty if there are none.
+
+    The label names at most four kinds of parts, so its length is bounded.
+    """
+    counts = Counter(filter(None, map(_label, parts_of(message))))
+    kinds = [f"{number} × {kind[:20]}" if number > 1 else kind[:20] for kind, number in counts.most_common(4)]
+    if len(counts) > len(kinds):
+        kinds.append("other parts")
+    return f"[{', '.join(kinds)}]" if kinds else ""
+
+
+def without_media(message: Message) -> Message:
+    """Return the message without its media parts."""
+    parts = parts_of(message)
+    return {**message, "content": [part for part in parts if not is_media_part(part)]} if parts else message
+
+
+def _label(part: object) -> str | None:
+    """Return the name of a part that isn't text; ``None`` for text."""
+    if not isinstance(part, dict) or (not is_media_part(part) and _text_in(part) is not None):
+        return None
+    kind = part.get("type")
+    return MEDIA_LABELS.get(kind, kind) if isinstance(kind, str) and kind else "part"
+
+
+def _text_in(part: Mapping[str, Any]) -> str | None:
+    return next((part[key] for key in ("text", "refusal") if isinstance(part.get(key), str)), None)
+
+
+def parts_of(message: Message) -> list[Any]:
+    """Return the parts of the content; empty if the content isn't a list."""
+    content = message.get("content")
+    return content if isinstance(content, list) else []
+
+
+def is_text_part(part: object) -> bool:
+    """Return whether a content part is text. A media part with a ``text`` field doesn't count."""
+    return isinstance(part, dict) and isinstance(part.get("text"), str) and not is_media_part(part)
+
+
+def is_media_part(part: object) -> bool:
+    """Return whether a content part is an image, audio, video, or file."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in MEDIA_LABELS

@@ -1,0 +1,144 @@
+"""Judge the first bytes of an answer, split at any byte."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.dialects.chat.answers import ChatAnswers
+
+ANSWERS = ChatAnswers()
+
+
+def whole(**choice: object) -> bytes:
+    return json.dumps({"id": "c", "object": "chat.completion", "choices": [{"index": 0, **choice}]}).encode()
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+WRITTEN = [
+    whole(message={"role": "assistant", "content": "hi"}),
+    whole(message={"role": "assistant", "content": None, "tool_calls": [CALL]}),
+    whole(message={"role": "assistant", "content": [{"type": "text", "text": ""}]}),
+    whole(message={"role": "assistant", "content": "", "reasoning_content": "Well"}),
+    whole(message={"role": "assistant", "content": None, "refusal": "No."}),
+    whole(text="hi"),
+    b'{"error": null, "choices" : [\n {"message": {"content" :\n "hi"}}]}',
+    b'{"echo": "\\"error\\": {}", "choices":[{"message":{"content":"hi"}}]}',
+    b'\xef\xbb\xbf\r\n\r\n  {"choices":[{"message":{"content":"hi"}}]}',
+    b"<html>hi</html>",
+    b"Bad gateway",
+]
+
+
+def shown_after(body: bytes) -> int | None:
+    """Return the number of single bytes after which the answer is recognized."""
+    sight = ANSWERS.content_detector()
+    return next((at for at in range(1, len(body) + 1) if sight.of(bytearray(body[:at])) == "answer"), None)
+
+
+@pytest.mark.parametrize("body", WRITTEN)
+def test_an_answer_is_seen_as_soon_as_something_is_written(body: bytes) -> None:
+    at = shown_after(body)
+    assert at is not None
+    for split in range(len(body)):
+        sight = ANSWERS.content_detector()
+        seen = sight.of(bytearray(body[:split])) or sight.of(bytearray(body))
+        assert seen == "answer"
+
+
+NOT_WRITTEN = [
+    b"",
+    b"\r\n \r\n",
+    b"{}",
+    b'{"choices":null,"base_resp":{"status_code":2013,"status_msg":"too long"}}',
+    b'{"choices":[],"code":400,"message":"too long"}',
+    b'{"error":{"message":"too long"},"choices":[{"message":{"content":"hi"}}]}',
+    b'{"error" : "too long", "choices":[{"message":{"content":"hi"}}]}',
+    b'{"detail":[{"msg":"too long","input":[{"role":"user","content":"hi"}]}]}',
+    b'[{"error":{"message":"too long"}}]',
+    whole(message={"role": "assistant", "content": ""}, finish_reason="error", error={"message": "too long"}),
+]
+
+
+@pytest.mark.parametrize("body", NOT_WRITTEN)
+def test_what_may_be_a_refusal_is_waited_for(body: bytes) -> None:
+    assert shown_after(body) is None
+    assert ANSWERS.content_detector().of(bytearray(body)) is None
+
+
+def test_a_long_beginning_is_looked_at_once() -> None:
+    body = bytearray(b'{"echo":[' + b'{"content":"x"},' * 20_000)
+    sight = ANSWERS.content_detector()
+    for at in range(0, len(body), 7):
+        assert sight.of(body[:at]) is None
+    body += b'{}],"choices":[{"message":{"content":"hi"}}]}'
+    assert sight.of(body) == "answer"
+
+
+@pytest.mark.parametrize("name", [b"data: x", b"event: x", b": x", b"id: 1", b"retry: 1", b"error: {}"])
+def test_events_under_another_name_are_seen(name: bytes) -> None:
+    for blank in (b"", b"\n\n", b"\xef\xbb\xbf"):
+        body = blank + name
+        assert ANSWERS.content_detector().of(bytearray(body)) == "events"
+        seen = [ANSWERS.content_detector().of(bytearray(body[:at])) for at in range(len(body))]
+        assert "answer" not in seen
+
+
+ROLE = {"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+TOO_LONG = {"message": "the prompt is too long", "code": 400}
+FAILED = [
+    {"error": TOO_LONG},
+    [{"error": TOO_LONG}],
+    {**ROLE, "error": TOO_LONG},
+    {"id": "c", "choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": TOO_LONG}]},
+    {"id": "c", "choices": None, "base_resp": {"status_code": 2013, "status_msg": "too long"}},
+    {"Response": {"Error": {"Code": "x", "Message": "too long"}}},
+    {"object": "error", **TOO_LONG},
+    {"type": "response.failed", "response": {"status": "failed", "error": TOO_LONG}},
+    {"detail": [{"msg": "too long"}]},
+    {"header": {"code": 10_907, "message": "too long"}},
+    json.dumps({"error": TOO_LONG}),
+    TOO_LONG,
+]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("value", FAILED, ids=json.dumps)
+def test_an_error_is_the_first_that_is_said(value: object, end: bytes) -> None:
+    lines = [
+        b": wait",
+        b"",
+        b"data: " + json.dumps(ROLE).encode(),
+        b"",
+        b"id: 1",
+        b"data: " + json.dumps(value).encode(),
+    ]
+    events = b"\xef\xbb\xbf" + end.join([*lines, b"", b""])
+    seen = [ANSWERS.event_reader().feed(events[:at]) for at in range(len(events) + 1)]
+    assert set(seen) == {None, "error"}
+    assert seen.index("error") >= len(events) - len(end)
+    later = events + b'data: {"choices":[{"delta":{"content":"hi"}}]}' + end + end
+    assert ANSWERS.event_reader().feed(later) == "error"
+
+
+@pytest.mark.parametrize(
+    "head", [b"event: error\ndata: sorry", b"event:exception\ndata: sorry", b"data: [ERROR] sorry"]
+)
+def test_an_error_need_not_be_json(head: bytes) -> None:
+    assert ANSWERS.event_reader().feed(head) is None
+    assert ANSWERS.event_reader().feed(head + b"\n\n") == "error"
+
+
+WELL = [
+    {**ROLE, "base_resp": {"status_code": 0, "status_msg": ""}},
+    {**ROLE, "header": {"code": 0, "message": "Success"}},
+    {**ROLE, "error": None},
+]
+
+
+@pytest.mark.parametrize("value", WELL, ids=json.dumps)
+def test_a_report_that_all_is_well_says_nothing(value: object) -> None:
+    events = b"data: " + json.dumps(value).encode() + b"\n\n"
+    assert ANSWERS.event_reader().feed(events) is None
+    assert ANSWERS.event_reader().feed(events + b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n') == "content"

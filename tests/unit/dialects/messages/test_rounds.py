@@ -1,0 +1,223 @@
+"""Events of the Messages API, as servers split them, and what the client gets of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from proxy.dialects.messages.rounds import MessagesRound, MessagesTool
+from proxy.dialects.rounds import VisibleResponse, WholeRound
+
+NAME = "recall_earlier_messages"
+USAGE = {"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 1}
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+def block(index: int, begun: dict[str, Any], *deltas: dict[str, Any]) -> Iterator[bytes]:
+    yield event("content_block_start", index=index, content_block=begun)
+    for delta in deltas:
+        yield event("content_block_delta", index=index, delta=delta)
+    yield event("content_block_stop", index=index)
+
+
+def text(index: int, *pieces: str) -> Iterator[bytes]:
+    yield from block(index, {"type": "text", "text": ""}, *({"type": "text_delta", "text": piece} for piece in pieces))
+
+
+def call(index: int, name: str, *pieces: str) -> Iterator[bytes]:
+    begun = {"type": "tool_use", "id": f"t{index}", "name": name, "input": {}}
+    yield from block(index, begun, *({"type": "input_json_delta", "partial_json": piece} for piece in pieces))
+
+
+START = event("message_start", message={"id": "m1", "content": [], "usage": USAGE})
+STOP = event("message_stop")
+
+
+def end(reason: str = "tool_use", **usage: Any) -> bytes:
+    delta = {"stop_reason": reason, "stop_sequence": None}
+    return event("message_delta", delta=delta, usage={"output_tokens": 7, **usage})
+
+
+def run(
+    chunks: Sequence[bytes], *, first: bool = True, response: VisibleResponse | None = None
+) -> tuple[bytes, MessagesRound]:
+    round = MessagesTool().round(NAME, response or VisibleResponse(), first=first)
+    out = b"".join(round.feed(one) for one in chunks)
+    return out + round.finish(), round
+
+
+def events(out: bytes) -> list[Any]:
+    return [json.loads(line.split(b"data: ")[1]) for line in out.split(b"\n\n") if b"data: {" in line]
+
+
+THINKING = list(
+    block(
+        0,
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "thinking_delta", "thinking": "Hm"},
+        {"type": "thinking_delta", "thinking": "."},
+        {"type": "signature_delta", "signature": "s1"},
+    )
+)
+
+
+def test_a_stream_without_the_tool_passes_byte_for_byte() -> None:
+    sent = [START, event("ping"), *THINKING, *text(1, "Hello", " you"), b": comment\n\n"]
+    sent += [*call(2, "read_file", '{"path"', ': "a"}'), end(), STOP]
+    out, round = run(sent)
+    assert out == b"".join(sent)
+    assert (round.hidden, round.visible) == ([], 1)
+    assert round.closing == b""
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+def test_hidden_blocks_leave_no_trace_at_any_border(size: int) -> None:
+    sent = b"".join(
+        [START, *THINKING, *text(1, "Look"), *call(2, NAME, '{"query"', ': "x"}'), *text(3, "ing"), *call(4, "a", "{}")]
+    )
+    sent += end() + STOP
+    response = VisibleResponse()
+    out, round = run([sent[at : at + size] for at in range(0, len(sent), size)], response=response)
+    assert NAME.encode() not in out
+    shown = events(out)
+    assert [one["index"] for one in shown if one["type"] == "content_block_start"] == [0, 1, 2, 3]
+    assert [one["index"] for one in shown if one["type"] == "content_block_stop"] == [0, 1, 2, 3]
+    assert {one["type"] for one in events(bytes(round.closing))} == {"message_delta", "message_stop"}
+    assert [(one.id, json.loads(one.arguments), one.place) for one in round.hidden] == [("t2", {"query": "x"}, 0)]
+    assert response.text == "Looking"
+    assert response.calls == ["t4"]
+    content = json.loads(round.unit)["content"]
+    assert content[0] == {"type": "thinking", "thinking": "Hm.", "signature": "s1"}
+    assert [one.get("input") for one in content] == [None, None, {"query": "x"}, None, {}]
+
+
+def test_a_second_round_continues_the_first() -> None:
+    response = VisibleResponse()
+    run([START, *text(0, "A"), *call(1, NAME, "{}"), end(), STOP], response=response)
+    out, round = run([START, *text(0, "B"), end("end_turn"), STOP], first=False, response=response)
+    begun, *_, last = events(out)
+    assert (begun["type"], begun["index"], last["type"]) == ("content_block_start", 1, "content_block_stop")
+    ended, stop = events(bytes(round.closing))
+    assert ended["usage"] == {"input_tokens": 20, "cache_read_input_tokens": 10, "output_tokens": 14}
+    assert stop == {"type": "message_stop"}
+    assert response.text == "AB"
+
+
+def test_a_round_of_hidden_calls_alone_ends_as_a_turn() -> None:
+    _, round = run([START, *call(0, NAME, "{}"), end(), STOP])
+    assert events(bytes(round.closing))[0]["delta"]["stop_reason"] == "end_turn"
+
+
+def test_an_error_after_a_hidden_call_is_not_continued() -> None:
+    error = event("error", error={"type": "overloaded_error", "message": "Overloaded"})
+    out, round = run([START, *call(0, NAME, "{}"), error])
+    assert error in out
+    assert round.hidden == []
+
+
+def test_odd_events_pass() -> None:
+    odd = [
+        b"data: not json\n\n",
+        b'data: {"type": 1}\n\n',
+        event("content_block_delta", index=9, delta={"type": "text_delta", "text": "x"}),
+        event("content_block_start", index=0),
+        event("content_block_delta", index=0, delta=None),
+        event("content_block_delta", index=0, delta={"type": "text_delta", "text": 4}),
+        event("content_block_start", index=[1]),
+        event("content_block_delta", index={}, delta={"type": []}),
+        event("new_event", index=0),
+    ]
+    out, round = run([START, *odd, end("end_turn"), STOP])
+    assert out == b"".join([START, *odd, end("end_turn"), STOP])
+    assert round.hidden == []
+
+
+def test_texts_without_a_character_are_not_sent_again() -> None:
+    """The API refuses them."""
+    _, round = run([START, *text(0, "\n"), *text(1, "A"), *call(2, NAME, "{")])
+    assert [one["type"] for one in json.loads(round.unit)["content"]] == ["text", "tool_use"]
+    assert json.loads(round.unit)["content"][1]["input"] == {}
+    assert round.hidden[0].arguments == "{"
+
+
+def test_citations_are_sent_again() -> None:
+    citation = {"type": "char_location", "cited_text": "x"}
+    sent = block(0, {"type": "text", "text": "A", "citations": None}, {"type": "citations_delta", "citation": citation})
+    _, round = run([START, *sent])
+    assert json.loads(round.unit)["content"] == [{"type": "text", "text": "A", "citations": [citation]}]
+
+
+def whole(*blocks: Any, reason: str = "tool_use", response: VisibleResponse | None = None) -> WholeRound:
+    value = {"id": "m1", "content": list(blocks), "stop_reason": reason, "usage": USAGE}
+    return MessagesTool().whole(NAME, json.dumps(value).encode(), response or VisibleResponse())
+
+
+def use(id: str, name: str) -> dict[str, Any]:
+    return {"type": "tool_use", "id": id, "name": name, "input": {"a": 1}}
+
+
+def test_whole_rounds_become_one_message() -> None:
+    response = VisibleResponse()
+    first = whole({"type": "text", "text": "A"}, use("r1", NAME), response=response)
+    assert [one.id for one in first.hidden] == ["r1"]
+    assert json.loads(first.unit)["content"][1]["id"] == "r1"
+    last = whole({"type": "text", "text": "B"}, use("c1", "x"), use("r2", NAME), response=response)
+    assert (last.visible, [one.place for one in last.hidden]) == (1, [1])
+    body = json.loads(last.body())
+    assert [one.get("text", one.get("id")) for one in body["content"]] == ["A", "B", "c1"]
+    assert body["usage"] == {"input_tokens": 20, "cache_read_input_tokens": 10, "output_tokens": 2}
+    assert body["stop_reason"] == "tool_use"
+    assert response.calls == ["c1"]
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"not json", b'{"content": "text"}', b'{"content": [1, null]}'])
+def test_odd_bodies_have_no_calls(body: bytes) -> None:
+    round = MessagesTool().whole(NAME, body, VisibleResponse())
+    assert (round.hidden, round.visible) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "accepted"),
+    [
+        ({}, True),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, True),
+        ({"tool_choice": {"type": "any"}}, False),
+        ({"tools": []}, False),
+        ({"tools": None}, False),
+        ({"tools": [{"name": NAME}]}, False),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, True),
+    ],
+)
+def test_conditions(fields: dict[str, Any], accepted: bool) -> None:
+    body = {"messages": [], "tools": [{"name": "a", "input_schema": {}}], **fields}
+    assert MessagesTool().accepts(json.dumps(body).encode(), NAME) is accepted
+
+
+@pytest.mark.parametrize(
+    ("tools", "strict"),
+    [
+        ([{"name": "a", "input_schema": {}, "strict": True}, {"type": "web_search_20250305", "name": "w"}], True),
+        ([{"name": "a", "input_schema": {}, "strict": True}, {"name": "b", "input_schema": {}}], None),
+        ([{"type": "web_search_20250305", "name": "w"}], None),
+    ],
+)
+def test_the_tool_is_strict_if_all_of_the_clients_are(tools: list[Any], strict: bool | None) -> None:
+    made = json.loads(MessagesTool().definition(json.dumps({"tools": tools}).encode(), NAME, "d", {"type": "object"}))
+    assert made.get("strict") is strict
+    assert made["input_schema"] == {"type": "object"}
+
+
+def test_results_of_a_round_are_one_message() -> None:
+    tool = MessagesTool()
+    sent = b'{"messages": [{"role": "user", "content": "x"}], "tools": []}'
+    unit = json.dumps({"role": "assistant", "content": [use("r1", NAME), use("r2", NAME)]}).encode()
+    body = json.loads(tool.continued(sent, [unit, tool.result("r1", "A"), tool.result("r2", "B")], last=True))
+    assert [one["role"] for one in body["messages"]] == ["user", "assistant", "user"]
+    assert [one["content"] for one in body["messages"][2]["content"]] == ["A", "B"]
+    assert body["tool_choice"] == {"type": "none"}

@@ -1,0 +1,169 @@
+"""Read and rewrite the items of a unit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from proxy.compaction.turn import Turn
+from proxy.dialects.repair import NO_RESULT, STRAY_RESULT
+from proxy.dialects.responses.counting import ResponsesCounter
+from proxy.dialects.responses.request import parse
+from proxy.limits.profiles.lookup import Profile
+from tests.unit.dialects.responses.test_request import CALL, COMPACTION, MESSAGE, OUTPUT, PARTS, REASONING, USER
+
+COUNTER = ResponsesCounter(Profile("gpt-5"))
+FORMAT = COUNTER.format
+REFERENCE = {"type": "item_reference", "id": "rs_1"}
+SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "news"}}
+
+
+def raw(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def bare(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in ("id", "status")}
+
+
+@pytest.mark.parametrize("reasoning", [REASONING, REFERENCE])
+def test_without_reasoning_the_other_items_have_no_ids(reasoning: Any) -> None:
+    stripped = FORMAT.without_reasoning(raw([reasoning, MESSAGE, CALL]))
+    assert json.loads(stripped) == [bare(MESSAGE), bare(CALL)]
+    assert json.loads(FORMAT.without_reasoning(raw([reasoning, CALL]))) == bare(CALL)
+    assert FORMAT.without_reasoning(stripped) is stripped
+    assert FORMAT.without_reasoning(raw(reasoning)) == b""
+
+
+@pytest.mark.parametrize("other", [SEARCH, {"type": "item_reference", "id": "msg_1"}])
+def test_items_that_need_their_ids_keep_their_reasoning(other: Any) -> None:
+    unit = raw([REASONING, other, MESSAGE])
+    assert FORMAT.without_reasoning(unit) is unit
+
+
+def test_reasoning_is_bound_until_the_open_round() -> None:
+    assert FORMAT.binds_reasoning == "until_open_round"
+
+
+def test_text_has_labels_and_no_reasoning() -> None:
+    thought = {**REASONING, "summary": [{"type": "summary_text", "text": "secret"}]}
+    unit = raw([thought, SEARCH, {"type": "item_reference", "id": "msg_9"}, MESSAGE, CALL])
+    assert FORMAT.text(unit) == "[web_search_call · query: news]\n[an answer that the proxy has not seen]\nok"
+    assert FORMAT.arguments(unit) == [("ls", "{}")]
+    assert FORMAT.text(raw(PARTS)) == "see\n[image]\n[file]\n[input_new]"
+
+
+def test_text_of_a_run_is_replaced_in_its_only_message() -> None:
+    unit = raw([REASONING, MESSAGE, CALL])
+    assert FORMAT.replaceable_text(unit) == "ok"
+    items = json.loads(FORMAT.with_text(unit, "short"))
+    assert items == [REASONING, {**MESSAGE, "content": [{**MESSAGE["content"][0], "text": "short"}]}, CALL]
+    assert FORMAT.replaceable_text(raw([MESSAGE, MESSAGE])) is None
+    assert FORMAT.replaceable_text(raw(OUTPUT)) == "a\nb"
+    assert json.loads(FORMAT.with_text(raw(OUTPUT), "c")) == {**OUTPUT, "output": "c"}
+    listed = {**OUTPUT, "output": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]}
+    assert json.loads(FORMAT.with_text(raw(listed), "c"))["output"][0] == {"type": "input_text", "text": "c"}
+
+
+def test_arguments_are_replaced_in_one_call() -> None:
+    other = {**CALL, "name": "write"}
+    unit = raw([REASONING, CALL, other])
+    rewritten = FORMAT.with_arguments(unit, lambda name, _: '{"cut":1}' if name == "write" else None)
+    assert json.loads(rewritten) == [REASONING, CALL, {**other, "arguments": '{"cut":1}'}]
+    assert raw(CALL) in rewritten
+
+
+def test_media_become_labels_of_the_api() -> None:
+    for item, key in ((PARTS, "content"), ({**OUTPUT, "output": PARTS["content"]}, "output")):
+        unit = raw(item)
+        facts = FORMAT.read(unit)
+        assert FORMAT.has_media(unit)
+        assert facts.media
+        labeled = json.loads(FORMAT.with_labels(unit, "<{}>".format))
+        assert labeled[key][1:3] == [
+            {"type": "input_text", "text": "<image>"},
+            {"type": "input_text", "text": "<file>"},
+        ]
+        assert FORMAT.tokens(FORMAT.without_media(unit)) == facts.text_tokens
+
+
+def test_a_foreign_summary_is_recognized() -> None:
+    text = "Here is a summary of the conversation to date:\n\nAll is done."
+    for content in (text, [{"type": "input_text", "text": text}]):
+        unit = raw({"role": "user", "content": content})
+        found = FORMAT.foreign_summary(unit)
+        assert found is not None
+        assert (found.tool, found.summary) == ("LangChain", "All is done.")
+        assert FORMAT.read(unit).foreign
+
+
+def test_counts_cover_items_tools_and_sealed_reasoning() -> None:
+    assert FORMAT.tokens(raw(USER)) == 5
+    sealed = {**REASONING, "encrypted_content": "A" * 1600}
+    assert FORMAT.tokens(raw(sealed)) == 4 + 300
+    assert FORMAT.tokens(raw([USER, OUTPUT])) == FORMAT.tokens(raw(USER)) + FORMAT.tokens(raw(OUTPUT))
+    noted = {**MESSAGE, "content": [{"type": "output_text", "text": "ok"}]}
+    assert FORMAT.tokens(raw(MESSAGE)) == FORMAT.tokens(raw(noted)), "annotations and log probabilities don't count"
+    tool = {"type": "function", "name": "ls", "description": "List.", "parameters": {"type": "object"}}
+    assert COUNTER.overhead({"tools": [tool]}) > COUNTER.overhead({}) + 10
+    assert COUNTER.overhead({"instructions": "Be brief."}) == COUNTER.overhead({}) + 4 + COUNTER.text("Be brief.")
+    assert COUNTER.overhead({"compaction": COMPACTION}) == COUNTER.overhead({}) + 4 + 30
+    picture = {"type": "image_generation_call", "id": "ig_1", "result": "iVBORw0KGgo" * 5000}
+    assert FORMAT.tokens(raw(picture)) < 5000
+
+
+def repaired(items: list[Any]) -> list[Any]:
+    body = parse(raw({"model": "m", "input": items}))
+    turns = [Turn(unit, FORMAT.read(unit)) for unit in body.units]
+    assert FORMAT.needs_repair([turn.facts for turn in turns])
+    fixed = FORMAT.repaired(turns)
+    assert FORMAT.repaired(fixed) == fixed
+    found: list[Any] = json.loads(body.rewritten(units=[turn.raw for turn in fixed]))["input"]
+    return found
+
+
+def test_a_missing_output_is_inserted() -> None:
+    custom = {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": "x"}
+    assert repaired([USER, REASONING, CALL, custom, USER]) == [
+        USER,
+        REASONING,
+        CALL,
+        custom,
+        {"type": "function_call_output", "call_id": "c1", "output": NO_RESULT},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": NO_RESULT},
+        USER,
+    ]
+
+
+def test_an_output_moves_to_its_call() -> None:
+    assert repaired([USER, REASONING, CALL, USER, OUTPUT]) == [USER, REASONING, CALL, OUTPUT, USER]
+
+
+def test_a_stray_output_is_quoted() -> None:
+    quoted = {"type": "message", "role": "assistant", "content": STRAY_RESULT + "a\nb"}
+    assert repaired([USER, OUTPUT, USER]) == [USER, quoted, USER]
+
+
+def test_repeated_ids_are_replaced_in_calls_and_outputs() -> None:
+    other = {**OUTPUT, "output": "second"}
+    items = repaired([USER, CALL, {**CALL, "id": "fc_2"}, OUTPUT, other, USER])
+    ids = [item["call_id"] for item in items if "call_id" in item]
+    assert ids[0] == ids[2] == "c1"
+    assert ids[1] == ids[3] != "c1"
+    assert [item.get("output") for item in items[3:5]] == ["a\nb", "second"]
+
+
+def test_reasoning_alone_is_left_out() -> None:
+    assert repaired([USER, REASONING, USER, MESSAGE, USER]) == [USER, USER, MESSAGE, USER]
+
+
+def test_a_valid_conversation_needs_no_repair() -> None:
+    units = [raw(USER), raw([REASONING, CALL]), raw(OUTPUT), raw([REASONING, MESSAGE])]
+    assert not FORMAT.needs_repair([FORMAT.read(unit) for unit in units])
+
+
+def test_alternation_is_not_required() -> None:
+    assert FORMAT.alternating([]) == []
+    assert json.loads(FORMAT.summary("user", "Before.")) == {"type": "message", "role": "user", "content": "Before."}

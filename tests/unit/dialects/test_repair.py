@@ -1,0 +1,439 @@
+"""Test the repair of conversations that a strict server rejects."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from proxy.compaction.groups import faults, head_length
+from proxy.compaction.turn import Turn
+from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair, repaired
+from proxy.dialects.unit_json import decode, encode
+from proxy.dialects.units import text_of
+from tests.kit.conversations import (
+    FORMAT,
+    Counting,
+    Episode,
+    Message,
+    assistant,
+    call,
+    conversations,
+    expand,
+    result,
+    system,
+    turns,
+    user,
+)
+from tests.kit.conversations import turn as turn_of
+from tests.kit.upstream import faults as chat_faults
+
+LEGACY = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+PARTS = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+
+EXAMPLES = settings().max_examples * 5
+"""Examples of each property test here. They take less time than others."""
+
+
+def legacy(text: str, name: str = "f") -> Message:
+    return {"role": "function", "name": name, "content": text}
+
+
+def calling(*calls: Any) -> Message:
+    """Return an assistant message with calls of any shape."""
+    return {**assistant(None), "tool_calls": list(calls)}
+
+
+def note(text: str) -> Message:
+    return {"role": "assistant", "content": STRAY_RESULT + text}
+
+
+def fix(messages: Sequence[Any]) -> list[Any]:
+    return [msgspec.json.decode(turn.raw) for turn in repaired(turns(messages), FORMAT)]
+
+
+GO = user("go")
+A, B = call("a"), call("b")
+LOST = result("a", NO_RESULT)
+
+CASES: dict[str, tuple[list[Any], list[Any]]] = {
+    "nothing": ([], []),
+    "head only": ([system("x")], [system("x")]),
+    "orphan": ([GO, result("z", "text")], [GO, note("text")]),
+    "orphan first": ([system("x"), result("z", "text"), GO], [system("x"), note("text"), GO]),
+    "orphan with parts": ([GO, result("z", PARTS)], [GO, note("a\n[image]")]),
+    "orphan without text": ([GO, result("z", " "), result("y", None), GO], [GO, GO]),
+    "result before its call": (
+        [result("a", "1"), assistant(None, A), result("a", "2")],
+        [note("1"), assistant(None, A), result("a", "2")],
+    ),
+    "answered twice": (
+        [assistant(None, A), result("a", "1"), result("a", "2"), GO],
+        [assistant(None, A), result("a", "1"), GO],
+    ),
+    "answered again later": (
+        [assistant(None, A), result("a", "1"), GO, result("a", "2")],
+        [assistant(None, A), result("a", "1"), GO],
+    ),
+    "dangling": ([assistant(None, A), GO], [assistant(None, A), LOST, GO]),
+    "dangling in part": (
+        [assistant(None, A, B), result("b", "2"), GO],
+        [assistant(None, A, B), result("b", "2"), LOST, GO],
+    ),
+    "trailing": ([GO, assistant(None, A)], [GO, assistant(None, A)]),
+    "trailing in part": ([assistant(None, A, B), result("b", "2")], [assistant(None, A, B), result("b", "2"), LOST]),
+    "trailing without any": ([GO, assistant(None, A, B)], [GO, assistant(None, A, B)]),
+    "trailing, its result before another group": (
+        [assistant(None, A, B), assistant(None, call("c")), result("b", "2")],
+        [assistant(None, A, B), LOST, result("b", "2"), assistant(None, call("c"))],
+    ),
+    "trailing, its result without an id": (
+        [GO, assistant(None, A, B), {"role": "tool", "content": "1"}],
+        [GO, assistant(None, A, B), result("a", "1"), result("b", NO_RESULT)],
+    ),
+    "trailing, a stray result behind it": (
+        [GO, assistant(None, A), result("z", "z")],
+        [GO, assistant(None, A), LOST, note("z")],
+    ),
+    "late": ([assistant(None, A), GO, result("a", "1")], [assistant(None, A), result("a", "1"), GO]),
+    "late ones in the order of the calls": (
+        [assistant(None, A, B, call("c")), result("c", "3"), GO, result("b", "2"), result("a", "1")],
+        [assistant(None, A, B, call("c")), result("c", "3"), result("a", "1"), result("b", "2"), GO],
+    ),
+    "any order inside a group": (
+        [assistant(None, A, B), result("b", "2"), result("a", "1"), result("z", "")],
+        [assistant(None, A, B), result("b", "2"), result("a", "1")],
+    ),
+    "orphan inside a group": (
+        [assistant(None, A, B), result("a", "1"), result("z", "z"), result("b", "2")],
+        [assistant(None, A, B), result("a", "1"), result("b", "2"), note("z")],
+    ),
+    "system message inside a group": (
+        [GO, assistant(None, A), system("x"), result("a", "1")],
+        [GO, assistant(None, A), result("a", "1"), system("x")],
+    ),
+    "the same id in the next turn": (
+        [assistant(None, A), GO, assistant(None, A), result("a", "1")],
+        [assistant(None, A), LOST, GO, assistant(None, A), result("a", "1")],
+    ),
+    "empty": (
+        [GO, assistant(None), assistant(""), {"role": "assistant"}, {"role": "assistant", "content": []}, GO],
+        [GO, GO],
+    ),
+    "empty inside a group": (
+        [assistant(None, A), assistant(""), result("a", "1")],
+        [assistant(None, A), result("a", "1")],
+    ),
+    "refusal and audio are something": (
+        [GO, {"role": "assistant", "content": None, "refusal": "no"}, {"role": "assistant", "audio": {"id": "x"}}],
+        [GO, {"role": "assistant", "content": None, "refusal": "no"}, {"role": "assistant", "audio": {"id": "x"}}],
+    ),
+    "legacy": ([LEGACY, legacy("1"), GO], [LEGACY, legacy("1"), GO]),
+    "legacy dangling": ([LEGACY, GO], [LEGACY, legacy(NO_RESULT), GO]),
+    "legacy trailing": ([LEGACY], [LEGACY]),
+    "both kinds of calls, trailing in part": (
+        [{**LEGACY, "tool_calls": [A]}, result("a", "1")],
+        [{**LEGACY, "tool_calls": [A]}, result("a", "1"), legacy(NO_RESULT)],
+    ),
+    "legacy late": ([LEGACY, GO, legacy("1")], [LEGACY, legacy("1"), GO]),
+    "legacy orphan": ([GO, legacy("1", "g")], [GO, note("1")]),
+    "legacy result of a tool call": (
+        [assistant(None, call("f", "f")), legacy("1"), GO],
+        [assistant(None, call("f", "f")), result("f", NO_RESULT), note("1"), GO],
+    ),
+    "both kinds of calls": (
+        [{**LEGACY, "tool_calls": [A]}, legacy("1"), result("a", "2"), GO],
+        [{**LEGACY, "tool_calls": [A]}, result("a", "2"), legacy("1"), GO],
+    ),
+    "no id on a result": (
+        [assistant(None, A, B), {"role": "tool", "content": "1"}, result("b", "2"), GO],
+        [assistant(None, A, B), result("b", "2"), {"role": "tool", "content": "1", "tool_call_id": "a"}, GO],
+    ),
+    "no id on a result and no call": ([GO, {"role": "tool", "content": "1"}], [GO, note("1")]),
+    "calls of the user": (
+        [{**GO, "tool_calls": [A], "name": "Ann"}, result("a", "1")],
+        [{**GO, "tool_calls": None, "name": "Ann"}, note("1")],
+    ),
+    "calls that are no objects": (
+        [calling("x", A, 5, None, [B]), result("a", "1"), result("b", ""), GO],
+        [calling("x", A, 5, None, [B]), result("a", "1"), GO],
+    ),
+    "nothing but calls that are no objects": ([calling(5), GO], [calling(5), GO]),
+    "calls that are no list": (
+        [{**assistant(None), "tool_calls": {"a": A}}, result("a", "1"), GO],
+        [{**assistant(None), "tool_calls": {"a": A}}, note("1"), GO],
+    ),
+    "results with ids that are no strings": (
+        [
+            assistant(None, A, B),
+            {**result("a", "1"), "tool_call_id": ["a"]},
+            {**result("b", "2"), "tool_call_id": {"b": 1}},
+            GO,
+        ],
+        [assistant(None, A, B), result("a", "1"), result("b", "2"), GO],
+    ),
+    "no objects": ([GO, 5, None, "x", [1], GO], [GO, 5, None, "x", [1], GO]),
+    "unknown role": ([{"role": "critic", "content": ""}, {}], [{"role": "critic", "content": ""}, {}]),
+    "unknown role without ids": (
+        [{"role": "model", "tool_calls": [call("")]}, result("", "1"), GO],
+        [{"role": "model", "tool_calls": [call("")]}, result("", "1"), GO],
+    ),
+    "unknown role that calls": (
+        [{"role": "model", "tool_calls": [A]}, GO, result("a", "1")],
+        [{"role": "model", "tool_calls": [A]}, result("a", "1"), GO],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_fault_is_repaired(name: str) -> None:
+    given_, wanted = CASES[name]
+    assert fix(given_) == wanted
+    assert fix(wanted) == wanted
+
+
+@pytest.mark.parametrize("bad", ["", None, 5, "absent"])
+def test_what_is_no_id_is_replaced_on_both_sides(bad: Any) -> None:
+    asked = assistant(None, {**A, "id": bad}, {**B, "id": bad}, call("c"))
+    answers: list[Message] = [result(bad, "1"), result(bad, "2"), result("c", "3")]
+    if bad == "absent":
+        for message in (*asked["tool_calls"][:2], *answers[:2]):
+            message.pop("id", None)
+            message.pop("tool_call_id", None)
+    fixed = fix([asked, *answers, GO])
+    ids = [made["id"] for made in fixed[0]["tool_calls"]]
+    assert [message["tool_call_id"] for message in fixed[1:4]] == ids
+    assert [message["content"] for message in fixed[1:4]] == ["1", "2", "3"]
+    assert ids[2] == "c"
+    assert len(set(ids)) == 3
+    assert all(isinstance(id_, str) and 0 < len(id_) <= 40 for id_ in ids)
+    assert chat_faults({"messages": fixed}) == []
+    assert fix(fixed) == fixed
+
+
+def test_repeated_ids_in_one_message_are_told_apart() -> None:
+    messages = [assistant(None, A, A, A), result("a", "1"), result("a", "2"), GO]
+    fixed = fix(messages)
+    ids = [made["id"] for made in fixed[0]["tool_calls"]]
+    assert ids[0] == "a"
+    assert len(set(ids)) == 3
+    assert [(m["tool_call_id"], m["content"]) for m in fixed[1:4]] == list(zip(ids, ["1", "2", NO_RESULT], strict=True))
+    assert fix(messages) == fixed, "nothing but the content decides"
+    other = fix([assistant("other", A, A, A), result("a", "1"), GO])
+    assert other[0]["tool_calls"][1]["id"] not in ids
+
+
+def test_what_is_rewritten_keeps_its_other_fields_and_is_read_anew() -> None:
+    function = b'{"name":"g","arguments":"{}"}'
+    raw = b'{ "role":"assistant", "n":1.0, "tool_calls":[{"id":"","type":"function","function":' + function + b"}]}"
+    answer = b'{"role":"tool","tool_call_id":"", "content":"\\u00e9"}'
+    given_ = [Turn(each, FORMAT.read(each)) for each in (raw, answer)]
+    count = Counting(lambda _: 77)
+    fixed = repaired([*given_, turn_of(GO)], count)
+    assert b'"n":1.0' in fixed[0].raw
+    assert b'"content":"\\u00e9"' in fixed[1].raw
+    assert fixed[0].facts.calls[0].id == fixed[1].facts.answers != ""
+    assert fixed[0].facts.tokens == 77
+    assert fixed[0].facts.digest != given_[0].facts.digest
+    assert count.counts == 2
+
+
+def test_the_further_fields_of_a_message_survive_its_repair() -> None:
+    fields = {"name": "Ann", "refusal": "no", "audio": {"id": "x"}, "annotations": [{"type": "url_citation"}]}
+    told_apart = fix([{**assistant("text", A, A), **fields}, {**result("a", "1"), "x": 1}, GO])
+    assert {key: told_apart[0][key] for key in ("content", *fields)} == {"content": "text", **fields}
+    assert told_apart[1] == {**result("a", "1"), "x": 1}
+    (taken_out,) = fix([{**GO, **fields, "tool_calls": [A], "function_call": {"name": "f"}}])
+    assert taken_out == {**GO, **fields, "tool_calls": None, "function_call": None}
+    late = {"role": "tool", "content": "1", "name": "read_file", "x": 1}
+    assert fix([assistant(None, A), GO, {**late, "tool_call_id": "a"}])[1] == {**late, "tool_call_id": "a"}
+    assert fix([assistant(None, A), late, GO])[1] == {**late, "tool_call_id": "a"}
+
+
+@given(conversations, st.integers(0, 2))
+def test_a_valid_conversation_comes_back_as_it_is(drawn: Any, head: int) -> None:
+    count = Counting()
+    before = turns(expand(drawn, 2000, head=head))
+    after = repaired(before, count)
+    assert len(after) == len(before)
+    assert all(new is old for new, old in zip(after, before, strict=True))
+    assert count.counts == 0
+
+
+Damage = Callable[[list[Any], random.Random], None]
+
+
+def _drop(messages: list[Any], rng: random.Random) -> None:
+    place = rng.randrange(len(messages))
+    if messages[place]["role"] != "user":
+        del messages[place]
+
+
+def _move(messages: list[Any], rng: random.Random) -> None:
+    place = rng.randrange(len(messages))
+    if messages[place]["role"] in ("tool", "function"):
+        messages.insert(rng.randrange(len(messages)), messages.pop(place))
+
+
+def _repeat(messages: list[Any], rng: random.Random) -> None:
+    messages.insert(rng.randrange(len(messages)), rng.choice(messages))
+
+
+def _change_id(messages: list[Any], rng: random.Random) -> None:
+    place = rng.randrange(len(messages))
+    message = messages[place] = msgspec.json.decode(encode(messages[place]))
+    bad = rng.choice(("", None, 7, "call_0", "w"))
+    if message["role"] == "tool":
+        message["tool_call_id"] = bad
+    for asked in message.get("tool_calls") or []:
+        if rng.random() < 0.5:
+            asked["id"] = bad
+
+
+def _insert(messages: list[Any], rng: random.Random) -> None:
+    stray = (user("wait"), assistant(None), assistant(""), result("zzz", "stray"), result("call_0", ""), LEGACY)
+    messages.insert(rng.randrange(len(messages)), rng.choice(stray))
+
+
+def _cut(messages: list[Any], rng: random.Random) -> None:
+    first = next((i for i, message in enumerate(messages) if message["role"] in ("tool", "function")), 0)
+    del messages[:first]
+
+
+DAMAGES = (_drop, _move, _repeat, _change_id, _insert)
+
+
+def damaged(messages: list[Any], seed: int, times: int) -> list[Any]:
+    rng = random.Random(seed)
+    if seed % 7 == 0:
+        _cut(messages, rng)
+    for _ in range(times):
+        rng.choice(DAMAGES)(messages, rng)
+    return messages
+
+
+def unanswered_at_the_end(after: Sequence[Turn]) -> int:
+    """Return the number of calls in the last message, which the client may still answer. Results have no calls."""
+    return len(after[-1].facts.calls) if after and after[-1].facts.kind != "result" else 0
+
+
+def without_order(after: Sequence[Turn]) -> list[Any]:
+    """Return the messages without an open group at the end."""
+    messages = [msgspec.json.decode(turn.raw) for turn in after]
+    return messages[:-1] if unanswered_at_the_end(after) else messages
+
+
+@settings(max_examples=EXAMPLES)
+@given(conversations, st.integers(0, 2), st.integers(0, 10**6), st.integers(1, 12))
+def test_what_was_damaged_comes_out_valid(drawn: Any, head: int, seed: int, times: int) -> None:
+    before = turns(damaged(expand(drawn[:12], 500, head=head), seed, times))
+    after = repaired(before, FORMAT)
+    if not needs_repair([turn.facts for turn in before]):
+        assert all(new is old for new, old in zip(after, before, strict=True)), "nothing was to be put right"
+    assert faults([turn.facts for turn in after]) == unanswered_at_the_end(after)
+    messages = without_order(after)
+    assert not messages or chat_faults({"messages": messages}) == []
+
+    again = repaired(after, FORMAT)
+    assert all(new is old for new, old in zip(again, after, strict=True))
+    assert repaired(turns([msgspec.json.decode(t.raw) for t in before]), FORMAT) == after
+
+    places = {id(turn): place for place, turn in enumerate(before)}
+    fixed = [places[id(turn)] for turn in after if id(turn) in places and turn.facts.kind != "result"]
+    assert fixed == sorted(fixed)
+    assert [t for t in after if t.facts.role == "user"] == [t for t in before if t.facts.role == "user"]
+    length = head_length(before)
+    assert [id(turn) for turn in after[:length]] == [id(turn) for turn in before[:length]]
+    seen = "\n".join(text_of(decode(turn.raw)) for turn in after)
+    answers = Counter(turn.facts.answers or "" for turn in before)
+    for turn in before:
+        text = text_of(decode(turn.raw))
+        if turn.facts.kind == "result" and text.strip() and text not in seen:
+            assert answers[turn.facts.answers or ""] > 1, "dropped, though its call has no other answer"
+
+
+def test_the_damages_do_damage() -> None:
+    """Check that most conversations of the test above are invalid before the repair."""
+    drawn = [Episode("tools", 30, 3, n % 7, n) for n in range(6)]
+    found = [faults([t.facts for t in turns(damaged(expand(drawn, 500), seed, 6))]) for seed in range(100)]
+    assert sum(1 for n in found if n) > 90
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+ids = st.sampled_from(("a", "b", "f", "")) | anything
+wild_call = anything | st.fixed_dictionaries(
+    {}, optional={"id": ids, "type": anything, "function": anything | st.fixed_dictionaries({"name": ids})}
+)
+wild_message = anything | st.fixed_dictionaries(
+    {"role": st.sampled_from(("user", "assistant", "assistant", "tool", "function", "system", "model")) | anything},
+    optional={
+        "content": anything | st.sampled_from(("text", "")),
+        "tool_calls": anything | st.lists(wild_call, max_size=3),
+        "function_call": anything | st.fixed_dictionaries({"name": ids}),
+        "tool_call_id": ids,
+        "name": ids,
+    },
+)
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.lists(wild_message, max_size=12))
+@example([{"role": None, "function_call": {"name": "a"}}, {"role": "function", "function_call": {}}])
+def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
+    before = turns(messages)
+    after = repaired(before, FORMAT)
+    head = head_length(before)
+    called_in_head = [turn for turn in before[:head] if turn.facts.calls]
+    if not called_in_head:
+        assert faults([turn.facts for turn in after]) == unanswered_at_the_end(after)
+    if not needs_repair([turn.facts for turn in before]):
+        assert all(new is old for new, old in zip(after, before, strict=True)), "nothing was to be put right"
+    again = repaired(after, FORMAT)
+    assert [turn.raw for turn in again] == [turn.raw for turn in after]
+    kept = [turn.raw for turn in after]
+    foreign = [t.raw for t in before if t.facts.role not in ("assistant", "tool", "function") and not t.facts.calls]
+    assert [raw for raw in kept if raw in set(foreign)] == foreign
+
+
+def test_a_message_without_content_is_not_sound_however_much_else_it_has() -> None:
+    before = turns([{"role": "user", "content": "Go."}, {"role": "assistant", "content": None, "note": "much " * 30}])
+    assert needs_repair([turn.facts for turn in before])
+    assert repaired(before, FORMAT) == before[:1]
+
+
+@pytest.mark.parametrize("raw", [b'{"role":"assistant","tool_calls":[{"id":"","x":"\\ud800"}]}', b'"\\ud800"', b"\xff"])
+def test_json_that_strict_parsers_refuse_is_repaired_or_left(raw: bytes) -> None:
+    broken = Turn(raw, FORMAT.read(raw))
+    after = repaired([broken, turn_of(GO)], FORMAT)
+    assert faults([turn.facts for turn in after]) == 0
+    assert after[-1].facts.role == "user"
+
+
+@pytest.mark.parametrize("shape", ["late", "orphans", "one id", "wide", "dangling"])
+def test_ten_thousand_messages_take_no_longer_than_their_number(shape: str) -> None:
+    """Comparing each result with each open call would take minutes."""
+    number = 5_000
+    many = range(number)
+    shapes: dict[str, list[Message]] = {
+        "late": [*(assistant(None, call(f"c{n}")) for n in many), GO, *(result(f"c{n}", "x") for n in reversed(many))],
+        "orphans": [result("z", "x") for _ in range(2 * number)],
+        "one id": [message for _ in many for message in (assistant(None, A), GO, result("a", "x"))],
+        "wide": [assistant(None, *(A for _ in many)), GO, *(result("a", "x") for _ in many)],
+        "dangling": [message for _ in many for message in (assistant(None, A), GO)],
+    }
+    before = turns(shapes[shape])
+    started = time.process_time()
+    after = repaired(before, FORMAT)
+    assert time.process_time() - started < 5
+    assert faults([turn.facts for turn in after]) == 0
