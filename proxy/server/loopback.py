@@ -16,12 +16,8 @@ from typing import Literal
 import uvicorn
 from starlette.types import ASGIApp
 
-from proxy.config import Settings, read
 from proxy.errors import ConfigurationError
-from proxy.pipeline.snapshot import listening
-from proxy.server.app import create_app
 from proxy.server.http_protocol import BoundedProtocol
-from proxy.telemetry.logs import configure
 
 ADDRESS = "127.0.0.1"
 
@@ -145,6 +141,12 @@ def run_program(command: Sequence[str], config: Path | None) -> int:
 
     Raises ``ConfigurationError``.
     """
+    # ``serve`` also serves stand-ins, which don't need these modules.
+    from proxy.config import Settings, read
+    from proxy.pipeline.snapshot import listening
+    from proxy.server.app import create_app
+    from proxy.telemetry.logs import configure
+
     loaded = None if config is None else read(config.absolute(), os.environ)
     settings = listening(Settings() if loaded is None else loaded.settings, ADDRESS)
     # The terminal is the program's. A level in the file applies.

@@ -16,7 +16,7 @@ from tests.kit.program import ROOT
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout whose environment is made, except for the command. It has the packages of these tests."""
+    """A checkout whose environment is made. It has the packages of these tests. The script made the command."""
     folder = tmp_path_factory.mktemp("a checkout")
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     (folder / "proxy").symlink_to(ROOT / "proxy")
@@ -25,6 +25,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages / "packages.pth").write_text(site.getsitepackages()[0])
     for place in (folder, folder / ".venv"):
         (place / "requirements.lock").write_text("")
+    assert done(folder, folder / "scripts/compaction-proxy", "--version").returncode == 0
     return folder
 
 
