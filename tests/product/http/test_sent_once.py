@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from proxy.upstream import pool
+from proxy.upstream import connections
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import CHAT, StartProxy, ask, chat
 from tests.kit.raw_upstream import End, RawUpstream, Script, Stage, Step, answer, head
@@ -18,7 +18,7 @@ from tests.kit.raw_upstream import End, RawUpstream, Script, Stage, Step, answer
 
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 60.0)
 
 
 LARGE = b'{"input":"' + b"x" * 3_000_000 + b'"}'
@@ -85,7 +85,7 @@ def test_a_begun_response_is_not_asked_for_again(start_proxy: StartProxy, stage:
 
 
 def test_a_late_loss_is_not_retried(start_proxy: StartProxy, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.0)
     with stage(lambda _: [answer()]) as upstream:
         url = start_proxy(upstream.url)
         assert ask(url, CHAT, chat()).status == 200
