@@ -11,7 +11,7 @@ from aiohttp import ClientResponse
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proxy.dialects.chat.request import ChatRequest
-from proxy.upstream.litellm.transport import Stream
+from proxy.upstream.litellm.transport import LiteLLMStream
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import JSON, StartProxy, ask, chat, connected, request_bytes
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
@@ -75,7 +75,7 @@ def _earlier_objects() -> Iterator[None]:
 def uncollected() -> Iterator[Uncollected]:
     gc.collect()
     gc.disable()
-    yield Uncollected(ChatRequest, RequestResponseCycle, ClientResponse, Stream)
+    yield Uncollected(ChatRequest, RequestResponseCycle, ClientResponse, LiteLLMStream)
     gc.enable()
 
 
@@ -152,7 +152,7 @@ def test_of_a_translated_stream(start_proxy: StartProxy, uncollected: Uncollecte
         main = {"provider": "anthropic", "base_url": anthropic.url, "api_key": anthropic.key}
         url = start_proxy(anthropic.url, {"upstreams": {"main": main}})
         assert ask(url, body=chat(stream=True)).status == 200  # what LiteLLM makes once
-        requests = Uncollected(ChatRequest, Stream)  # the other server here keeps its own
+        requests = Uncollected(ChatRequest, LiteLLMStream)  # the other server here keeps its own
         anthropic.script.cut = cut
         for _ in range(3):
             if cut == "hang":
@@ -172,7 +172,7 @@ def test_of_a_translated_error(start_proxy: StartProxy, uncollected: Uncollected
         main = {"provider": "anthropic", "base_url": anthropic.url, "api_key": anthropic.key}
         url = start_proxy(anthropic.url, {"upstreams": {"main": main}})
         assert ask(url, body=chat(stream=streams)).status == 200  # what LiteLLM makes once
-        requests = Uncollected(ChatRequest, Stream)
+        requests = Uncollected(ChatRequest, LiteLLMStream)
         anthropic.script.error = (status, "some_error", "No.")
         if status == 502:
             anthropic.__exit__()

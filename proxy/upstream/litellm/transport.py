@@ -49,7 +49,7 @@ class LiteLLMTransport(Transport):
         self._api_key = api_key
         self._headers = dict(headers)
         self._client: Any = None
-        self._streams: set[_LiteLLMStream] = set()
+        self._streams: set[LiteLLMStream] = set()
         self._busy = 0
         self._retired = False
 
@@ -119,7 +119,7 @@ class LiteLLMTransport(Transport):
         return self._client
 
     async def _stream(self, litellm: Any, call: dict[str, Any]) -> Answer:
-        stream = _LiteLLMStream(litellm, call, self._streams)
+        stream = LiteLLMStream(litellm, call, self._streams)
         try:
             headers = await stream.start()
         except BaseException:
@@ -144,10 +144,10 @@ def _refused(error: RequestError) -> Answer:
     return Answer.whole(error.status, [JSON], error.body())
 
 
-class _LiteLLMStream:
+class LiteLLMStream:
     """A streamed answer. One task owns the upstream's request from start to end, so canceling it ends the request."""
 
-    def __init__(self, litellm: Any, call: dict[str, Any], open_streams: set[_LiteLLMStream]) -> None:
+    def __init__(self, litellm: Any, call: dict[str, Any], open_streams: set[LiteLLMStream]) -> None:
         self._litellm = litellm
         self._call = call
         self._open = open_streams
