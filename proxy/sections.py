@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.compaction.settings import IndexRules, UserMessageRules
 from proxy.compaction.stages import STAGES
-from proxy.config.checks import Finding, policies
+from proxy.config.checks import Finding, policies_of
 from proxy.config.policy import ARCHIVE, UNKNOWN_MODEL, ArchiveSettings
 from proxy.config.sections import PolicySection, engine_section
 from proxy.config.settings import Settings, WrittenSettings
@@ -25,7 +25,7 @@ from proxy.summary.settings import SummarySettings
 
 def _ineffective_recall(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
     """Find tools for the archive that another section of the policy turns off. It may be an inherited one."""
-    for path, policy, stated in policies(written, settings):
+    for path, policy, stated in policies_of(written, settings):
         recall, own = policy.section(RecallSettings), stated.model_fields_set
         if recall.tool == "auto" and own & {"recall", "archive"} and policy.optional(ArchiveSettings) is None:
             problem = "has no effect without an archive, so no request gets the tool"

@@ -247,7 +247,7 @@ def _keyless_teams(settings: Settings) -> Iterator[Finding]:
             yield ("teams", name), "no caller belongs to this team, because it lists no key", fix
 
 
-def policies(
+def policies_of(
     written: WrittenSettings, settings: Settings
 ) -> Iterator[tuple[Path, Policy, WrittenPolicy | ModelOverride]]:
     """Yield the policies in the file and their overrides: the path, the policy in force, and the settings stated."""
@@ -327,7 +327,7 @@ def _same_address(one: str, other: str) -> bool:
 
 
 def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:
-    for path, found, stated_here in policies(written, settings):
+    for path, found, stated_here in policies_of(written, settings):
         key = next((key for key in ("keep", "trigger") if key in stated_here.model_fields_set), None)
         ((kind, kept),) = condition_parts(found.keep).items()
         bound = lowest(found.trigger, kind)

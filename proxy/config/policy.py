@@ -52,7 +52,7 @@ ARCHIVE = PolicySection(
 )
 
 
-class UnknownModel(Section):
+class UnknownModelSettings(Section):
     """Conditions for models whose context window is unknown, so fractions have no meaning."""
 
     trigger: TriggerField = (Clause(tokens=170_000),)
@@ -79,7 +79,9 @@ class UnknownModel(Section):
         return keep
 
 
-UNKNOWN_MODEL = PolicySection("unknown_model", UnknownModel, "Conditions for models whose context window is unknown.")
+UNKNOWN_MODEL = PolicySection(
+    "unknown_model", UnknownModelSettings, "Conditions for models whose context window is unknown."
+)
 
 
 class PolicyFields(Section):

@@ -13,7 +13,7 @@ from proxy.compaction.stages import STAGES
 from proxy.compaction.stages.stage import StageRules
 from proxy.compaction.triggers import TRIGGER, Clause, Trigger, with_step
 from proxy.config import Policy
-from proxy.config.policy import ArchiveSettings, UnknownModel
+from proxy.config.policy import ArchiveSettings, UnknownModelSettings
 from proxy.limits.profiles import Profile
 from proxy.summary.settings import SummarySettings
 
@@ -72,7 +72,7 @@ def _late(rules: Rules) -> Rules:
 
 
 def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds, price_step: int | None) -> Rules:
-    conditions = policy if window_known else policy.section(UnknownModel)
+    conditions = policy if window_known else policy.section(UnknownModelSettings)
     stated, keep = conditions.trigger, conditions.keep
     trigger = with_step(stated, price_step)
     if stated and window_known:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from proxy.config.checks import Finding, policies
+from proxy.config.checks import Finding, policies_of
 from proxy.config.fields import Count, Section, off_for_false
 from proxy.config.sections import PolicySection
 from proxy.config.settings import Settings, WrittenSettings
@@ -40,7 +40,7 @@ class RecallSettings(Section):
 
 
 def _short_results(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
-    for path, policy, stated in policies(written, settings):
+    for path, policy, stated in policies_of(written, settings):
         recall = policy.section(RecallSettings)
         if "recall" in stated.model_fields_set and recall.tool == "auto" and recall.max_tokens < SHORTEST:
             problem = f"has no room for a passage of a message, which takes about {SHORTEST} tokens"

@@ -12,7 +12,7 @@ from proxy.compaction.settings import EngineSettings, IndexRules, UserMessageRul
 from proxy.compaction.stages import STAGES, DuplicateRules
 from proxy.config import Policy, Settings
 from proxy.config.fields import Section
-from proxy.config.policy import ArchiveSettings, UnknownModel
+from proxy.config.policy import ArchiveSettings, UnknownModelSettings
 from proxy.config.sections import engine_section, names, sections
 from proxy.recall.tool import RecallSettings
 from proxy.summary.settings import SummarySettings
@@ -27,7 +27,7 @@ def test_a_section_is_read_by_its_class() -> None:
     policy = Policy.build("p", {"recall": {"max_rounds": 2}, "duplicates": {"min_length": 9, "keep": {"messages": 1}}})
     assert policy.section(RecallSettings).max_rounds == 2
     assert policy.section(DuplicateRules).min_length == 9
-    assert policy.section(UnknownModel) == UnknownModel()
+    assert policy.section(UnknownModelSettings) == UnknownModelSettings()
 
 
 def test_a_section_that_is_off_is_none() -> None:
