@@ -43,7 +43,7 @@ class SentPrompt(msgspec.Struct, frozen=True):
     ``messages`` is the number of the client's messages. ``length`` and ``digest`` are those of the messages sent, if
     they were measured. ``changed`` is true if they weren't the client's own. The reasoning in the client's first
     ``stale`` messages is invalid. ``mark`` is the conversation's after its first ``marked`` messages, because two
-    conversations can have the same key. See ``context.mark``.
+    conversations can have the same key. See ``Exchange.mark``.
     """
 
     messages: int

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = (*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "design").glob("*.md"))
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(path.relative_to(ROOT).as_posix() for path in PAGES)]
 FOLDERS = ("bench", "deploy", "docs", "proxy", "scripts", "soak", "tests")
 PACKAGES = tuple(path.name for path in (ROOT / "proxy").iterdir() if (path / "__init__.py").exists())
 PATH = re.compile(rf"(?<![\w./:-])(?:{'|'.join((*FOLDERS, *PACKAGES))})/[\w./*-]*")

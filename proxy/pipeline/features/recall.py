@@ -150,7 +150,7 @@ class Recall:
         """
         status = start.answer.status
         if status == 200:
-            refused = attempt.tool is not None and is_encoded(start.answer)
+            refused = attempt.tool is not None and start.overflow is None and is_encoded(start.answer)
         else:
             refused = status in REFUSALS and start.overflow is None
         if not refused or state is None:

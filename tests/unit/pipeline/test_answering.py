@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -69,10 +70,17 @@ def stream(*events: str) -> Said:
     return Said(200, "".join(f"data: {event}\n\n" for event in events).encode(), (EVENTS,))
 
 
+def packed(answer: Said) -> Said:
+    """Return an answer with status 200 that is compressed unasked."""
+    return Said(200, gzip.compress(answer.body), (*answer.headers, ("content-encoding", "gzip")))
+
+
 FINE = Said(200, b'{"choices":[{"index":0,"message":{"role":"assistant","content":"fine"},"finish_reason":"stop"}]}')
 FINE_MESSAGE = Said(200, b'{"type":"message","role":"assistant","content":[{"type":"text","text":"fine"}]}')
 FINE_STREAM = stream('{"choices":[{"index":0,"delta":{"content":"fine"},"finish_reason":null}]}', "[DONE]")
 SILENT_STREAM = stream("[DONE]")
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+"""The client's tools. Without any, a request doesn't get the proxy's own."""
 
 
 @dataclass
@@ -144,6 +152,15 @@ CASES = {
         "compacted",
         400,
         policy={"overflow_retries": 1},
+    ),
+    "compressed and with the tool, but too long": Case(
+        long_chat(40, tools=TOOLS),
+        [packed(overflow(4_000))],
+        verdict="compacted",
+        policy={"overflow_retries": 0, "recall": {"tool": "auto"}},
+    ),
+    "compressed and with the tool": Case(
+        long_chat(40, tools=TOOLS), [packed(FINE), FINE], ["tool"], "compacted", policy={"recall": {"tool": "auto"}}
     ),
     "never": Case(long_chat(12), [overflow(4_000)], status=400, policy={"overflow_retries": 0}),
     "shadow": Case(long_chat(40), [overflow()], verdict="shadow", status=400, policy={"mode": "shadow"}),
