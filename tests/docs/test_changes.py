@@ -71,7 +71,7 @@ class Change:
 def documented(name: str) -> tuple[str, ...]:
     """Return the tests of the documents of settings, for settings whose path contains a name."""
     files = "tests/unit/config/test_schema.py", "tests/docs/test_documents.py"
-    return (*files, "-k", f"documented or schema_is_the_one or states_as_defaults or {name}")
+    return (*files, "-k", f"documented or values_in_the_table or schema_is_the_one or states_as_defaults or {name}")
 
 
 STAGE = '''"""Collapse runs of empty lines in old tool results."""
@@ -178,7 +178,8 @@ assert cut() - cut(kept_characters=7) == 113, (cut(), cut(kept_characters=7))
             before(
                 "docs/configuration.md",
                 "### `policies.NAME.archive`\n",
-                "### `policies.NAME.empty_lines`\n\n| setting | what it does | unit or values | default |\n"
+                "### `policies.NAME.empty_lines`\n\nIts step is `empty_lines`.\n\n"
+                "| setting | what it does | unit or values | default |\n"
                 "|---|---|---|---|\n"
                 "| `policies.NAME.empty_lines.trigger` | sets when this stage runs | trigger | the policy's own |\n"
                 "| `policies.NAME.empty_lines.keep` | sets what this stage doesn't change | keep | the policy's own |\n"

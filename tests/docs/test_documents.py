@@ -23,6 +23,7 @@ from pydantic.fields import FieldInfo
 from proxy.access.admin import LINK_PATH
 from proxy.cli.commands import main
 from proxy.compaction import fit, render, rules
+from proxy.compaction.stages import NAMES
 from proxy.compaction.stages.arguments import KEPT_CHARACTERS
 from proxy.config import Settings, policy
 from proxy.config.fields import Section
@@ -307,7 +308,8 @@ def test_the_response_headers_have_the_values_in_the_table() -> None:
     values = {spans(row[0])[0]: set(spans(row[1])) for row in table(REFERENCE, "response header")}
     assert values["x-compaction"] == {*get_args(Verdict), "pending", "unsupported"}
     assert values["x-compaction-summary"] == set(get_args(Origin))
-    assert values["x-compaction-steps"] == {*render.STEPS, fit.NAME, STATE_STEP}
+    assert values["x-compaction-steps"] == {render.SUMMARY, fit.NAME, STATE_STEP}
+    assert re.findall(r"Its step\sis\s`(\w+)`", CONFIGURATION) == list(NAMES)
 
 
 def test_the_request_header_works_as_documented(entrance: str) -> None:
