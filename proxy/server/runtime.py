@@ -163,11 +163,14 @@ class Runtime(Services):
 
     async def aclose(self) -> None:
         """Close everything."""
-        for part in (self.maintenance, self.limit_discovery, self.summaries, self.configuration):
-            await part.aclose()
+        await self.maintenance.aclose()
+        await self.limit_discovery.aclose()
+        await self.summaries.stop()  # before the connections that they use are closed
+        await self.configuration.aclose()
         # If the store fails, each of these gives up after seconds. One after the other would take most of a minute.
         async with asyncio.TaskGroup() as writers:
             for writer in (
+                self.summaries,
                 self.archive,
                 self.items,
                 self.hidden_rounds,

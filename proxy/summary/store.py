@@ -288,12 +288,16 @@ class Summaries:
         """Wait until the write in progress has ended."""
         await self.cache.settled()
 
-    async def aclose(self) -> None:
-        """Cancel summaries in progress and store the finished ones, also those that a failing store didn't take."""
+    async def stop(self) -> None:
+        """Cancel summaries in progress."""
         tasks = [*self._background, *self._flights.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def aclose(self) -> None:
+        """Cancel summaries in progress and store the finished ones, also those that a failing store didn't take."""
+        await self.stop()
         await self.cache.aclose()
         if self._releasing:
             _, late = await asyncio.wait(self._releasing, timeout=self._limits.closing)

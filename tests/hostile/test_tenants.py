@@ -121,7 +121,8 @@ class House:
     async def settled(self) -> None:
         """Wait until nothing goes on in the background, so that what comes next depends on nothing but order."""
         summaries, archive = self.app.service.summaries, self.app.service.archive
-        while summaries._flights.tasks or summaries._background or len(summaries.cache.writes) or len(archive.writes):  # noqa: ASYNC110
+        tasks = lambda: summaries._flights.tasks or summaries._background or summaries._releasing  # noqa: E731
+        while tasks() or len(summaries.cache.writes) or len(archive.writes):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
     async def victim(self, turns: int) -> tuple[Any, ...]:

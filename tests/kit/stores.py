@@ -96,11 +96,11 @@ class Place:
         return SealedStore(self.backend(), keys) if keys else self.backend()
 
     def seconds(self, number: float) -> float:
-        """Return a lifetime of so many seconds."""
+        """Return a lifetime of this number of seconds."""
         return number * (self.second or 1.0)
 
     async def pass_time(self, number: float) -> None:
-        """Let so many seconds pass."""
+        """Let this number of seconds pass."""
         if self.second:
             await asyncio.sleep(number * self.second)
         else:
