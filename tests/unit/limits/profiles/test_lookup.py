@@ -292,8 +292,8 @@ def test_the_file_is_read_again_if_it_changes(tmp_path: Any) -> None:
 
 def test_litellm_is_not_imported() -> None:
     program = (
-        "import sys; from proxy.limits.profiles import Profiles; from proxy.dialects.chat.counting import Counter;"
-        "Counter(Profiles().find('gpt-4o')).text('x'); sys.exit('litellm' in sys.modules)"
+        "import sys; from proxy.limits.profiles import Profiles; from proxy.dialects.chat.counting import ChatCounter;"
+        "ChatCounter(Profiles().find('gpt-4o')).text('x'); sys.exit('litellm' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
