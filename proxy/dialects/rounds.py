@@ -208,7 +208,7 @@ class HiddenTool(ABC):
         return False
 
 
-class Part:
+class AnswerPart:
     """A part of an answer. ``shown`` is its place among the client's parts, ``None`` if it's hidden or undecided.
 
     ``arguments`` is the JSON text of arguments that were streamed.
@@ -236,7 +236,7 @@ class Round:
         self.tool = tool
         self.response = response
         self.answer: dict[str, Any] = {}
-        self.parts: Sequence[Part] = ()
+        self.parts: Sequence[AnswerPart] = ()
         self.failed = False
 
     @property
@@ -251,7 +251,7 @@ class Round:
             if self.is_hidden(part)
         ]
 
-    def is_hidden(self, part: Part) -> bool:
+    def is_hidden(self, part: AnswerPart) -> bool:
         """Return whether a call is one of the hidden tool."""
         return part.hidden
 
@@ -350,7 +350,7 @@ class WholeRound(Round):
     def __init__(self, api: HiddenTool, tool: str, body: bytes, response: VisibleResponse) -> None:
         super().__init__(api, tool, response)
         self.answer = decoded(body) or {}
-        self.parts = [Part(part, hidden=api.calls_tool(part, tool)) for part in api.parts(self.answer)]
+        self.parts = [AnswerPart(part, hidden=api.calls_tool(part, tool)) for part in api.parts(self.answer)]
         shown = [part.value for part in self.parts if not part.hidden]
         self.calls = [part for part in shown if api.is_call(part)]
         response.calls = api.call_ids(self.calls)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from proxy.overflow.silent import Finished, prompt_tokens
 
 _CHOICE = b'"choices":[{'
 _TEXT = b'"content":"'
+_NAMES = ("role", "name")
 _TIER = re.compile(r'"service_tier"\s*:\s*"([a-z_]{1,32})"')
 
 
@@ -62,18 +63,16 @@ class ChatAnswers(Answers):
         return reason if isinstance(reason, str) else None
 
     def has_content(self, event: Object) -> bool:
-        return bool(event.get("content")) or any(
-            value for message in _messages(event) for name, value in message.items() if name not in ("role", "name")
-        )
+        if event.get("content"):
+            return True
+        return any(value for message in _messages(event) for name, value in message.items() if name not in _NAMES)
 
     def tier(self, event: Object) -> object:
         return event.get("service_tier")
 
     def searches(self, event: Object) -> int:
         """Return 1 if a message cites web pages. That's the only sign of a search in chat completions."""
-        notes = [message.get("annotations") for message in _messages(event)]
-        cited = (note for listed in notes if isinstance(listed, list) for note in listed)
-        return int(any(isinstance(note, dict) and note.get("type") == "url_citation" for note in cited))
+        return int(any("annotations" in message and _cites(message["annotations"]) for message in _messages(event)))
 
     def read_usage(self, body: bytes) -> Finished:
         end = super().read_usage(body)
@@ -91,20 +90,25 @@ class ChatAnswers(Answers):
         if len(data) != 2 or data[1] != b"[DONE]":
             return False
         event = next(json_objects(body), {})
-        choices = list(_choices(event))
+        choices = _choices(event)
         named = any(isinstance(delta := choice.get("delta"), dict) and "role" in delta for choice in choices)
         return named and not event.get("usage") and not any(choice.get("finish_reason") for choice in choices)
 
 
-def _choices(event: Object) -> Iterator[Object]:
+def _choices(event: Object) -> list[Object]:
     choices = event.get("choices")
-    return (choice for choice in choices if isinstance(choice, dict)) if isinstance(choices, list) else iter(())
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
 
 
-def _messages(event: Object) -> Iterator[Object]:
-    """Yield the messages or deltas of the choices."""
-    messages = (choice.get("message") or choice.get("delta") for choice in _choices(event))
-    return (message for message in messages if isinstance(message, dict))
+def _messages(event: Object) -> list[Object]:
+    """Return the messages or deltas of the choices."""
+    messages = [choice.get("message") or choice.get("delta") for choice in _choices(event)]
+    return [message for message in messages if isinstance(message, dict)]
+
+
+def _cites(annotations: object) -> bool:
+    notes = annotations if isinstance(annotations, list) else ()
+    return any(isinstance(note, dict) and note.get("type") == "url_citation" for note in notes)
 
 
 def _choice_has_content(choice: Any) -> bool:

@@ -11,10 +11,10 @@ from proxy.dialects.chat.units import calls_of
 from proxy.dialects.request import NOTHING, fields_of, value_of
 from proxy.dialects.rounds import (
     DONE,
+    AnswerPart,
     HiddenCall,
     HiddenRound,
     HiddenTool,
-    Part,
     StreamedRound,
     VisibleResponse,
     WholeRound,
@@ -116,7 +116,7 @@ class ChatTool(HiddenTool):
         return {**round.answer, "choices": [{**choice, "message": message, "finish_reason": reason}]}
 
 
-class _StreamedCall(Part):
+class _StreamedCall(AnswerPart):
     """A call in a stream. ``value`` are its first fields. It's the client's if ``shown`` is a place."""
 
     def __init__(self) -> None:

@@ -15,9 +15,9 @@ from proxy.dialects.messages.request import joined
 from proxy.dialects.messages.units import blocks_of, calls_of, text_in, type_of
 from proxy.dialects.request import NOTHING, fields_of, listed, value_of
 from proxy.dialects.rounds import (
+    AnswerPart,
     HiddenCall,
     HiddenTool,
-    Part,
     Round,
     StreamedRound,
     VisibleResponse,
@@ -101,7 +101,7 @@ class MessagesTool(HiddenTool):
         return answer
 
 
-class _StreamedBlock(Part):
+class _StreamedBlock(AnswerPart):
     """A block of a stream."""
 
     def add(self, delta: Mapping[str, Any]) -> None:

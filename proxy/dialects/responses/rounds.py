@@ -25,9 +25,9 @@ from proxy.dialects.responses.units import (
 )
 from proxy.dialects.rounds import (
     DONE,
+    AnswerPart,
     HiddenCall,
     HiddenTool,
-    Part,
     StreamedRound,
     VisibleResponse,
     WholeRound,
@@ -157,7 +157,7 @@ class ResponsesTool(HiddenTool):
         return True
 
 
-class _StreamedItem(Part):
+class _StreamedItem(AnswerPart):
     """An item of a stream. ``done`` is true once it's complete."""
 
     done = False
@@ -174,7 +174,7 @@ class ResponsesRound(StreamedRound):
         """The items by ``output_index`` and by id. Some servers omit the index."""
         self._renumbers = not first
 
-    def is_hidden(self, part: Part) -> bool:
+    def is_hidden(self, part: AnswerPart) -> bool:
         return self.api.calls_tool(part.value, self.tool)
 
     def event(self, value: dict[str, Any] | None, data: bytes, as_it_came: bytes) -> bytes:
