@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -15,8 +14,21 @@ from bench.compare.setup import BUDGETS, NOTHING_AHEAD, PLAIN_POLICIES, small_mo
 from bench.compare.upstream import asks_compaction, decoded
 from tests.kit.generator import ANY_DIRT, conversation
 from tests.kit.overflow_wordings import WORDINGS, Refused
-from tests.kit.raw_upstream import Arrived, End, Step, answer, chunk, head, stream_head, streamed
-from tests.kit.three_apis import APIS, TOOLS, Answer, Call, event, is_system, request, tools
+from tests.kit.raw_upstream import Arrived, End, Step, answer, chunk, stream_head, streamed
+from tests.kit.three_apis import (
+    APIS,
+    TOOLS,
+    Answer,
+    Call,
+    cut_off,
+    error_body,
+    event,
+    failed_response,
+    gzipped,
+    is_system,
+    request,
+    tools,
+)
 
 RECALL = "recall_earlier_messages"
 """The name of the hidden tool."""
@@ -90,7 +102,7 @@ class Talk:
 
     def refusal(self, message: str, code: str | None = None, when: Callable[[Arrived], bool] | None = None) -> Reply:
         """Return an error of status 400 in the API's shape."""
-        steps = [answer(json.dumps(_error(self.api, message, code)).encode(), "400 Bad Request")]
+        steps = [answer(json.dumps(error_body(self.api, message, code)).encode(), "400 Bad Request")]
         return Reply(steps) if when is None else Reply(steps, when)
 
     def goes_on(self, *messages: Any, text: str = "And what does that mean for the release?") -> None:
@@ -241,11 +253,11 @@ def recall(talk: Talk) -> Iterator[Case]:
         final = talk.answer("I look.", _client_call(talk, 0))
         replies = [talk.reply(talk.answer("I look.", hidden[0], *final.calls), _has_tool)]
     elif what == "compressed":
-        replies = [Reply(_compressed(final.parts(talk.api, stream=False)[1], stream=False), _has_tool)]
+        replies = [Reply(gzipped(final.parts(talk.api, stream=False)[1], stream=False), _has_tool)]
     elif what == "cut":
         parts, whole = talk.answer("", hidden[0]).parts(talk.api, stream=talk.stream)
-        cut: Sequence[Step] = [stream_head(), *map(chunk, parts[:-1]), End.CLOSE] if talk.stream else _cut(whole)
-        replies = [Reply(cut, _has_tool)]
+        steps: Sequence[Step] = [stream_head(), *map(chunk, parts[:-1]), End.CLOSE] if talk.stream else cut_off(whole)
+        replies = [Reply(steps, _has_tool)]
     else:
         text = "I look it up. " if what == "text" else ""
         replies = [talk.reply(talk.answer(text, call), _has_tool) for call in hidden]
@@ -320,9 +332,9 @@ def early_ends(talk: Talk) -> Iterator[Case]:
         "rate limit": [answer(b'{"error": {"message": "slow"}}', "429 Too Many Requests", [("Retry-After", "1")])],
         "nothing": streamed([]) if talk.stream else [answer(b"")],
         "no text": talk.answer("", output=0).steps(talk.api, stream=talk.stream),
-        "compressed": _compressed(b"".join(parts) if talk.stream else whole, stream=talk.stream),
-        "cut": [stream_head(), *map(chunk, parts[:-2]), End.CLOSE] if talk.stream else _cut(whole),
-        "cut at once": [stream_head(), *map(chunk, first), End.CLOSE] if talk.stream else _cut(whole[:9]),
+        "compressed": gzipped(b"".join(parts) if talk.stream else whole, stream=talk.stream),
+        "cut": [stream_head(), *map(chunk, parts[:-2]), End.CLOSE] if talk.stream else cut_off(whole),
+        "cut at once": [stream_head(), *map(chunk, first), End.CLOSE] if talk.stream else cut_off(whole[:9]),
         "given up": streamed(gives_up) if talk.stream else [answer(b'{"choices": []}')],
         "given up twice": streamed(gives_up) if talk.stream else [answer(b"{}")],
         "only a comment": streamed([b": wait\n\n", b"data: [DONE]\n\n"]) if talk.stream else [answer(b" ")],
@@ -365,12 +377,7 @@ def modes(talk: Talk) -> Iterator[Case]:
     talk.policy = "shadow" if rng.random() < 0.5 else NOTHING_AHEAD
     talk.begin(rng.choice((_SHORT, _LONG)))
     replies = [Reply(_overflow(talk, talk.tokens, talk.tokens // 2)[1])] if talk.number % 3 == 0 else []
-    made = talk.case(mode, *replies)
-    yield Case(
-        *(made.group, made.name, made.body, made.policy, made.replies, made.api),
-        (("x-compaction", mode),),
-        generated=True,
-    )
+    yield replace(talk.case(mode, *replies), more_headers=(("x-compaction", mode),))
 
 
 Scenario = Callable[[Talk], Iterator[Case]]
@@ -412,11 +419,7 @@ def _numbered(cases: Iterator[Case]) -> Iterator[Case]:
     """Divide the cases among groups."""
     for number, case in enumerate(cases):
         part = number // GROUP
-        group = case.group if not part else f"{case.group} {part + 1}"
-        yield Case(
-            *(group, case.name, case.body, case.policy, case.replies, case.api, case.more_headers, case.summary),
-            generated=True,
-        )
+        yield replace(case, group=f"{case.group} {part + 1}") if part else case
 
 
 def _overflow(talk: Talk, counted: int, limit: int) -> tuple[str, Sequence[Step]]:
@@ -431,14 +434,14 @@ def _overflow(talk: Talk, counted: int, limit: int) -> tuple[str, Sequence[Step]
             answer(b'{"error": {"message": "Request too large", "code": "request_too_large"}}', "413 Too Large")
         ]
     if name == "no limit":
-        error = _error(api, "The prompt is too long for this model.", "context_length_exceeded")
+        error = error_body(api, "The prompt is too long for this model.", "context_length_exceeded")
         return name, [answer(json.dumps(error).encode(), "400 Bad Request", json_head)]
     if name == "error event":
         message = f"prompt is too long: {counted} tokens > {limit} maximum"
-        error = _error(api, message, "context_length_exceeded")
+        error = error_body(api, message, "context_length_exceeded")
         if not talk.stream:
             return name, [answer(json.dumps(error).encode())]
-        return name, streamed([event(_failed(message) if api == "responses" else error)])
+        return name, streamed([event(failed_response(message) if api == "responses" else error)])
     if name == "window full":
         return name, _window_full(talk, counted)
     wording = WORDINGS[name]
@@ -457,30 +460,6 @@ def _window_full(talk: Talk, counted: int) -> Sequence[Step]:
         "messages": {"stop_reason": "model_context_window_exceeded"},
     }
     return talk.answer("", prompt=counted, output=1, more=ends[talk.api]).steps(talk.api, stream=talk.stream)
-
-
-def _error(api: str, message: str, code: str | None) -> dict[str, Any]:
-    if api == "messages":
-        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
-    return {"error": {"message": message, "type": "invalid_request_error", "param": "input", "code": code}}
-
-
-def _failed(message: str) -> dict[str, Any]:
-    error = {"code": "context_length_exceeded", "message": message}
-    response = {"id": "resp_failed", "object": "response", "status": "failed", "error": error, "output": []}
-    return {"type": "response.failed", "sequence_number": 0, "response": response}
-
-
-def _cut(whole: bytes) -> Sequence[Step]:
-    """Return the first half of an answer that states its whole length."""
-    opening = head("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(whole)))])
-    return [opening + whole[: len(whole) // 2], End.CLOSE]
-
-
-def _compressed(body: bytes, *, stream: bool) -> Sequence[Step]:
-    kind = "text/event-stream" if stream else "application/json"
-    packed = gzip.compress(body, mtime=0)
-    return [answer(packed, headers=[("Content-Type", kind), ("Content-Encoding", "gzip")])]
 
 
 def _compaction(talk: Talk) -> bytes:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from bench.compare import observed
@@ -25,6 +26,9 @@ SETTLE_SECONDS = 30.0
 
 WRITE_SECONDS = 1.5
 """Time in which the proxy writes the records of requests that have ended."""
+
+WAITING_SECONDS = 0.002
+"""Pause between two looks at the answers that wait."""
 
 QUIET_SAMPLES = 3
 SAMPLE_SECONDS = 0.003
@@ -48,20 +52,35 @@ class NotSettled(Exception):
 class Side:
     """A version under test. ``process`` is its server."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, upstream: Upstream, answers: Answers) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        port: int,
+        upstream: Upstream,
+        answers: Answers,
+        pool: ThreadPoolExecutor,
+    ) -> None:
         self._process = process
         self._url = f"http://127.0.0.1:{port}"
         self._upstream = upstream
         self._answers = answers
         self._ids: list[str | None] = []
+        self._pool = pool
 
     def take(self, case: Case, pause: float = SAMPLE_SECONDS) -> Seen:
         """Send a request. Return everything that the upstream and the client received.
 
-        After the response, the server is sampled every ``pause`` seconds until it has nothing to do.
+        Before a later attempt is answered, and after the response, the server is sampled every ``pause`` seconds until
+        it has nothing to do.
         """
         self._answers.begin(case)
-        got = _asked(self._url, case)
+        asking = self._pool.submit(_asked, self._url, case)
+        while not asking.done():
+            if self._answers.waiting:
+                self._settle(pause)
+                self._answers.waiting.pop().set()
+            wait([asking], WAITING_SECONDS)
+        got = asking.result()
         self._ids.append(got.header(_ID))
         self._settle(pause)
         arrived = self._upstream.arrived[:]
@@ -107,7 +126,7 @@ class Side:
 def running(checkout: Path, folder: Path) -> Iterator[Side]:
     """Start the version in ``checkout``. ``folder`` is empty and takes its configuration, store, and log."""
     answers = Answers()
-    with Upstream(answers) as upstream, (folder / "log").open("wb") as log:
+    with Upstream(answers) as upstream, (folder / "log").open("wb") as log, ThreadPoolExecutor(1) as pool:
         file = folder / "config.yaml"
         file.write_text(configuration(upstream.url, folder / "store.db"), encoding="utf-8")
         port = free_port()
@@ -115,7 +134,7 @@ def running(checkout: Path, folder: Path) -> Iterator[Side]:
         environment = {**os.environ, "PYTHONPATH": str(checkout)}
         process = subprocess.Popen(command, cwd=checkout, env=environment, stdout=log, stderr=log)
         try:
-            side = Side(process, port, upstream, answers)
+            side = Side(process, port, upstream, answers, pool)
             side.wait_ready()
             yield side
         except BaseException:

@@ -70,18 +70,12 @@ def _turns(
 
 def fidelity(most: int | None) -> Iterator[Case]:
     """Send the odd spellings: with ``stream`` omitted, false, and true. ``most`` limits each API's spellings."""
-    for number, body in enumerate(islice([*hand_written(), *generated(100)], most)):
-        for streams in (None, False, True):
-            sent = with_stream(body, streams)
-            answers = STREAMS if streams else PLAIN
-            replies = (Reply(answers[number % len(answers)]),)
-            yield Case("fidelity bodies, chat", f"body {number}, stream {streams}", sent, replies=replies)
-    for api in ("responses", "messages"):
-        replies_of = {False: varied_answers.answers(api, ANSWERS), True: varied_answers.streams(api, ANSWERS)}
-        for number, (name, body) in enumerate(islice(bodies(api), most)):
+    chat = [(f"body {number}", body) for number, body in enumerate([*hand_written(), *generated(100)])]
+    for api in three_apis.APIS:
+        replies = {False: varied_answers.answers(api, ANSWERS), True: varied_answers.streams(api, ANSWERS)}
+        for number, (name, body) in enumerate(islice(chat if api == "chat" else bodies(api), most)):
             for streams in (None, False, True):
-                varied = replies_of[bool(streams)]
-                reply = Reply(varied[number % ANSWERS].steps)
+                reply = Reply(replies[bool(streams)][number % ANSWERS].steps)
                 sent = with_stream(body, streams)
                 yield Case(f"fidelity bodies, {api}", f"{name}, stream {streams}", sent, replies=(reply,), api=api)
 
@@ -126,18 +120,3 @@ def _error(row: Any) -> Sequence[Step]:
 
 
 _WORDS = ("amber", "basalt", "cedar", "delta", "ember", "fjord", "garnet", "harbor", "iris", "juniper")
-_CHUNK = b'{"id":"c","choices":[{"index":0,"delta":{"content":"\xc3\xa9 \\u00e9\\/"},"finish_reason":null}],"x":1.10}'
-PLAIN: tuple[Sequence[Step], ...] = (
-    [answer(b'{"id":"x","choices":[{"index":0,"message":{"content":"\\u00e9\\/ \\ud800"}}],"x":-0.0,"y":1e400}')],
-    [answer(b'\r\n { "choices" : [ ] ,\t"unknown" : {"error":null} }\n')],
-    [answer(b"")],
-    [answer(b"no JSON at all \xff\xfe")],
-    [answer(b'{"a": 1.0}', "429 Too Many Requests", [("Retry-After", "1"), ("Set-Cookie", "a=1"), ("X-Empty", "")])],
-)
-STREAMS: tuple[Sequence[Step], ...] = (
-    streamed([b"data: " + _CHUNK + b"\n\n", b"data: [DONE]\n\n"]),
-    streamed([b": comment\n\nid: 7\nevent: chunk\nretry: 10\nda", b"ta: " + _CHUNK + b"\n\ndata:[DONE]\n\n"]),
-    streamed([b"data: " + _CHUNK + b"\r\r", b"data: [DONE]\r\r"]),
-    streamed([b"\xef\xbb\xbfdata: " + _CHUNK + b"\n\ndata: [DONE]"]),
-    streamed([b"data: no JSON \xff\n\n"]),
-)

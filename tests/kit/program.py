@@ -165,4 +165,6 @@ def terminal(folder: Path, *arguments: str, columns: int) -> str:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "HOME": str(folder), "COLUMNS": "120"}
+    # Without the compiled modules, a command takes seconds of CPU to compile all it imports.
+    compiled = {name: os.environ[name] for name in ("PYTHONPYCACHEPREFIX",) if name in os.environ}
+    return {"PATH": os.environ["PATH"], "HOME": str(folder), "COLUMNS": "120", **compiled}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.kit.generator import encoded
-from tests.kit.raw_upstream import Step, answer, streamed
+from tests.kit.raw_upstream import End, Step, answer, head, streamed
 from tests.kit.response_items import item_events
 from tests.kit.strict_messages import stream as message_events
 
@@ -154,6 +155,33 @@ def event(data: Mapping[str, Any]) -> bytes:
     """Return an event. Its name is its type, if it has one."""
     name = f"event: {data['type']}\n" if "type" in data else ""
     return f"{name}data: {json.dumps(data)}\n\n".encode()
+
+
+def error_body(api: str, message: str, code: str | None) -> dict[str, Any]:
+    """Return an error in the API's shape."""
+    if api == "messages":
+        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+    return {"error": {"message": message, "type": "invalid_request_error", "param": "input", "code": code}}
+
+
+def failed_response(message: str) -> dict[str, Any]:
+    """Return the event of a response that failed, because its prompt was too long."""
+    error = {"code": "context_length_exceeded", "message": message}
+    response = {"id": "resp_failed", "object": "response", "status": "failed", "error": error, "output": []}
+    return {"type": "response.failed", "sequence_number": 0, "response": response}
+
+
+def cut_off(whole: bytes) -> Sequence[Step]:
+    """Return the first half of an answer that states its whole length."""
+    opening = head("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(whole)))])
+    return [opening + whole[: len(whole) // 2], End.CLOSE]
+
+
+def gzipped(body: bytes, *, stream: bool) -> Sequence[Step]:
+    """Return an answer in gzip."""
+    kind = "text/event-stream" if stream else "application/json"
+    packed = gzip.compress(body, mtime=0)
+    return [answer(packed, headers=[("Content-Type", kind), ("Content-Encoding", "gzip")])]
 
 
 def _chat_call(call: Call) -> dict[str, Any]:

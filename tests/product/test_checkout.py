@@ -39,6 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 def done(folder: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
+    environment |= {name: value for name, value in os.environ.items() if name == "PYTHONPYCACHEPREFIX"}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
