@@ -111,7 +111,7 @@ def through_proxy(conversation: Conversation, window: int, policy: Mapping[str, 
             client.post(f"{url}/v1/chat/completions", content=body, headers=headers).raise_for_status()
             prompts.add(upstream.prompts.pop())
             upstream.prompts.clear()
-            while app.service.summaries.busy:
+            while app.service.stores.summaries.busy:
                 time.sleep(0.001)
     return Replayed(upstream.calls, prompts.outcome)
 

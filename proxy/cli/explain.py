@@ -25,7 +25,7 @@ from proxy.limits.stored import learned
 from proxy.pipeline.budget import token_budget
 from proxy.pipeline.job import Explanation
 from proxy.pipeline.replay import facts, replay
-from proxy.server.runtime import Runtime
+from proxy.pipeline.runtime import Runtime
 from proxy.store import StoreFailed
 from proxy.store.opening import store_file
 from proxy.telemetry.record_json import team_of
@@ -67,10 +67,10 @@ async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: 
                 f"no route of 'models' matches {body.model!r}. Fix: add a route, or use --model NAME"
             )
         await service.profile(route)  # asks the upstream in the background
-        await service.limit_discovery.settled()
+        await service.configuration.limit_discovery.settled()
         profile = await service.profile(route)
         configured = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
-        stated = service.limit_discovery.window(route.upstream, route.model)
+        stated = service.configuration.limit_discovery.window(route.upstream, route.model)
         silent = reports_limits(settings.upstreams[route.upstream]) and stated is None and not configured
         limit, factor, whose = await _strictest(service, route, profile, body, policy)
         found = await replay(service, dialect, body, policy, route, limit, factor)
@@ -94,7 +94,7 @@ async def _strictest(
     if service.settings.store.kind == "memory" or (file is not None and not file.exists()):
         return None, 1.0, "none in this store"
     try:
-        known = await learned(service.store.unguarded)
+        known = await learned(service.stores.store.unguarded)
     except StoreFailed as error:
         return None, 1.0, f"unknown, because the store can't be read ({error})"
     places = known.by_tenant(route.upstream, route.model, time.time())

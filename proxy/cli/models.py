@@ -24,7 +24,7 @@ from proxy.limits.profiles.lookup import SOURCED, Profile, Profiles
 from proxy.limits.profiles.names import undated
 from proxy.limits.profiles.tables import limit_rule
 from proxy.limits.stored import Learned, forget_limits, learned
-from proxy.server.runtime import Runtime
+from proxy.pipeline.runtime import Runtime
 from proxy.store import StoreFailed, open_store
 from proxy.telemetry.record_json import caller_digest, team_of
 
@@ -40,7 +40,7 @@ def limits(names: Sequence[str], config: Path | None) -> None:
 async def _limits(names: Sequence[str], settings: Settings) -> None:
     service = Runtime(settings)
     try:
-        known = await learned(service.store.unguarded)
+        known = await learned(service.stores.store.unguarded)
         wanted = list(names) or _named(settings)
         routes = [(name, settings.route(name)) for name in wanted]
         places = [(route.upstream, route.model) for _, route in routes if route is not None]
@@ -53,9 +53,10 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
         for _, route in routes:
             if route is not None:
                 await service.profile(route)  # asks the upstream in the background
-        await service.limit_discovery.settled()
+        await service.configuration.limit_discovery.settled()
         profiles = [
-            await service.profile(route) if route else service.measures.profiles.find(name) for name, route in routes
+            await service.profile(route) if route else service.limits.measures.profiles.find(name)
+            for name, route in routes
         ]
     except StoreFailed as error:
         raise ConfigurationError(f"store.url: the store can't be read: {error}") from error

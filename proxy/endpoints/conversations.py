@@ -34,8 +34,8 @@ from proxy.pipeline.attempt import Departure, Reply
 from proxy.pipeline.costs import price_for, pricing, settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import milliseconds_since
-from proxy.pipeline.services import Services
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.watching import Watch
 from proxy.telemetry.record import record_of, shown_model
@@ -48,7 +48,7 @@ UNIT_BYTES = 1_000
 class Conversations:
     """The endpoint of one dialect, such as ``POST /v1/chat/completions``."""
 
-    def __init__(self, service: Services, dialect: Dialect) -> None:
+    def __init__(self, service: Runtime, dialect: Dialect) -> None:
         self._service = service
         self._dialect = dialect
         self._answering = Answering(service)
@@ -63,9 +63,9 @@ class Conversations:
             service = self._service
             request, started = begin_request(service, scope), perf_counter()
             check_path(scope, request.caller)
-            await service.spending.check(request.caller)
-            with service.bodies.lease() as held:
-                async with service.quotas.admit(request.caller):
+            await service.money.spending.check(request.caller)
+            with service.access.bodies.lease() as held:
+                async with service.access.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
                     # `_exchange` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]
@@ -111,7 +111,7 @@ class Conversations:
             fields_of(body.raw)  # raises BadBody, because a budget can't count what can't be read
         caller = for_model(caller, body.model or "")
         record.policy = caller.policy.name
-        profile, counter = await self._service.measure(route, configuration, self._dialect)
+        profile, counter = await self._service.limits.measure(route, configuration, self._dialect)
         request.bill.price_of = pricing(price_for(configuration, route, profile))
         return Exchange(
             record=record,
@@ -177,7 +177,7 @@ class Conversations:
 
     def _headers(self, exchange: Exchange, reply: Reply) -> list[tuple[str, str]]:
         headers = done(reply.sent, len(reply.run.retries))
-        if (left := self._service.spending.remaining(exchange.caller)) is not None:
+        if (left := self._service.money.spending.remaining(exchange.caller)) is not None:
             headers.append((Own.BUDGET_REMAINING, left))
         if reply.run.advice is not None:
             headers.append((Own.ADVICE, reply.run.advice))

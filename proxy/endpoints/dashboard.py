@@ -41,7 +41,7 @@ from proxy.http.headers import credential
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_changes
 from proxy.pipeline.replay import facts, replay
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.records.report import day_of
 from proxy.store import StoreFailed
@@ -101,7 +101,7 @@ Page = Callable[[Request, Viewer], Awaitable[Response]]
 class Dashboard:
     """The pages. ``loaded`` returns the configuration with its files, or ``None`` if there are none."""
 
-    def __init__(self, service: Services, loaded: Callable[[], Loaded | None]) -> None:
+    def __init__(self, service: Runtime, loaded: Callable[[], Loaded | None]) -> None:
         self._service = service
         self._loaded = loaded
         self._pages = jinja2.Environment(
@@ -155,7 +155,7 @@ class Dashboard:
     def _refusal(self, request: Request, error: NotAuthenticated) -> str:
         """Return the reason to show to a person, or nothing if the browser sent nothing that was refused."""
         headers = request.scope["headers"]
-        known = credential(headers) != (None, None) or self._service.sessions.digest(headers) is not None
+        known = credential(headers) != (None, None) or self._service.access.sessions.digest(headers) is not None
         if known or (request.url.path == HOME and "token" in request.query_params):
             return error.message
         return "Your session has ended. Sign in again." if SESSION_COOKIE in request.cookies else ""
@@ -165,14 +165,14 @@ class Dashboard:
 
         Raises ``NotAuthenticated``.
         """
-        admins, link = self._service.configuration.teams.admins, self._service.admin_link
+        admins, link = self._service.configuration.teams.admins, self._service.access.admin_link
         if admins.sender(request.scope["headers"], link) is not None:
             return RedirectResponse(HOME, 303, HEADERS)
         return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": admins.redeem(link, token)})
 
     def _render(self, name: str, viewer: Viewer, status: int = 200, /, **values: Any) -> Response:
         here = values.pop("here", "")
-        link = self._service.admin_link if self._service.settings.admin is None else None
+        link = self._service.access.admin_link if self._service.settings.admin is None else None
         hint = keyless_hint(viewer, link) if here in LISTING else None
         text = self._pages.get_template(name).render(
             screens=SCREENS, here=here, who=viewer.name, signed_in=viewer.signed_in, hint=hint, **values
@@ -188,7 +188,7 @@ class Dashboard:
             return self._sign_in_page("", 200)
         try:
             key = (await self._form(request, 10_000)).get("key", "").strip()
-            cookie = self._service.sessions.cookie(key)
+            cookie = self._service.access.sessions.cookie(key)
             if not key:
                 return self._sign_in_page("Enter a key.", 401)
             teams, digest = self._service.configuration.teams, key_digest(key)
@@ -199,7 +199,7 @@ class Dashboard:
         return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": cookie})
 
     async def _form(self, request: Request, most: int) -> dict[str, str]:
-        with self._service.bodies.lease() as held:
+        with self._service.access.bodies.lease() as held:
             raw = await read_body(request.scope, request.receive, most, held)
         # Decoding megabytes takes too long for the event loop.
         return await asyncio.to_thread(_fields, raw)
@@ -212,7 +212,7 @@ class Dashboard:
             query = _query(viewer, given)
         except RequestError as error:
             problem = error.message
-        found = await self._service.records.select(query)
+        found = await self._service.records.store.select(query)
         page = found[:ROWS]
         rest = {name: value for name, value in given.items() if name != "cursor"}
         following = f"{HOME}?{urlencode({**rest, 'cursor': page[-1].id})}" if len(found) > ROWS else None
@@ -227,11 +227,11 @@ class Dashboard:
 
     async def _request(self, request: Request, viewer: Viewer) -> Response:
         id = request.path_params["id"]
-        found = await self._service.records.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
+        found = await self._service.records.store.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
         if found is None:
             raise NotFound("You have no record with this id. It may have expired, or belong to another team.")
-        calls = await self._service.records.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
-        changes = await read_changes(self._service.archive, found)
+        calls = await self._service.records.store.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
+        changes = await read_changes(self._service.stores.archive, found)
         one = request_json(found, calls)
         none = "The proxy sent this request as it came."
         if found.verdict == "compacted":
@@ -259,7 +259,7 @@ class Dashboard:
         except RequestError as error:
             problem = error.message
         first, last = day_of(since), day_of(now)
-        rows = await self._service.records.ledger(first, last, viewer.tenants)
+        rows = await self._service.records.store.ledger(first, last, viewer.tenants)
 
         def rendered() -> Response:
             values = savings(rows, first, last)

@@ -12,7 +12,7 @@ from proxy.endpoints.records import PRIVATE
 from proxy.errors import MethodNotAllowed, NotInstalled, ProxyError
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.pipeline.exchange import begin_request
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.recall.tool import RecallSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ BODY_BYTES = 1_000_000
 class McpEndpoint:
     """The MCP server. It has no sessions, so that any replica can serve any request."""
 
-    def __init__(self, service: Services) -> None:
+    def __init__(self, service: Runtime) -> None:
         self._service = service
         self._tools: McpTools | None = None
 
@@ -49,8 +49,8 @@ class McpEndpoint:
             # A GET would open a stream of the server's own messages, and a DELETE would end a session.
             raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use POST. It has no sessions.")
         caller = context.caller
-        with service.bodies.lease() as held:
-            async with service.quotas.admit(caller):
+        with service.access.bodies.lease() as held:
+            async with service.access.quotas.admit(caller):
                 limit = min(context.configuration.settings.server.body_limit, BODY_BYTES)
                 body = await read_body(scope, receive, limit, held)
                 with leaving(receive, send if isinstance(send, Sent) else None):

@@ -19,7 +19,7 @@ from proxy.http.headers import VIA, encoded, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart, read_start, readable
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.telemetry.trace_context import with_trace
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ LIST_BYTES = 4_000_000
 class ModelList:
     """The models that a caller may name."""
 
-    def __init__(self, service: Services) -> None:
+    def __init__(self, service: Runtime) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
@@ -51,7 +51,7 @@ class ModelList:
 
     async def _serve(self, scope: Scope, send: Send) -> None:
         context = begin_request(self._service, scope)
-        async with self._service.quotas.admit(context.caller):
+        async with self._service.access.quotas.admit(context.caller):
             await self._listed(context, send)
 
     async def _listed(self, context: RequestContext, send: Send) -> None:

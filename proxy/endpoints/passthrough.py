@@ -36,7 +36,7 @@ from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.telemetry.record import Usage, shown_model
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
@@ -49,7 +49,7 @@ _DOTS = frozenset({".", ".."})
 class PassThrough:
     """Any method, any path under /v1, to the first upstream that speaks the client's API."""
 
-    def __init__(self, service: Services) -> None:
+    def __init__(self, service: Runtime) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
@@ -64,8 +64,8 @@ class PassThrough:
     async def _serve(self, scope: Scope, receive: Receive, send: Sent) -> None:
         service = self._service
         context = begin_request(service, scope)
-        async with service.quotas.admit(context.caller):
-            with service.bodies.lease() as held:
+        async with service.access.quotas.admit(context.caller):
+            with service.access.bodies.lease() as held:
                 await self._passed(context, receive, send, held)
 
     async def _passed(self, context: RequestContext, receive: Receive, send: Sent, held: BodyLease) -> None:
@@ -80,7 +80,7 @@ class PassThrough:
         model: str | None = scope.get(DEPLOYMENT)
         paid = may_cost(scope["method"], path)
         if paid:
-            await self._service.spending.check(caller)
+            await self._service.money.spending.check(caller)
         body: bytes | AsyncIterator[bytes] | None
         if caller.models is not None or (is_json(scope) and (model is not None or relay.names_model(path))):
             body, model = await self._read(scope, upload, caller, held)
@@ -89,7 +89,7 @@ class PassThrough:
             headers += [(name, value) for name in _OF_THE_BODY if (value := header(scope, name.encode())) is not None]
         url = upstream_url(scope, relay, path, model)
         read = reads_response(scope["method"], path)
-        pending = None if read is None else await self._service.background.find(caller.tenant, read)
+        pending = None if read is None else await self._service.money.background.find(caller.tenant, read)
         call = ForwardedCall(self._service, context, upstream, body if isinstance(body, bytes) else b"")
         if paid or pending is not None:
             await call.begin(model if pending is None else pending.model, reserves=paid)
@@ -118,7 +118,7 @@ class PassThrough:
             end = await call.settle(upload.size, bytes(upload.head))
             if read is not None and pending is not None:
                 ended = end is not None and end.finish_reason is not None
-                await self._service.background.correct(caller.tenant, read, pending, context.record, ended=ended)
+                await self._service.money.background.correct(caller.tenant, read, pending, context.record, ended=ended)
 
     async def _body(self, scope: Scope, upload: Upload, held: BodyLease) -> bytes | AsyncIterator[bytes] | None:
         """Return the body to send: ``None``, the whole body, or an iterator over a body that is still arriving."""
@@ -248,7 +248,7 @@ _READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 class ForwardedCall:
     """Counts what a forwarded request costs."""
 
-    def __init__(self, service: Services, context: RequestContext, upstream: str, body: bytes) -> None:
+    def __init__(self, service: Runtime, context: RequestContext, upstream: str, body: bytes) -> None:
         """``body`` is empty if it hasn't arrived yet."""
         self._service = service
         self._context = context
@@ -272,7 +272,7 @@ class ForwardedCall:
         context.bill.price_of = pricing(await self._price())
         if reserves:
             usage = Usage(self._size // BYTES_A_TOKEN, EXPECTED_OUTPUT)
-            await self._service.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
+            await self._service.money.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
 
     async def settle(self, sent: int, head: bytes) -> Finished | None:
         """Add the cost to the record, and return the end of the answer.
@@ -309,8 +309,8 @@ class ForwardedCall:
         if route is None or route.upstream != self._upstream:
             route = Route(self._upstream, model, None)
         try:
-            profile = await self._service.profile(route, configuration)
-            counter = await self._service.measures.usable(profile, CHAT)
+            profile = await self._service.limits.profile(route, configuration)
+            counter = await self._service.limits.measures.usable(profile, CHAT)
         except ConfigurationError:  # logged once, and reported by `/readyz`
             return None
         self._count = None if counter is None else counter.text

@@ -16,7 +16,7 @@ from proxy.access.admin import Admin
 from proxy.errors import ContentNotAllowed, RequestError
 from proxy.http.headers import credential
 from proxy.pipeline.exchange import begin_request
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.telemetry.record import RequestRecord
 
 log = structlog.get_logger(__name__)
@@ -54,21 +54,21 @@ class Viewer(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def viewing(service: Services, scope: Scope) -> AsyncIterator[Viewer]:
+async def viewing(service: Runtime, scope: Scope) -> AsyncIterator[Viewer]:
     """Count a request, and yield its sender. Administrators have no rate limit.
 
     Raises ``NotAuthenticated`` and ``TooManyRequests``.
     """
     teams, headers = service.configuration.teams, scope["headers"]
-    if (admin := teams.admins.sender(headers, service.admin_link)) is not None:
+    if (admin := teams.admins.sender(headers, service.access.admin_link)) is not None:
         yield Viewer(None, admin=admin)
         return
-    session = service.sessions.digest(headers) if credential(headers) == (None, None) else None
+    session = service.access.sessions.digest(headers) if credential(headers) == (None, None) else None
     if session is not None and (admin := teams.admins.holder(session)) is not None:
         yield Viewer(None, signed_in=True, admin=admin)
         return
     caller = begin_request(service, scope, forwarded=False).caller if session is None else teams.holder(session)
-    async with service.quotas.admit(caller):
+    async with service.access.quotas.admit(caller):
         name = f"team {caller.team}" if caller.team is not None else "one key" if session else KEYLESS
         yield Viewer((caller.tenant,) if caller.kept else (), name, session is not None)
 

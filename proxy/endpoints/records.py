@@ -27,7 +27,7 @@ from proxy.http.headers import encoded
 from proxy.http.request_body import answer_error
 from proxy.pipeline.changes import Changed, Unchanged, read_changes
 from proxy.pipeline.exchange import begin_request
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
 from proxy.records.report import BY, csv_text, day_of, report
 from proxy.store import StoreFailed
@@ -68,7 +68,7 @@ Answer = Callable[[Request, Viewer, dict[str, str]], Awaitable[Response]]
 class RecordEndpoints:
     """The endpoints for records."""
 
-    def __init__(self, service: Services) -> None:
+    def __init__(self, service: Runtime) -> None:
         self._service = service
 
     @property
@@ -111,21 +111,21 @@ class RecordEndpoints:
             before=cursor,
             limit=limit + 1,
         )
-        found = await self._service.records.select(query)
+        found = await self._service.records.store.select(query)
         page = found[:limit]
         more = page[-1].id if len(found) > limit else None
         return await asyncio.to_thread(_page, page, more)
 
     async def _request(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         id = request.path_params["id"]
-        found = await self._service.records.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
+        found = await self._service.records.store.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
         if found is None:
             kept = "" if self._service.settings.records is not None else "This proxy keeps no records (records: null). "
             raise NotFound(
                 f"Your key has no record with this id. {kept}A record appears up to a second after the response and "
                 "may have expired. Send the id in the header x-compaction-id, with the key of that request."
             )
-        calls = await self._service.records.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
+        calls = await self._service.records.store.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
         return _json(request_json(found, calls))
 
     async def _changes(self, request: Request) -> Response:
@@ -133,10 +133,10 @@ class RecordEndpoints:
 
     async def _change_view(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         id, view = request.path_params["id"], request.path_params["view"]
-        found = await self._service.records.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
+        found = await self._service.records.store.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
         changes = None
         if found is not None and view in VIEWS:
-            changes = await read_changes(self._service.archive, found)
+            changes = await read_changes(self._service.stores.archive, found)
         if found is None or changes is None:
             raise NotFound(
                 f"Your key has no changed request with this id, or {view[:20]!r} isn't one of {', '.join(VIEWS)}. "
@@ -151,7 +151,7 @@ class RecordEndpoints:
         until = day_of(time_in("until", given["until"], now) if "until" in given else now)
         by = labels("by", given.get("by", DEFAULT_BY), BY)
         as_csv = choice("format", given.get("format", "json"), FORMATS) == "csv"
-        rows = await self._service.records.ledger(since, until, viewer.tenants)
+        rows = await self._service.records.store.ledger(since, until, viewer.tenants)
 
         def answer() -> Response:
             found = report(of_team(rows, given.get("team")), by, since, until)
@@ -240,7 +240,7 @@ PRIVATE = ("cache-control", "private, no-store")
 class ArchiveEndpoint:
     """The archive of the caller's own tenant."""
 
-    def __init__(self, service: Services) -> None:
+    def __init__(self, service: Runtime) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,7 +260,7 @@ class ArchiveEndpoint:
         if scope["method"] != "GET":
             raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use GET.")
         context = begin_request(self._service, scope, forwarded=False)
-        async with self._service.quotas.admit(context.caller):
+        async with self._service.access.quotas.admit(context.caller):
             return await self._entry(context.caller.tenant, scope["path_params"]["id"])
 
     async def _entry(self, tenant: str, id: str) -> bytes:
@@ -269,7 +269,7 @@ class ArchiveEndpoint:
                 raise NotFound(f"This is the id of a request, from the header x-compaction-id. {_FIX}")
             raise NotFound(f"This isn't an archive id. An archive id has 20 lowercase hexadecimal digits. {_FIX}")
         try:
-            found = await self._service.archive.fetch(tenant, id)
+            found = await self._service.stores.archive.fetch(tenant, id)
         except StoreFailed as failure:
             log.warning("store.read_failed", reason=str(failure))
             raise ArchiveUnavailable("The proxy can't read its archive at the moment. Try again.") from failure

@@ -16,7 +16,7 @@ from proxy.config import Settings
 from proxy.endpoints.queries import Viewer
 from proxy.limits.learned import LimitRecord
 from proxy.limits.stored import stored_limits
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.store import StoreFailed
 from proxy.store.guarded import READ_SECONDS
@@ -34,7 +34,7 @@ MOST_LIMITS = 200
 _STARTED = time.time()
 
 
-async def status(service: Services, viewer: Viewer) -> dict[str, Any]:
+async def status(service: Runtime, viewer: Viewer) -> dict[str, Any]:
     """Return the state of this worker and of the store. A part that the store can't provide is ``None``."""
     settings = service.settings
     return {
@@ -47,7 +47,7 @@ async def status(service: Services, viewer: Viewer) -> dict[str, Any]:
         "store": {
             "kind": settings.store.kind,
             "archive": settings.archive.kind or settings.store.kind,
-            "open_breakers": [*service.open_breakers, *(["records"] if service.recorder.failing else [])],
+            "open_breakers": [*service.open_breakers, *(["records"] if service.records.recorder.failing else [])],
         },
         "learned_limits": await _learned(service, viewer),
         "upstream_errors": await _upstream_errors(service, viewer),
@@ -60,10 +60,10 @@ def configuration_hash(settings: Settings) -> str:
     return hashlib.sha256(plain).hexdigest()[:12]
 
 
-async def _learned(service: Services, viewer: Viewer) -> list[dict[str, Any]] | None:
+async def _learned(service: Runtime, viewer: Viewer) -> list[dict[str, Any]] | None:
     try:
         async with asyncio.timeout(READ_SECONDS):
-            known = await stored_limits(service.store.unguarded)
+            known = await stored_limits(service.stores.store.unguarded)
     except (StoreFailed, TimeoutError) as failure:
         log.warning("store.read_failed", reason=str(failure) or "timeout")
         return None
@@ -95,9 +95,9 @@ def _limit(record: LimitRecord | None, now: float) -> dict[str, Any] | None:
     return {"tokens": record.tokens, "named": record.named, "source": record.source, "since": since, "until": until}
 
 
-async def _upstream_errors(service: Services, viewer: Viewer) -> list[dict[str, Any]] | None:
+async def _upstream_errors(service: Runtime, viewer: Viewer) -> list[dict[str, Any]] | None:
     try:
-        records = await service.records.select(RecordQuery(viewer.tenants, limit=RECORD_LIMIT))
+        records = await service.records.store.select(RecordQuery(viewer.tenants, limit=RECORD_LIMIT))
     except StoreFailed as failure:
         log.warning("store.read_failed", reason=str(failure))
         return None

@@ -31,8 +31,8 @@ from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome, SummaryWriter
 from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import describe_call, outgoing, resend, send
-from proxy.pipeline.services import Services
 from proxy.pipeline.summary_models import TranscriptWriter, summary_models
 from proxy.pipeline.watching import Watch
 from proxy.upstream.transport import Outgoing, Transport
@@ -43,17 +43,17 @@ log = structlog.get_logger(__name__)
 class Answering:
     """The way to an answer, for the requests of one endpoint. Holds what the features remember."""
 
-    def __init__(self, services: Services) -> None:
-        self.services = services
-        self.budgets = TokenBudgets(services)
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.budgets = TokenBudgets(runtime)
         self.costs = Costs()
-        self.reasoning = Reasoning(services.sent_prompts, services.compactor)
-        self.native = NativeSummaries(services)
-        self.recall = Recall(services.archive_reader, services.hidden_rounds, services.compactor)
-        self.server_state = ServerState(services, partial(resolve, services))
+        self.reasoning = Reasoning(runtime.stores.sent_prompts, runtime.compactor)
+        self.native = NativeSummaries(runtime)
+        self.recall = Recall(runtime.archive_reader, runtime.stores.hidden_rounds, runtime.compactor)
+        self.server_state = ServerState(runtime, partial(resolve, runtime))
         self.stream_usage = StreamUsage()
-        self.overflows = Overflows(self.budgets, services.compactor, self.reasoning.stale_after_overflow)
-        self.feedback = UsageFeedback(services, self.budgets)
+        self.overflows = Overflows(self.budgets, runtime.compactor, self.reasoning.stale_after_overflow)
+        self.feedback = UsageFeedback(runtime, self.budgets)
         self.recoveries = (
             # What the upstream refused for another reason than its size comes first, because the size decides last.
             Recovery("reasoning", self.reasoning.recover, most=1),
@@ -82,7 +82,7 @@ class Answering:
         if exchange.counter is None:
             return await self._unmeasured(transport, run)
         attempt = await self._first(run)
-        await reserve(self.services, exchange, attempt, attempt.budget.factor)
+        await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
         while True:
             request = outgoing(exchange, attempt)
             start = await send(exchange, transport, request, attempt.after)
@@ -93,7 +93,7 @@ class Answering:
                     start = await self._accepted(run, attempt, start, transport, request)
                     return Reply(start, attempt, run)
             except ConfigurationError as error:  # the client gets the response, though it can't be judged
-                self.services.measures.fail(exchange.profile.tokenizer, error)
+                self.runtime.limits.measures.fail(exchange.profile.tokenizer, error)
                 return Reply(start, attempt, run)
             run.retry(cause, attempt.outcome, following.outcome)
             attempt = following
@@ -103,7 +103,7 @@ class Answering:
         exchange = run.exchange
         outcome = Outcome("off" if exchange.mode == "off" else "failed")
         sent = Departure(outcome=outcome, asks_usage=run.asks_usage)
-        await reserve(self.services, exchange, sent, self.budgets.factor(exchange))
+        await reserve(self.runtime, exchange, sent, self.budgets.factor(exchange))
         start = await send(exchange, transport, outgoing(exchange, sent), None)
         describe_call(exchange, start, None, None)
         return Reply(start, sent, run)
@@ -111,8 +111,8 @@ class Answering:
     async def _first(self, run: _Run) -> Attempt:
         """Return the first attempt, with what earlier requests left: limits, items, hidden rounds, summaries."""
         exchange = run.exchange
-        await self.services.recall(*exchange.place)
-        await resolve(self.services, exchange)
+        await self.runtime.limits.load(*exchange.place)
+        await resolve(self.runtime, exchange)
         budget = self.budgets.of(exchange)
         input = run.input(budget)
         run.recall = await self.recall.begin(exchange, input)
@@ -164,8 +164,8 @@ class Answering:
         """Return what learns from the rest of a response. From here on there are no retries, and it holds no body."""
         start, sent, held = reply.start, reply.sent, 0
         sent.describe(exchange.record)
-        room = self.services.archive.writes.room if sent.outcome.verdict == "compacted" else None
-        watch = Watch(exchange, item_reader(self.services, exchange, start, sent.outcome), room)
+        room = self.runtime.stores.archive.writes.room if sent.outcome.verdict == "compacted" else None
+        watch = Watch(exchange, item_reader(self.runtime, exchange, start, sent.outcome), room)
         if start.answer.status == 200:
             if reply.run.learns and (feedback := self.feedback.prepare(exchange, start, sent)) is not None:
                 held = feedback.size
@@ -189,7 +189,7 @@ class _Run(Run):
 
     def input(self, budget: TokenBudget) -> CompactionInput:
         """See ``Run``. The request must have a counter."""
-        exchange, caller, services = self.exchange, self.exchange.caller, self._answering.services
+        exchange, caller, runtime = self.exchange, self.exchange.caller, self._answering.runtime
         assert exchange.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
         held = reserved(exchange)
         room, largest = (None if most is None else most - held for most in (budget.input, budget.largest_input))
@@ -212,20 +212,20 @@ class _Run(Run):
             ),
             strict=exchange.profile.strict_alternation,
             kept=caller.kept,
-            allowance=services.budgets.of(caller),
+            allowance=runtime.money.budgets.of(caller),
             stale_reasoning=self._answering.reasoning.stale(exchange),
             request=exchange.record.id,
         )
 
     def _writers(self) -> tuple[SummaryWriter, ...]:
         """Return the ways to have summaries written, in the order to try them: from the cheapest to the surest."""
-        exchange, services = self.exchange, self._answering.services
+        exchange, runtime = self.exchange, self._answering.runtime
         writers: list[SummaryWriter] = []
         if (native := self._answering.native.writer(exchange)) is not None:
             writers.append(native)
         if may_continue(exchange):
-            writers.append(NotesWriter(services, exchange, self._with_tool))
-        return *writers, TranscriptWriter(partial(summary_models, services, exchange))
+            writers.append(NotesWriter(runtime, exchange, self._with_tool))
+        return *writers, TranscriptWriter(partial(summary_models, runtime, exchange))
 
     def _with_tool(self) -> partial[bytes] | None:
         hidden, tool = self.exchange.dialect.hidden_tool, None if self.recall is None else self.recall.offered
@@ -233,14 +233,14 @@ class _Run(Run):
 
     async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """See ``Run``. If the compaction fails, log the error and send the request unchanged."""
-        output, services = None, self._answering.services
+        output, runtime = None, self._answering.runtime
         try:
-            outcome = services.compactor.untouched(input) or await self._compacted(input, may_ask=may_ask)
+            outcome = runtime.compactor.untouched(input) or await self._compacted(input, may_ask=may_ask)
             output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
         except UpstreamTimeout:
             raise
         except ConfigurationError as error:
-            services.measures.fail(self.exchange.profile.tokenizer, error)
+            runtime.limits.measures.fail(self.exchange.profile.tokenizer, error)
             outcome = Outcome("failed")
         except Exception as error:  # a client gets its answer even if the compaction has a bug
             log.exception("compaction.failed", error=type(error).__name__)
@@ -252,7 +252,7 @@ class _Run(Run):
 
     async def _compacted(self, input: CompactionInput, *, may_ask: bool) -> Outcome:
         """Compact a request; once more without its reasoning if the prompt before it turns out to have changed."""
-        exchange, compact = self.exchange, self._answering.services.compactor.compact
+        exchange, compact = self.exchange, self._answering.runtime.compactor.compact
         outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
         if stale := await self._answering.reasoning.newly_stale(exchange, input, outcome):
             input = replace(input, stale_reasoning=stale)

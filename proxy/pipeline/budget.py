@@ -34,7 +34,7 @@ from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
 from proxy.pipeline.exchange import Exchange, Provisional
 from proxy.pipeline.job import CompactionInput, Outcome, tokens_at_most
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.store.forgetting import drop
 
 PLACES = 1_000
@@ -86,9 +86,9 @@ def token_budget(
 class TokenBudgets:
     """Compute the token budgets of requests, and learn the limits of upstreams."""
 
-    def __init__(self, services: Services, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` returns seconds."""
-        self._services = services
+        self._runtime = runtime
         self._clock = clock
         self._unconfirmed: LRUCache[tuple[object, ...], float] = LRUCache(PLACES)
         self._filled: LRUCache[tuple[str, str, str], tuple[Filled, ...]] = LRUCache(PLACES)
@@ -117,12 +117,12 @@ class TokenBudgets:
         return known_window(exchange.profile, self._learned(exchange), self.factor(exchange))
 
     def _learned(self, exchange: Exchange) -> LearnedLimit | None:
-        learned = self._services.learned.get(*exchange.place)
+        learned = self._runtime.limits.learned.get(*exchange.place)
         return learned if exchange.provisional is None else lower(learned, exchange.provisional.limit)
 
     def factor(self, exchange: Exchange) -> float:
         """Return the upstream's tokens for each token that the proxy counts."""
-        return self._services.calibration.factor(*exchange.place)
+        return self._runtime.limits.calibration.factor(*exchange.place)
 
     async def output(
         self, budget: TokenBudget, case: CompactionInput, outcome: Outcome, after: int | None
@@ -140,7 +140,7 @@ class TokenBudgets:
             return None
         sent = after
         if sent is None:
-            sent = await self._services.compactor.size(case.body, case.counter, case.tenant)
+            sent = await self._runtime.compactor.size(case.body, case.counter, case.tenant)
         most = case.counter.profile.max_output_tokens
         return clamp_output(window, asked, int(sent * budget.factor), most, case.body.thinking)
 
@@ -162,7 +162,7 @@ class TokenBudgets:
 
     def learn(self, exchange: Exchange, limit: LearnedLimit) -> None:
         """Store a limit if it's below the known limits."""
-        self._services.learned.learn(*exchange.place, limit, published(exchange.profile, self.factor(exchange)))
+        self._runtime.limits.learned.learn(*exchange.place, limit, published(exchange.profile, self.factor(exchange)))
 
     def succeeded(self, exchange: Exchange) -> None:
         """Store a provisional limit, because a request that respects it succeeded."""
@@ -173,7 +173,7 @@ class TokenBudgets:
         if (silent or contradicted) and not self._again(exchange, limit):
             return
         if contradicted:
-            self._services.learned.outdate(*exchange.place)
+            self._runtime.limits.learned.outdate(*exchange.place)
         self.learn(exchange, for_others(limit) if limit.source == "guess" else limit)
 
     def _again(self, exchange: Exchange, limit: LearnedLimit) -> bool:
@@ -190,7 +190,7 @@ class TokenBudgets:
         """
         limit = limit_from_overflow(overflow, sent, reserved, self.factor(exchange))
         refused = overflow.kind != "silent"
-        contradicted = refused and self._services.learned.contradicts(*exchange.place, limit, sent)
+        contradicted = refused and self._runtime.limits.learned.contradicts(*exchange.place, limit, sent)
         if limit.source == "guess" or contradicted:
             exchange.provisional = Provisional(limit, not refused, contradicted)
         else:

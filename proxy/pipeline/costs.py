@@ -24,7 +24,7 @@ from proxy.pipeline.attempt import Departure
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import Forecast
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store.forgetting import drop
 from proxy.telemetry.record import Cost, Usage
@@ -131,7 +131,7 @@ def dearer(price: Price, other: Price | None) -> bool:
     return other is None or price.base.input + price.base.output > other.base.input + other.base.output
 
 
-async def reserve(services: Services, exchange: Exchange, sent: Departure, factor: float) -> None:
+async def reserve(runtime: Runtime, exchange: Exchange, sent: Departure, factor: float) -> None:
     """Reserve what a request will probably cost in its team's budget. Raises ``BudgetExceeded``.
 
     ``factor`` is the upstream's tokens per counted token.
@@ -141,36 +141,36 @@ async def reserve(services: Services, exchange: Exchange, sent: Departure, facto
     counted = sent.after or sent.outcome.before or len(exchange.body.raw) // BYTES_A_TOKEN
     asked = sent.output or exchange.body.max_output or EXPECTED_OUTPUT
     usage = Usage(round(counted * factor), min(asked, EXPECTED_OUTPUT))
-    await services.spending.reserve(exchange.caller, exchange.record.id, exchange.bill.amount(usage))
+    await runtime.money.spending.reserve(exchange.caller, exchange.record.id, exchange.bill.amount(usage))
 
 
-async def settle(services: Services, exchange: Exchange) -> None:
+async def settle(runtime: Runtime, exchange: Exchange) -> None:
     """Count what the calls of a request cost, also if the client left. Errors are logged."""
     counter, bill, record = exchange.counter, exchange.bill, exchange.record
     try:
         if (limit := limit_of(exchange.caller)) is not None and limit.usd is not None:
-            await _price_by_answer(services, exchange)
+            await _price_by_answer(runtime, exchange)
         await bill.settle(
             record,
-            partial(_counted, services, exchange),
+            partial(_counted, runtime, exchange),
             None if counter is None else counter.text,
-            partial(services.calibration.factor, *exchange.place),
+            partial(runtime.limits.calibration.factor, *exchange.place),
         )
-        services.spending.settle(record)
+        runtime.money.spending.settle(record)
         if bill.background is not None:
-            services.background.begin(exchange.caller.tenant, bill.background, exchange.route.model, record)
+            runtime.money.background.begin(exchange.caller.tenant, bill.background, exchange.route.model, record)
     except Exception as error:  # the client has its response
         log.exception("counting.failed", error=type(error).__name__)
 
 
-async def _counted(services: Services, exchange: Exchange) -> int | None:
+async def _counted(runtime: Runtime, exchange: Exchange) -> int | None:
     """Return the proxy's count of a request that wasn't counted and has its body; ``None`` if it can't count."""
     if exchange.counter is None or not exchange.body.raw:
         return None
-    return await services.compactor.size(exchange.body, exchange.counter, exchange.caller.tenant)
+    return await runtime.compactor.size(exchange.body, exchange.counter, exchange.caller.tenant)
 
 
-async def _price_by_answer(services: Services, exchange: Exchange) -> None:
+async def _price_by_answer(runtime: Runtime, exchange: Exchange) -> None:
     """With a budget in US dollars, let the dearer model count: that of the request, or that of its answer.
 
     A body may name several models, of which the upstream takes one, or none.
@@ -182,7 +182,7 @@ async def _price_by_answer(services: Services, exchange: Exchange) -> None:
     if not meter.model or meter.model == exchange.route.model:
         return
     route = Route(exchange.route.upstream, meter.model, None)
-    profile = await services.profile(route, exchange.configuration)
+    profile = await runtime.limits.profile(route, exchange.configuration)
     price = price_for(exchange.configuration, route, profile)
     own = known if isinstance(known, Pricing) else None
     if price is not None and dearer(price, None if own is None else own.price):

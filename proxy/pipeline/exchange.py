@@ -22,7 +22,7 @@ from proxy.http.timers import CoarseTimer, Deadline
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.pipeline.billing import Bill
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.telemetry.record import RequestRecord, record_of
 from proxy.upstream.transport import CHAT_PATH
@@ -52,13 +52,13 @@ class RequestContext(msgspec.Struct, eq=False):
     bill: Bill
 
 
-def begin_request(services: Services, scope: Scope, *, forwarded: bool = True) -> RequestContext:
+def begin_request(runtime: Runtime, scope: Scope, *, forwarded: bool = True) -> RequestContext:
     """Return the context of a request that has just arrived. ``forwarded`` false: the proxy answers the request itself.
 
     Raises ``LoopDetected`` or ``NotAuthenticated``.
     """
-    configuration, record = services.configuration, record_of(scope)
-    via = next_via(scope, services.instance) if forwarded else ""
+    configuration, record = runtime.configuration, record_of(scope)
+    via = next_via(scope, runtime.instance) if forwarded else ""
     caller = configuration.teams.authenticate(scope["headers"])
     record.tenant, record.team, record.policy = caller.tenant, caller.team, caller.policy.name
     return RequestContext(record, configuration, scope, via, caller, Bill())

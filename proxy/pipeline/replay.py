@@ -16,7 +16,7 @@ from proxy.pipeline.budget import token_budget
 from proxy.pipeline.costs import price_for
 from proxy.pipeline.job import CompactionInput, Explanation
 from proxy.pipeline.rules import bounds_of, rules_for
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.summary.model import UpstreamSummaryModel
 
 TENANT = "explain"
@@ -31,7 +31,7 @@ class Replay(msgspec.Struct, eq=False, frozen=True):
 
 
 async def replay(
-    services: Services,
+    runtime: Runtime,
     dialect: Dialect,
     body: Request,
     policy: Policy,
@@ -43,12 +43,12 @@ async def replay(
 
     Raises ``ConfigurationError`` if its tokens can't be counted.
     """
-    profile = await services.profile(route)
+    profile = await runtime.profile(route)
     most = token_budget(profile, body, policy, learned, factor).input
-    step = below_step(price_for(services.configuration, route, profile))
+    step = below_step(price_for(runtime.configuration, route, profile))
     case = CompactionInput(
         body=body,
-        counter=services.measures.counter(profile, dialect),
+        counter=runtime.limits.measures.counter(profile, dialect),
         policy=policy,
         mode="shadow",
         budget=most,
@@ -56,7 +56,7 @@ async def replay(
         upstream=route.upstream,
         rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile), price_step=step),
     )
-    return Replay(await services.compactor.explain(case), profile)
+    return Replay(await runtime.compactor.explain(case), profile)
 
 
 def facts(found: Replay, policy: Policy) -> list[tuple[str, str]]:

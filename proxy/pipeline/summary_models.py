@@ -26,8 +26,8 @@ from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, PriceOf
 from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import SummaryTask, SummaryWriter, Writing
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import milliseconds_since
-from proxy.pipeline.services import Services
 from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import write
 from proxy.summary.forms import FORMS
@@ -56,7 +56,7 @@ class TranscriptWriter(SummaryWriter):
         return [Writing((model.name,), partial(write, request, model)) for model in models]
 
 
-async def summary_models(services: Services, exchange: Exchange, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+async def summary_models(runtime: Runtime, exchange: Exchange, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
     """Return the models that may summarize a conversation, in the order to try them.
 
     ``max_tokens`` is the maximum size of the summary, which their windows reserve. The caller's key goes only to the
@@ -72,7 +72,7 @@ async def summary_models(services: Services, exchange: Exchange, max_tokens: int
             log.warning("summary.no_route", model=name, policy=policy.name)
             continue
         try:
-            models.append(await summary_model(services, exchange, route, max_tokens))
+            models.append(await summary_model(runtime, exchange, route, max_tokens))
         except ConfigurationError as error:  # the other models, or a digest, take its place
             log.error("summary.model_unusable", model=name, upstream=route.upstream, reason=error.message)
     return models
@@ -87,7 +87,7 @@ def _allowed(exchange: Exchange, name: str | None) -> str | None:
 
 
 async def summary_model(
-    services: Services,
+    runtime: Runtime,
     exchange: Exchange,
     route: Route,
     max_tokens: int,
@@ -99,22 +99,22 @@ async def summary_model(
     """
     caller = exchange.caller
     place = route.upstream, route.model, caller.tenant
-    profile = await services.profile(route, exchange.configuration)
-    counter = services.measures.counter(profile, CHAT)
+    profile = await runtime.limits.profile(route, exchange.configuration)
+    counter = runtime.limits.measures.counter(profile, CHAT)
     # Reasoning must not use all of a small window that it shares with the transcript.
     shared = (profile.context_window or 0) // 2
     most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
     output = output_limit(route.model, max_tokens, most)
-    await services.recall(*place)
-    learned = services.learned.get(*place)
+    await runtime.limits.load(*place)
+    learned = runtime.limits.learned.get(*place)
     if exchange.provisional is not None and place == exchange.place:
         learned = lower(learned, for_others(exchange.provisional.limit))
-    factor = services.calibration.factor(*place)
+    factor = runtime.limits.calibration.factor(*place)
 
     def learn(overflow: Overflow, sent: int, output: int) -> None:
         limit = limit_from_overflow(overflow, sent, output, factor)
         if limit.source == "refusal":
-            services.learned.learn(*place, limit, published(profile, factor))
+            runtime.limits.learned.learn(*place, limit, published(profile, factor))
 
     upstreams = exchange.configuration.upstreams
     price_of = pricing(price_for(exchange.configuration, route, profile))
@@ -128,12 +128,12 @@ async def summary_model(
         count=counter.text,
         credential=caller.credential if route.upstream == exchange.route.upstream else None,
         timeout=caller.policy.section(SummarySettings).timeout,
-        budget=services.budgets.of(caller),
+        budget=runtime.money.budgets.of(caller),
         on_overflow=learn,
         form=form,
         others=others,
         on_missing=partial(upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"),
-        calls=_Recorded(services, exchange, route, price_of, read_usage, counter.text, factor).call,
+        calls=_Recorded(runtime, exchange, route, price_of, read_usage, counter.text, factor).call,
         trace=exchange.record.trace,
     )
 
@@ -142,7 +142,7 @@ async def summary_model(
 class _Recorded:
     """Records the calls to a summary model, and reserves and counts what they cost."""
 
-    services: Services
+    runtime: Runtime
     exchange: Exchange
     route: Route
     price_of: PriceOf | None
@@ -163,7 +163,7 @@ class _Recorded:
         if limit_of(caller) is not None:
             cost = bill.amount(Usage(await asyncio.to_thread(size), min(most, EXPECTED_OUTPUT)))
             try:
-                await self.services.spending.reserve(caller, record.id, cost)
+                await self.runtime.money.spending.reserve(caller, record.id, cost)
             except BudgetExceeded as error:
                 raise BudgetSpent("the team's budget is used up") from error
         began = perf_counter()
@@ -176,7 +176,7 @@ class _Recorded:
             record.error = None if meter.status else "upstream_error"
             record.phases = {"total": milliseconds_since(began)}
             await bill.settle(record, partial(asyncio.to_thread, size), self.count, lambda: self.factor)
-            self.services.recorder.add(record)
+            self.runtime.records.recorder.add(record)
 
 
 async def _ways(exchange: Exchange, route: Route) -> list[Way]:

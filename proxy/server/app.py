@@ -33,8 +33,9 @@ from proxy.endpoints.records import ARCHIVE_PATH, ArchiveEndpoint, RecordEndpoin
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.http.request_body import Sent, answer_error, is_handshake
 from proxy.limits.profiles import Profiles
+from proxy.pipeline.runtime import Runtime
+from proxy.server.maintenance import Maintenance
 from proxy.server.reload import Reload, on_signal
-from proxy.server.runtime import Runtime
 from proxy.telemetry.exposition import exposition, keep_sampling
 from proxy.telemetry.logs import unhandled
 from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT
@@ -69,8 +70,16 @@ class Proxy:
             RESPONSES_PATH: Conversations(self.service, RESPONSES),
             MESSAGES_PATH: Conversations(self.service, MESSAGES),
         }
-        for conversations in self._conversations.values():
-            self.service.maintenance.watch(*conversations.holders)
+        stores = self.service.stores
+        archive = None if stores.archive_store is None else stores.archive_store.unguarded
+        self._maintenance = Maintenance(
+            stores.store.unguarded,
+            [*self.service.holders, *(one for each in self._conversations.values() for one in each.holders)],
+            self.service.records.store,
+            lambda: self.service.settings.record_count,
+            archive,
+            self.service.settled,
+        )
         self._passthrough = PassThrough(self.service)
         self._models = ModelList(self.service)
         own = settings.metrics.listen is None
@@ -117,7 +126,7 @@ class Proxy:
         if not scope["path"].startswith(API):
             await serve(scope, receive, sent)
             return
-        recorder, started = self.service.recorder, perf_counter()
+        recorder, started = self.service.records.recorder, perf_counter()
         record = recorder.begin(scope)
         try:
             await serve(scope, receive, sent)
@@ -126,7 +135,7 @@ class Proxy:
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve a request once the concurrency limit admits it."""
-        limit = self.service.concurrency
+        limit = self.service.access.concurrency
         if not limit.take(1):
             try:
                 await limit.wait_for_slot()
@@ -169,17 +178,18 @@ class Proxy:
         on_signal(self.reload)
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
         sampling = asyncio.create_task(keep_sampling())
-        self.service.maintenance.start()
+        self._maintenance.start()
         yield
         self.service.draining = True
         sampling.cancel()
         if following is not None:
             following.cancel()
             await asyncio.wait([following])
+        await self._maintenance.aclose()
         await self.service.aclose()
 
     async def _metrics(self, request: Request) -> Response:
-        self.service.metrics.flush()
+        self.service.records.metrics.flush()
         return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _ready(self, request: Request) -> Response:
@@ -189,7 +199,7 @@ class Proxy:
         if failing := self.service.failing_stores:
             # The proxy still serves requests, so it stays ready.
             status += f"; the store fails ({', '.join(failing)})"
-        for problem in self.service.measures.unavailable.values():
+        for problem in self.service.limits.measures.unavailable.values():
             status += f"\nRequests pass through uncompacted: {problem}"
         if self.reload is not None and self.reload.wrong is not None:
             status += f"\n{WRONG}"

@@ -13,27 +13,18 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache, partial
-from typing import Protocol
 
 import structlog
 
 from proxy.records.model import RecordStore
 from proxy.store import ManagedStore, StoreFailed
-from proxy.store.forgetting import digest, forgotten, remove
+from proxy.store.forgetting import Holder, digest, forgotten, remove
 from proxy.store.tenant_cache import cancelled
 
 log = structlog.get_logger(__name__)
 
 EVERY = 30.0
 """Seconds from the end of one round to the beginning of the next."""
-
-
-class Holder(Protocol):
-    """Something that caches entries it stored for tenants."""
-
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the cached entries of forgotten tenants. Return these tenants."""
-        ...
 
 
 async def _nothing() -> None:

@@ -17,8 +17,8 @@ import structlog
 from proxy.config import Loaded
 from proxy.config.loading import attempt
 from proxy.config.sources import Sources
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import listening
-from proxy.server.runtime import Runtime
 from proxy.telemetry.metrics import RELOADS
 
 log = structlog.get_logger(__name__)

@@ -33,12 +33,12 @@ from proxy.endpoints.status import configuration_hash
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
+from proxy.pipeline.runtime import INSTANCE
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import Proxy, create_app
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.listening import announce, bind, dashboard_address, folder_of_workers, refused, serve_metrics
 from proxy.server.maintenance import exempt_from_collection
-from proxy.server.runtime import INSTANCE
 from proxy.store.opening import store_file
 from proxy.store.sqlite_worker import prepare
 from proxy.telemetry.logs import configure

@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from proxy.constants import DAY
 from proxy.store.interface import ManagedStore, StoreFailed
@@ -21,6 +21,14 @@ MARK_SECONDS = DAY
 
 PATIENCE = 60.0
 """Seconds to retry each step of a removal while other processes use the store."""
+
+
+class Holder(Protocol):
+    """Something that remembers entries of tenants."""
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the entries of forgotten tenants. Return these tenants."""
+        ...
 
 
 async def forget(store: ManagedStore, tenant: str, patience: float = PATIENCE) -> Counter[str]:

@@ -43,7 +43,7 @@ class Inside:
 
     @property
     def used(self) -> int:
-        return self.app.service.bodies.used
+        return self.app.service.access.bodies.used
 
     def comes_down_to(self, size: int, seconds: float = 10.0) -> bool:
         until = time.monotonic() + seconds

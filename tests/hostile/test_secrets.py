@@ -22,8 +22,8 @@ from pydantic import ValidationError
 
 from proxy.cli.commands import main
 from proxy.config import Settings
+from proxy.pipeline.runtime import Runtime
 from proxy.server.app import create_app
-from proxy.server.runtime import Runtime
 from proxy.telemetry.exposition import exposition
 from proxy.telemetry.metrics import REGISTRY
 from proxy.upstream.connections import Connections

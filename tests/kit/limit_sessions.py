@@ -16,9 +16,9 @@ from starlette.routing import Mount
 
 from proxy.config import load
 from proxy.limits.learned import LearnedLimits
+from proxy.pipeline.runtime import Runtime
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
-from proxy.server.runtime import Runtime
 from tests.kit.overflow_wordings import WORDINGS, Worded
 from tests.kit.scripted import client, words
 from tests.kit.upstream import Reply, StandIn, ToolCall, gather
@@ -77,7 +77,7 @@ def fleet(upstreams: dict[str, StandIn], folder: Path, wordings: dict[str, str] 
         file.write_text(yaml.safe_dump(settings))
         app = create_app(load(file, {}))
         now = [1_000_000.0]
-        app.service.learned = LearnedLimits(app.service.store, lambda: now[0])
+        app.service.limits.learned = LearnedLimits(app.service.stores.store, lambda: now[0])
         with serve(app) as entrance:
             yield Fleet(entrance, app.service, upstreams, now)
 

@@ -47,7 +47,7 @@ class Running:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application; ``PUT /keep/TENANT`` keeps both entries."""
         if scope["type"] == "http" and scope["path"].startswith("/keep/"):
-            self.proxy.service.archive.keep(scope["path"].removeprefix("/keep/"), [FIRST, SECOND], 3600)
+            self.proxy.service.stores.archive.keep(scope["path"].removeprefix("/keep/"), [FIRST, SECOND], 3600)
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})
             return
@@ -186,13 +186,13 @@ def test_what_waits_is_there_at_once_and_written_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running(tmp_path, TEAMS) as proxy:
-        put_many = proxy.proxy.service.store.put_many
+        put_many = proxy.proxy.service.stores.store.put_many
 
         async def slowly(entries: Any) -> None:
             await asyncio.sleep(0.5)
             await put_many(entries)
 
-        monkeypatch.setattr(proxy.proxy.service.store, "put_many", slowly)
+        monkeypatch.setattr(proxy.proxy.service.stores.store, "put_many", slowly)
         proxy.keep("team:search")
         answered(proxy.entry(SECOND.id, "sk-search"), SECOND.id, [*OLD, *NEW])
     with running(tmp_path, TEAMS) as proxy:

@@ -248,9 +248,9 @@ def test_a_failing_archive_is_an_error_of_the_tool(served: Served, monkeypatch: 
     async def crashing(tenant: str, id: str) -> None:
         raise ValueError(SECRET)
 
-    monkeypatch.setattr(served.app.service.archive, "fetch", failing)
+    monkeypatch.setattr(served.app.service.stores.archive, "fetch", failing)
     assert "can't be read" in text(served.call("read_earlier_messages", id=served.id), failed=True)
-    monkeypatch.setattr(served.app.service.archive, "fetch", crashing)
+    monkeypatch.setattr(served.app.service.stores.archive, "fetch", crashing)
     answer = served.call("read_earlier_messages", id=served.id)
     assert answer["error"]["code"] == -32603
     assert SECRET not in json.dumps(answer)
@@ -267,7 +267,7 @@ def test_the_work_ends_when_the_client_leaves(served: Served, monkeypatch: pytes
         finally:
             ended.set()
 
-    monkeypatch.setattr(served.app.service.archive, "fetch", endless)
+    monkeypatch.setattr(served.app.service.stores.archive, "fetch", endless)
     params = {"name": "read_earlier_messages", "arguments": {"id": served.id}}
     body = json.dumps({**LIST, "method": "tools/call", "params": params}).encode()
     head = (

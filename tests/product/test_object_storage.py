@@ -101,7 +101,7 @@ def test_without_it_requests_succeed_and_the_originals_are_stored_when_it_works_
 ) -> None:
     for name, seconds in {"ARCHIVE_READ_SECONDS": 0.2, "WRITE_SECONDS": 0.2, "FIRST_PAUSE": 0.1}.items():
         monkeypatch.setattr(guarded, name, seconds)
-    monkeypatch.setattr("proxy.server.runtime.ARCHIVE_READ_SECONDS", 0.2)
+    monkeypatch.setattr("proxy.pipeline.runtime.ARCHIVE_READ_SECONDS", 0.2)
     server.failure = failure
     with capture_logs() as logs, replicas(tmp_path, server, 1) as (url, _):
         before = metric(url, "compaction_archive_entries")
@@ -147,7 +147,7 @@ def test_a_forgotten_tenant_leaves_no_trace_although_replicas_write(
             "a replica may remove the archive's entries before the command"
         )
         # The replicas notice in their next rounds. The one with a write in progress waits for its end.
-        pending = proxies[1].service.archive
+        pending = proxies[1].service.stores.archive
         assert until(lambda: CALLER_SHA not in str(pending.writes._waiting.keys()))
         assert until(lambda: server.calls.count("LIST") >= 4)
         assert summary_of(one, "sk-stays") == "stored"

@@ -59,4 +59,4 @@ def test_the_ratio_is_known_after_five_turns_and_nothing_is_refused(
 def factor(sessions: Fleet, model: str) -> float:
     upstream = f"u{list(sessions.upstreams).index(model)}"
     tenant = "key:" + hashlib.sha256(b"sk-client").hexdigest()
-    return sessions.service.calibration.factor(upstream, model, tenant)
+    return sessions.service.limits.calibration.factor(upstream, model, tenant)

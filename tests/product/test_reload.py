@@ -235,12 +235,22 @@ def test_what_was_learned_stays(tmp_path: Path) -> None:
                 raw = caller.chat.completions.with_raw_response.create(model="m", messages=chat(7, 1_000))
                 return raw.headers["x-compaction-summary"]
 
-            kept = (app.service.learned, app.service.calibration, app.service.summaries, app.service.facts)
+            kept = (
+                app.service.limits.learned,
+                app.service.limits.calibration,
+                app.service.stores.summaries,
+                app.service.stores.facts,
+            )
             assert summary() == "made"
             written(file, main_file(entrance, tmp_path, models=models, server={"deadline": 500}))
             until(lambda: app.service.settings.server.deadline == 500, "the edit takes effect")
             assert summary() in ("remembered", "stored")
-            assert kept == (app.service.learned, app.service.calibration, app.service.summaries, app.service.facts)
+            assert kept == (
+                app.service.limits.learned,
+                app.service.limits.calibration,
+                app.service.stores.summaries,
+                app.service.stores.facts,
+            )
             places = app.service.configuration.upstreams
             assert places.kept == {"main"}, "an upstream that is as it was keeps its connections"
             written(file, main_file(entrance, tmp_path, models=models, policies={"default": {"keep": {"messages": 4}}}))

@@ -105,11 +105,11 @@ def test_the_bytes_bound_the_tokens(text: str) -> None:
 def test_profiles_that_count_otherwise_have_counters_of_their_own() -> None:
     service = create_app(Settings()).service
     plain = Profile("m", tools="json")
-    assert service.measures.counter(plain, CHAT) is service.measures.counter(
+    assert service.limits.measures.counter(plain, CHAT) is service.limits.measures.counter(
         replace(plain, model="n", context_window=9_000), CHAT
     )
     for other in (replace(plain, tools="typescript"), replace(plain, escapes=True), replace(plain, images="claude")):
-        assert service.measures.counter(plain, CHAT) is not service.measures.counter(other, CHAT)
+        assert service.limits.measures.counter(plain, CHAT) is not service.limits.measures.counter(other, CHAT)
 
 
 def test_a_request_that_is_too_large_in_escapes_alone_is_compacted(tmp_path: Path) -> None:

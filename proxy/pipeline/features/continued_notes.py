@@ -20,8 +20,8 @@ from proxy.errors import BadBody, ConfigurationError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import SummaryTask, SummaryWriter, Writing, last_prompt
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import client_query
-from proxy.pipeline.services import Services
 from proxy.pipeline.summary_models import summary_model
 from proxy.summary.chunking import SummaryUnasked
 from proxy.summary.forms import FORMS
@@ -55,10 +55,10 @@ class NotesWriter(SummaryWriter):
     needs_body = True
 
     def __init__(
-        self, services: Services, exchange: Exchange, with_tool: Callable[[], WithTool | None] = lambda: None
+        self, runtime: Runtime, exchange: Exchange, with_tool: Callable[[], WithTool | None] = lambda: None
     ) -> None:
         """``with_tool`` returns how the conversation's requests get a tool of the proxy; ``None`` if they don't."""
-        self._services = services
+        self._runtime = runtime
         self._exchange = exchange
         self._with_tool = with_tool
 
@@ -69,7 +69,7 @@ class NotesWriter(SummaryWriter):
         most = task.request.max_tokens
         try:
             model, with_tool = await self._model(most), self._with_tool()
-            notes = await self._services.facts.run(lambda: notes_request(task, body, model, with_tool))
+            notes = await self._runtime.stores.facts.run(lambda: notes_request(task, body, model, with_tool))
         except (SummaryUnasked, ConfigurationError, BadBody) as error:
             log.info("summary.not_continued", reason=str(error))
             return ()
@@ -81,7 +81,7 @@ class NotesWriter(SummaryWriter):
         upstreams = exchange.configuration.upstreams
         headers = for_other_request(for_upstream(exchange.scope["headers"]))
         return dataclasses.replace(
-            await summary_model(self._services, exchange, route, max_tokens, dialect.answers.read_usage),
+            await summary_model(self._runtime, exchange, route, max_tokens, dialect.answers.read_usage),
             transport=await upstreams.transport(route.upstream, dialect.path, exchange.asker),
             form=next(form for form in FORMS.values() if form.api == dialect.name),
             others=(),

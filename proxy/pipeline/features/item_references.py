@@ -14,7 +14,7 @@ from proxy.http.decompression import unpack
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import Outcome
 from proxy.pipeline.response_start import ResponseStart, header, is_encoded
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.watching import AnswerReader
 from proxy.upstream.bridge.chat import is_unique
 
@@ -28,35 +28,35 @@ INLINE_BYTES = 32_768
 """Compressed bytes that are decompressed on the event loop. More are decompressed in a thread."""
 
 
-async def resolve(services: Services, exchange: Exchange) -> None:
+async def resolve(runtime: Runtime, exchange: Exchange) -> None:
     """Put the items that a request refers to in its units, and the reported sizes of unknown ones."""
     body, tenant, archive = exchange.body, exchange.caller.tenant, exchange.caller.policy.optional(ArchiveSettings)
     if not body.references:
         return
-    items = {} if archive is None else await _awaited(services, tenant, body, archive.days * DAY)
+    items = {} if archive is None else await _awaited(runtime, tenant, body, archive.days * DAY)
     unknown = [id for id in body.references if id not in items]
     size = body.size
-    body.resolve(items, services.items.sizes(tenant, unknown) if exchange.caller.kept else {})
+    body.resolve(items, runtime.stores.items.sizes(tenant, unknown) if exchange.caller.kept else {})
     await exchange.memory.more(body.size - size)
 
 
-async def _awaited(services: Services, tenant: str, body: Request, seconds: float) -> dict[str, bytes]:
+async def _awaited(runtime: Runtime, tenant: str, body: Request, seconds: float) -> dict[str, bytes]:
     """Return the known items that a request refers to, by id.
 
     Another process may be writing the items of the answer before, so wait briefly for ids that were never missed.
     """
-    items = await _remembered(services, tenant, body, seconds)
+    items = await _remembered(runtime, tenant, body, seconds)
     for pause in PAUSES:
         missing = [id for id in body.references if id not in items]
-        if not missing or not services.items.may_come(tenant, missing):
+        if not missing or not runtime.stores.items.may_come(tenant, missing):
             break
         await asyncio.sleep(pause)
-        items = await _remembered(services, tenant, body, seconds)
-    services.items.missed(tenant, [id for id in body.references if id not in items])
+        items = await _remembered(runtime, tenant, body, seconds)
+    runtime.stores.items.missed(tenant, [id for id in body.references if id not in items])
     return items
 
 
-async def _remembered(services: Services, tenant: str, body: Request, seconds: float) -> dict[str, bytes]:
+async def _remembered(runtime: Runtime, tenant: str, body: Request, seconds: float) -> dict[str, bytes]:
     """Return the known items that a request refers to, by id.
 
     An id that stands for several items is unknown, as the upstream couldn't know either which one is meant.
@@ -65,7 +65,7 @@ async def _remembered(services: Services, tenant: str, body: Request, seconds: f
     for id, place in body.places():
         keys.setdefault(id, set()).add(_key(id, place))
     certain = {next(iter(several)): id for id, several in keys.items() if len(several) == 1}
-    found = await services.items.recall(tenant, list(certain), seconds)
+    found = await runtime.stores.items.recall(tenant, list(certain), seconds)
     return {certain[key]: item for key, item in found.items()}
 
 
@@ -74,7 +74,7 @@ def _key(id: str, place: str) -> str:
     return id if is_unique(id) else f"{id} {place}"
 
 
-def item_reader(services: Services, exchange: Exchange, start: ResponseStart, outcome: Outcome) -> AnswerReader | None:
+def item_reader(runtime: Runtime, exchange: Exchange, start: ResponseStart, outcome: Outcome) -> AnswerReader | None:
     """Return a reader that remembers the items of an answer; ``None`` if no later request can refer to them.
 
     The proxy remembers items only if the policy keeps an archive.
@@ -82,7 +82,7 @@ def item_reader(services: Services, exchange: Exchange, start: ResponseStart, ou
     archive = exchange.caller.policy.optional(ArchiveSettings)
     if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not exchange.body.may_refer:
         return None
-    keep = partial(services.items.keep, exchange.caller.tenant, seconds=archive.days * DAY)
+    keep = partial(runtime.stores.items.keep, exchange.caller.tenant, seconds=archive.days * DAY)
     place = exchange.body.place()
     reader = exchange.dialect.item_reader(lambda id, item: keep(_key(id, place), item))
     if reader is None:

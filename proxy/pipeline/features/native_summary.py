@@ -28,8 +28,8 @@ from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionJob, SummaryTask, SummaryWriter, Writing, last_prompt
 from proxy.pipeline.response_start import ResponseStart, readable
+from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import client_query
-from proxy.pipeline.services import Services
 from proxy.pipeline.summary_models import summary_model
 from proxy.store.forgetting import drop
 from proxy.summary.chunking import SummaryFailed, SummaryUnasked
@@ -48,8 +48,8 @@ CONVERSATIONS = 10_000
 class NativeSummaries:
     """The summaries by providers. Remembers which conversations may not have them."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._refused: LRUCache[tuple[str, str], tuple[int, str]] = LRUCache(CONVERSATIONS)
 
     def writer(self, exchange: Exchange) -> NativeWriter | None:
@@ -67,7 +67,7 @@ class NativeSummaries:
         caller = exchange.caller.credential
         key = upstream.api_key.get_secret_value() if upstream.api_key else None if caller is None else caller.key
         digest = hashlib.sha256(repr(key).encode()).hexdigest()
-        return NativeWriter(self._services, exchange, api, ("native", route.model, digest))
+        return NativeWriter(self._runtime, exchange, api, ("native", route.model, digest))
 
     async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return an attempt with a summary of the proxy in place of the provider's, if the upstream refused that."""
@@ -95,9 +95,9 @@ class NativeWriter(SummaryWriter):
 
     needs_body = True
 
-    def __init__(self, services: Services, exchange: Exchange, api: NativeCompaction, key: tuple[str, ...]) -> None:
+    def __init__(self, runtime: Runtime, exchange: Exchange, api: NativeCompaction, key: tuple[str, ...]) -> None:
         self.key = key
-        self._services = services
+        self._runtime = runtime
         self._exchange = exchange
         self._api = api
 
@@ -107,7 +107,7 @@ class NativeWriter(SummaryWriter):
             return ()
         try:
             model = await self._model(task.request.max_tokens)
-            asked = await self._services.facts.run(lambda: compact_request(task, body, model, self._api))
+            asked = await self._runtime.stores.facts.run(lambda: compact_request(task, body, model, self._api))
         except (SummaryUnasked, ConfigurationError, BadBody) as error:
             log.info("summary.not_native", reason=str(error))
             return ()
@@ -121,7 +121,7 @@ class NativeWriter(SummaryWriter):
             raise SummaryUnasked("the upstream doesn't have the API of the conversation")
         headers = for_other_request(for_upstream(exchange.scope["headers"]))
         return dataclasses.replace(
-            await summary_model(self._services, exchange, route, max_tokens, api.read_usage),
+            await summary_model(self._runtime, exchange, route, max_tokens, api.read_usage),
             transport=transport,
             form=next(form for form in FORMS.values() if form.api == dialect.name),
             others=(),
@@ -132,7 +132,7 @@ class NativeWriter(SummaryWriter):
 
     async def _summary(self, task: SummaryTask, model: UpstreamSummaryModel, asked: CompactRequest) -> StoredSummary:
         """Return the provider's result as an entry to store. Raises ``SummaryFailed``."""
-        case, format, facts = task.job.case, task.job.case.counter.format, self._services.facts
+        case, format, facts = task.job.case, task.job.case.counter.format, self._runtime.stores.facts
         made = self._api.read(await model.compacted(asked.body, asked.tokens, asked.most))
         if made is None:
             raise SummaryFailed("the provider returned no compaction")

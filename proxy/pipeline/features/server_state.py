@@ -28,7 +28,7 @@ from proxy.pipeline.billing import Bill
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import reason_for
 from proxy.pipeline.response_start import ResponseStart
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.telemetry.record import Reason
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport
@@ -72,9 +72,9 @@ def advice(exchange: Exchange, reason: str = "") -> str:
 class ServerState:
     """The histories that upstreams keep."""
 
-    def __init__(self, services: Services, resolve: Resolve) -> None:
+    def __init__(self, runtime: Runtime, resolve: Resolve) -> None:
         """``resolve`` puts the items that a request refers to in its units."""
-        self._services = services
+        self._runtime = runtime
         self._resolve = resolve
 
     async def first(self, run: Run, attempt: Attempt) -> Attempt:
@@ -132,10 +132,10 @@ class ServerState:
         previous = previous_response(exchange.body.raw)
         if previous is None:
             return None
-        reported = self._services.items.sizes(caller.tenant, [previous]).get(previous)
+        reported = self._runtime.stores.items.sizes(caller.tenant, [previous]).get(previous)
         if reported is None:
             return None
-        _, added = await self._services.compactor.sizes(input.body, input.counter, input.tenant)
+        _, added = await self._runtime.compactor.sizes(input.body, input.counter, input.tenant)
         size = int(reported / attempt.budget.factor) + sum(added)
         return reason_for(input, size, 0) if any_met(input.rules.trigger, size, 0, input.budget) else None
 
@@ -153,7 +153,7 @@ class ServerState:
     def note_size(self, exchange: Exchange, id: str, end: Finished) -> None:
         """Remember the reported tokens of a response and its prompt. A request that continues it begins with these."""
         if end.prompt:
-            self._services.items.note_size(exchange.caller.tenant, [id], end.prompt + (end.output or 0))
+            self._runtime.stores.items.note_size(exchange.caller.tenant, [id], end.prompt + (end.output or 0))
 
 
 def background_response(exchange: Exchange, start: ResponseStart) -> str | None:

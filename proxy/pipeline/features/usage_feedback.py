@@ -33,7 +33,7 @@ from proxy.pipeline.attempt import Departure
 from proxy.pipeline.budget import TokenBudgets
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.response_start import ResponseStart
-from proxy.pipeline.services import Services
+from proxy.pipeline.runtime import Runtime
 from proxy.store.forgetting import drop
 from proxy.telemetry.metrics import SILENT
 from proxy.tokens import has_remote_media
@@ -150,8 +150,8 @@ class Feedback(msgspec.Struct, eq=False, frozen=True):
 class UsageFeedback:
     """Learn from responses that clients have received."""
 
-    def __init__(self, services: Services, budgets: TokenBudgets) -> None:
-        self._services = services
+    def __init__(self, runtime: Runtime, budgets: TokenBudgets) -> None:
+        self._runtime = runtime
         self._budgets = budgets
         self._turns: LRUCache[tuple[str, str], tuple[SentTurn, ...]] = LRUCache(CONVERSATIONS)
 
@@ -179,10 +179,11 @@ class UsageFeedback:
         place, size = exchange.place, len(body.raw)
         wanted = False
         if after is None:
-            wanted = size > LEAST_COUNTED and self._services.calibration.worth_counting(*place)
+            wanted = size > LEAST_COUNTED and self._runtime.limits.calibration.worth_counting(*place)
             of_use = wanted
         else:
-            of_use = self._services.calibration.wants(*place) or self._services.learned.below(*place, after)
+            limits = self._runtime.limits
+            of_use = limits.calibration.wants(*place) or limits.learned.below(*place, after)
         unsized = body.unsized(sent.outcome.messages or body.units)
         if not of_use and not unsized and size <= SMALLEST_BYTES:
             return None
@@ -214,7 +215,7 @@ class UsageFeedback:
             if sizes is not None:
                 earlier = _with_calls(exchange.dialect.evidence, earlier, body.units, sizes[1])
         bounded = estimated and not has_remote_media(body.raw)
-        wants = compare and self._services.calibration.wants(*exchange.place)
+        wants = compare and self._runtime.limits.calibration.wants(*exchange.place)
         return RequestFacts(
             counted=sent.after,
             least=len(body.raw) // BYTES_A_TOKEN if bounded or not estimated else 0,
@@ -248,7 +249,7 @@ class UsageFeedback:
         """Learn from the end of a response. With ``count``, the request must be counted now."""
         if facts.unsized and facts.counted is not None and end.prompt:
             hidden = int(end.prompt / self._budgets.factor(exchange)) - facts.counted
-            self._services.items.note_size(exchange.caller.tenant, facts.unsized, max(0, hidden))
+            self._runtime.stores.items.note_size(exchange.caller.tenant, facts.unsized, max(0, hidden))
         # The tokens of images and audio are an estimate, and those of unknown items aren't counted.
         if facts.estimated or facts.unsized:
             self._note(exchange, facts, None, end)
@@ -275,8 +276,8 @@ class UsageFeedback:
         self._note(exchange, facts, counted, end)
         if counted is None:
             return
-        self._services.learned.confirm(*exchange.place, counted, end.prompt or None, factor)
-        calibration = self._services.calibration
+        self._runtime.limits.learned.confirm(*exchange.place, counted, end.prompt or None, factor)
+        calibration = self._runtime.limits.calibration
         if not calibration.wants(*exchange.place):
             return
         if facts.comparable and end.prompt and plausible(counted, end.prompt):
@@ -286,7 +287,7 @@ class UsageFeedback:
 
     async def _sizes(self, exchange: Exchange) -> tuple[int, list[int]]:
         assert exchange.counter is not None  # noqa: S101 - requests without a counter have no feedback
-        return await self._services.compactor.sizes(exchange.body, exchange.counter, exchange.caller.tenant)
+        return await self._runtime.compactor.sizes(exchange.body, exchange.counter, exchange.caller.tenant)
 
     def _note(self, exchange: Exchange, facts: RequestFacts, counted: int | None, end: Finished) -> None:
         """Remember the size of a request that succeeded, or a lower bound."""
@@ -295,7 +296,7 @@ class UsageFeedback:
         sizes = [] if counted is None else [counted]
         if end.prompt:
             sizes.append(int(end.prompt / self._budgets.factor(exchange)))
-        self._services.learned.answered(*exchange.place, min(sizes, default=facts.least))
+        self._runtime.limits.learned.answered(*exchange.place, min(sizes, default=facts.least))
 
     def _before(self, facts: RequestFacts, end: Finished) -> list[EarlierTurn]:
         """Return the earlier turns of the conversation, oldest first, and remember this one.

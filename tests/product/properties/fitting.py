@@ -22,7 +22,7 @@ from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.billing import Bill
 from proxy.pipeline.exchange import Exchange, TimeLeft
-from proxy.server.runtime import Runtime
+from proxy.pipeline.runtime import Runtime
 from proxy.telemetry.record import RequestRecord
 from proxy.upstream.transport import Answer, Outgoing, Transport
 
@@ -253,7 +253,7 @@ class Sessions:
             pass
         await watch.ended()
         await watch.learn()
-        figures.learned += self._service.learned.get(*exchange.place) is not None
+        figures.learned += self._service.limits.learned.get(*exchange.place) is not None
         return True
 
     def _exchange(self, raw: bytes, known: Habits) -> Exchange:
@@ -264,10 +264,10 @@ class Sessions:
         profile = Profile("m", context_window=known.window, tokenizer="o200k_base")
         caller = Caller("key:t", None, Policy.build("default", {}), None, None)
         clock = CoarseTimer(asyncio.get_running_loop())
-        scope, counter = {"type": "http", "headers": []}, service.measures.counter(profile, CHAT)
+        scope, counter = {"type": "http", "headers": []}, service.limits.measures.counter(profile, CHAT)
         return Exchange(
             record=RequestRecord("", 0.0),
-            memory=service.bodies.lease(),
+            memory=service.access.bodies.lease(),
             dialect=CHAT,
             configuration=configuration,
             scope=scope,

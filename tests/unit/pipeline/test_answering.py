@@ -233,8 +233,8 @@ def answered(case: Case, folder: Path, *, deadline: float = 1e12) -> tuple[Reply
                 original=body,
                 route=route,
                 profile=profile,
-                counter=service.measures.counter(profile, case.dialect) if case.counts else None,
-                memory=service.bodies.lease(),
+                counter=service.limits.measures.counter(profile, case.dialect) if case.counts else None,
+                memory=service.access.bodies.lease(),
                 time=TimeLeft(CoarseTimer(asyncio.get_running_loop()), deadline),
             )
             if case.priced:

@@ -22,8 +22,8 @@ from structlog.testing import capture_logs
 from proxy.cli.commands import main
 from proxy.config import Route, UpstreamSettings
 from proxy.config.loading import loads
+from proxy.pipeline.runtime import Runtime
 from proxy.server.loopback import serve
-from proxy.server.runtime import Runtime
 from proxy.upstream import limit_discovery as asking
 from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, LimitDiscovery, reports_limits
 from tests.kit.scripted import chat, client, proxied
@@ -150,7 +150,7 @@ async def test_the_window_is_the_upstreams_and_its_source_says_so(name: str) -> 
         service = service_for(url, api_key="sk-own")
         route = Route("main", "acme", None)
         before = await service.profile(route)
-        await service.limit_discovery.settled()
+        await service.configuration.limit_discovery.settled()
         after = await service.profile(route)
         await service.aclose()
     assert not before.has_limit
@@ -166,7 +166,7 @@ async def test_the_table_gives_way_and_the_operator_does_not() -> None:
     with serve(upstream) as url:
         service = service_for(url)
         await service.profile(Route("main", "gpt-4o", None))
-        await service.limit_discovery.settled()
+        await service.configuration.limit_discovery.settled()
         told = await service.profile(Route("main", "gpt-4o", None))
         untold = await service.profile(Route("main", "gpt-5.2", None))
         stated = loads(b"models: [{match: x, upstream: openai, profile: {context_window: 5000}}]", {}).models[0].profile
@@ -183,7 +183,7 @@ async def test_a_cap_on_the_input_stays_below_the_window_that_is_told() -> None:
     with serve(Telling({"/v1/models": {"data": [{"id": "openai/gpt-5", "context_length": 400_000}]}})) as url:
         service = service_for(url)
         await service.profile(Route("main", "openai/gpt-5", None))
-        await service.limit_discovery.settled()
+        await service.configuration.limit_discovery.settled()
         profile = await service.profile(Route("main", "openai/gpt-5", None))
         await service.aclose()
     assert (profile.context_window, profile.max_input_tokens) == (400_000, 272_000)
@@ -210,7 +210,7 @@ async def test_an_upstream_that_tells_nothing_changes_nothing(name: str) -> None
         service = service_for(url)
         for _ in range(2):
             profile = await service.profile(Route("main", "acme", None))
-            await service.limit_discovery.settled()
+            await service.configuration.limit_discovery.settled()
         assert not (await service.profile(Route("main", "acme", None))).has_limit
         await service.aclose()
     assert not profile.has_limit
@@ -227,12 +227,12 @@ async def test_it_is_asked_again_now_and_then_and_what_it_told_stays_where_it_fa
     upstream = Telling(answers)
     with serve(upstream) as url:
         service = service_for(url)
-        service.limit_discovery._clock = lambda: now
-        service.limit_discovery._upstreams["main"].due = now
+        service.configuration.limit_discovery._clock = lambda: now
+        service.configuration.limit_discovery._upstreams["main"].due = now
 
         async def window() -> int | None:
             await service.profile(Route("main", "acme", None))
-            await service.limit_discovery.settled()
+            await service.configuration.limit_discovery.settled()
             return (await service.profile(Route("main", "acme", None))).context_window
 
         assert await window() == WINDOW
@@ -256,7 +256,7 @@ async def test_each_of_ollamas_models_is_asked_for_once_and_no_other() -> None:
         windows = []
         for model in ("acme", "made-up", "tiny", "tiny", "made-up-too", "acme:latest"):
             await service.profile(Route("main", model, None))
-            await service.limit_discovery.settled()
+            await service.configuration.limit_discovery.settled()
             windows.append((await service.profile(Route("main", model, None))).context_window)
         await service.aclose()
     assert windows == [4_096, None, 4_096, 4_096, None, 4_096]
@@ -274,7 +274,7 @@ async def test_ollama_is_asked_again_soon_until_the_model_is_loaded() -> None:
 
     async def window(service: Runtime) -> int | None:
         await service.profile(Route("main", "acme", None))
-        await service.limit_discovery.settled()
+        await service.configuration.limit_discovery.settled()
         return (await service.profile(Route("main", "acme", None))).context_window
 
     with serve(upstream) as url:
