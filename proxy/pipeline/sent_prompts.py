@@ -92,7 +92,7 @@ class SentPrompts(TenantCache[SentPrompt]):
         last = self._prompts.get(conversation)
         return last is not None and last.changed
 
-    async def recall(self, conversation: Conversation, prompt: Prompt | None = None) -> None:
+    async def find(self, conversation: Conversation, prompt: Prompt | None = None) -> None:
         """Read what another process sent, unless this one sent the prompt before."""
         last = self._prompts.get(conversation)
         if conversation[0] == UNSTORED_TENANT or (last is not None and prompt is not None and _follows(last, prompt)):

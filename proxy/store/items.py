@@ -83,7 +83,7 @@ class ItemMemory(TenantCache[Item]):
             item = FORGOTTEN
         self._write(tenant, {id: item}, seconds)
 
-    async def recall(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, bytes]:
+    async def find(self, tenant: str, ids: Sequence[str], seconds: float) -> dict[str, bytes]:
         """Return the known items with these ids. Read those that aren't in memory from the store at once.
 
         Items that a store keeps are written again after half of their lifetime, ``seconds``.

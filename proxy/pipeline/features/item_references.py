@@ -65,7 +65,7 @@ async def _remembered(runtime: Runtime, tenant: str, body: Request, seconds: flo
     for id, place in body.places():
         keys.setdefault(id, set()).add(_key(id, place))
     certain = {next(iter(several)): id for id, several in keys.items() if len(several) == 1}
-    found = await runtime.stores.items.recall(tenant, list(certain), seconds)
+    found = await runtime.stores.items.find(tenant, list(certain), seconds)
     return {certain[key]: item for key, item in found.items()}
 
 

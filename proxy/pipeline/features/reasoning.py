@@ -46,7 +46,7 @@ class Reasoning:
         """
         if outcome.messages is None or outcome.prompt is None:
             return 0
-        await self._prompts.recall(exchange.conversation, outcome.prompt)
+        await self._prompts.find(exchange.conversation, outcome.prompt)
         self._prompts.verify(exchange.conversation, exchange.mark)
         if not self._prompts.continues(exchange.conversation, outcome.prompt):
             self._expire(exchange)
@@ -70,7 +70,7 @@ class Reasoning:
         if start.answer.status != 400 or exchange.binding == "never" or not await _refuses_reasoning(start):
             return None
         if outcome.messages is None:
-            await self._prompts.recall(exchange.conversation)
+            await self._prompts.find(exchange.conversation)
             self._prompts.verify(exchange.conversation, exchange.mark)
             if not self._prompts.changed(exchange.conversation):
                 return None

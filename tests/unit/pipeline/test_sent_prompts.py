@@ -76,13 +76,13 @@ def test_what_another_process_sent_is_read_from_the_store(tmp_path: Path) -> Non
         await prompts.aclose()
         other = SentPrompts(store)
         assert other.continues(TALK, prompt(C))
-        await other.recall(TALK, prompt(C))
+        await other.find(TALK, prompt(C))
         assert not other.continues(TALK, prompt(C))
         assert other.changed(TALK)
         assert other.stale(TALK) == 2
         other.sent(TALK, 5, "mark", prompt(A, B, C, answers=(1, 3, 5)), changed=True)
         await other.aclose()
-        await prompts.recall(TALK, prompt(A, answers=(1, 3, 5)))
+        await prompts.find(TALK, prompt(A, answers=(1, 3, 5)))
         assert not prompts.continues(TALK, prompt(A, B, answers=(1, 3, 5)))
 
     with_store(check, tmp_path)
@@ -102,7 +102,7 @@ def test_nothing_is_stored_for_callers_without_a_tenant_or_for_unchanged_convers
 def test_a_damaged_entry_counts_as_none(tmp_path: Path) -> None:
     async def check(prompts: SentPrompts, store: Guarded) -> None:
         await store.put(TALK[0], KIND, TALK[1], b"[]", 60)
-        await prompts.recall(TALK)
+        await prompts.find(TALK)
         assert prompts.stale(TALK) == 0
 
     with_store(check, tmp_path)

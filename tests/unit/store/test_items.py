@@ -55,14 +55,14 @@ def test_a_process_keeps_items_in_memory_and_others_read_all_at_once() -> None:
         first, second = ItemMemory(store, clock), ItemMemory(store, clock)
         for n in range(3):
             first.keep("a", f"msg_{n}", b"item %d" % n, MONTH)
-        assert await first.recall("a", ["msg_0", "msg_2"], MONTH) == {"msg_0": b"item 0", "msg_2": b"item 2"}
+        assert await first.find("a", ["msg_0", "msg_2"], MONTH) == {"msg_0": b"item 0", "msg_2": b"item 2"}
         assert store.read == []
         assert await first.writes.drained()
-        found = await second.recall("a", ["msg_0", "msg_1", "msg_9"], MONTH)
+        found = await second.find("a", ["msg_0", "msg_1", "msg_9"], MONTH)
         assert found == {"msg_0": b"item 0", "msg_1": b"item 1"}
         assert store.read == [["msg_0", "msg_1", "msg_9"]]
-        assert await second.recall("b", ["msg_0"], MONTH) == {}
-        assert await second.recall("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item 0", "msg_1": b"item 1"}
+        assert await second.find("b", ["msg_0"], MONTH) == {}
+        assert await second.find("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item 0", "msg_1": b"item 1"}
         assert len(store.read) == 2, "the second time they are in memory"
 
     run(test)
@@ -73,18 +73,18 @@ def test_an_item_in_use_is_written_again_after_half_of_its_lifetime() -> None:
         memory = ItemMemory(store, clock)
         memory.keep("a", "msg_0", b"item", MONTH)
         memory.keep("a", "msg_0", b"item", MONTH)
-        await memory.recall("a", ["msg_0"], MONTH)
+        await memory.find("a", ["msg_0"], MONTH)
         assert await memory.writes.drained()
         assert store.written == ["msg_0"]
         clock.now += 0.6 * MONTH
         other = ItemMemory(store, clock)
-        assert await other.recall("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
+        assert await other.find("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
         assert await other.writes.drained()
         assert store.written == ["msg_0", "msg_0"]
         clock.now += 0.6 * MONTH
-        assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
+        assert await ItemMemory(store, clock).find("a", ["msg_0"], MONTH) == {"msg_0": b"item"}
         clock.now += 1.1 * MONTH
-        assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {}
+        assert await ItemMemory(store, clock).find("a", ["msg_0"], MONTH) == {}
 
     run(test)
 
@@ -95,10 +95,10 @@ def test_an_id_of_several_items_is_forgotten() -> None:
         for item in (b"item", b"another", b"item"):
             memory.keep("a", "msg_0", item, MONTH)
         memory.keep("b", "msg_0", b"item", MONTH)
-        assert await memory.recall("a", ["msg_0"], MONTH) == {}
-        assert await memory.recall("b", ["msg_0"], MONTH) == {"msg_0": b"item"}
+        assert await memory.find("a", ["msg_0"], MONTH) == {}
+        assert await memory.find("b", ["msg_0"], MONTH) == {"msg_0": b"item"}
         assert await memory.writes.drained()
-        assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {}
+        assert await ItemMemory(store, clock).find("a", ["msg_0"], MONTH) == {}
 
     run(test)
 
@@ -113,7 +113,7 @@ def test_a_store_that_fails_leaves_the_items_in_memory_and_they_are_written_when
         store.fails = True
         memory.keep("a", "msg_0", b"item", MONTH)
         assert not await memory.writes.drained(0.05)
-        assert await memory.recall("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item"}
+        assert await memory.find("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item"}
         store.fails = False
         await memory.aclose()
         assert store.written == ["msg_0"]
@@ -128,12 +128,12 @@ def test_large_items_and_long_ids_are_not_kept_and_memory_is_bounded(monkeypatch
         memory = ItemMemory(store, clock)
         memory.keep("a", "large", b"x" * (LARGEST + 1), MONTH)
         memory.keep("a", "i" * (LONGEST_ID + 1), b"x", MONTH)
-        assert await memory.recall("a", ["large", "i" * (LONGEST_ID + 1)], MONTH) == {}
+        assert await memory.find("a", ["large", "i" * (LONGEST_ID + 1)], MONTH) == {}
         for n in range(8):
             memory.keep("a", f"msg_{n}", b"x" * 900_000, MONTH)
             assert await memory.writes.drained()
         store.read.clear()
-        assert len(await memory.recall("a", [f"msg_{n}" for n in range(8)], MONTH)) == 8
+        assert len(await memory.find("a", [f"msg_{n}" for n in range(8)], MONTH)) == 8
         assert store.read == [[f"msg_{n}" for n in range(5)]], "three are in memory"
 
     run(test)
@@ -148,7 +148,7 @@ def test_too_many_pending_items_are_written_at_their_next_use(monkeypatch: pytes
         memory.keep("a", "msg_1", b"x" * 900, MONTH)
         assert await memory.writes.drained()
         assert store.written == ["msg_0"]
-        await memory.recall("a", ["msg_0", "msg_1"], MONTH)
+        await memory.find("a", ["msg_0", "msg_1"], MONTH)
         assert await memory.writes.drained()
         assert store.written == ["msg_0", "msg_1"]
 
@@ -162,7 +162,7 @@ def test_an_item_that_waits_is_found_although_the_cache_has_no_room_for_it(monke
         memory = ItemMemory(store, clock)
         for n in range(3):
             memory.keep("a", f"msg_{n}", b"x" * 900, MONTH)
-        assert len(await memory.recall("a", ["msg_0", "msg_1", "msg_2"], MONTH)) == 3
+        assert len(await memory.find("a", ["msg_0", "msg_1", "msg_2"], MONTH)) == 3
         assert store.read == []
         assert await memory.writes.drained()
 
@@ -188,9 +188,9 @@ def test_forgetting_a_tenant_drops_its_items_and_sizes() -> None:
         assert await memory.writes.drained()
         assert memory.forget(lambda tenant: tenant != "b") == {"a", "c"}
         await store.delete("a", KIND, "msg_0")
-        assert await memory.recall("a", ["msg_0"], MONTH) == {}
+        assert await memory.find("a", ["msg_0"], MONTH) == {}
         assert memory.sizes("c", ["msg_1"]) == {}
-        assert await memory.recall("b", ["msg_0"], MONTH) == {"msg_0": b"item"}
+        assert await memory.find("b", ["msg_0"], MONTH) == {"msg_0": b"item"}
 
     run(test)
 
@@ -199,6 +199,6 @@ def test_forgetting_a_tenant_drops_its_items_and_sizes() -> None:
 def test_a_damaged_entry_is_unknown(value: bytes) -> None:
     async def test(store: Watched, clock: Clock) -> None:
         await store.put("a", KIND, "msg_0", value, MONTH)
-        assert await ItemMemory(store, clock).recall("a", ["msg_0"], MONTH) == {}
+        assert await ItemMemory(store, clock).find("a", ["msg_0"], MONTH) == {}
 
     run(test)
