@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, groupby
@@ -43,6 +44,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--generated", default=GENERATED, show_default=True, type=click.IntRange(0), help="Generated requests.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the generated requests.")
 @click.option("--only", multiple=True, help="Compare only groups whose name contains this text. Can be repeated.")
+@click.option("--jobs", default=2, show_default=True, type=click.IntRange(1), help="Groups that run at once.")
 def main(
     before: Path,
     after: Path,
@@ -53,6 +55,7 @@ def main(
     generated: int,
     seed: int,
     only: tuple[str, ...],
+    jobs: int,
 ) -> None:
     """Prove that two versions of the proxy send, return, and record the same. The exit status is 1 if they don't."""
     console = Console(width=max(160, Console().width))
@@ -63,7 +66,7 @@ def main(
         recoveries.generated(generated, seed),
     ]
     cases = (case for case in chain(*parts) if not only or any(text in case.group for text in only))
-    result = compare(before.resolve(), after.resolve(), cases, partial(print, file=sys.stderr, flush=True))
+    result = compare(before.resolve(), after.resolve(), cases, partial(print, file=sys.stderr, flush=True), jobs)
     show(result, console)
     enough = result.recovered >= SHARE or generated < GENERATED or bool(only)
     console.print(f"{result.recovered:.0%} of the generated requests met a recovery.")
@@ -72,25 +75,36 @@ def main(
     sys.exit(0 if result.same and enough else 1)
 
 
-def compare(before: Path, after: Path, cases: Iterable[Case], report: Callable[[str], object]) -> Result:
-    """Send every case to both versions and compare. Each version gets one request at a time.
+def compare(before: Path, after: Path, cases: Iterable[Case], report: Callable[[str], object], jobs: int) -> Result:
+    """Send every case to both versions and compare. Each version gets one request of a group at a time.
 
-    ``report`` takes a line about each group.
-
-    Each group of cases has fresh servers and stores. The timing of summaries in the background can depend on other work
-    on the machine, so a group with differences runs again with longer pauses.
+    ``jobs`` groups run at once, each with fresh servers and stores. ``report`` takes a line about each group.
     """
     result = Result()
-    for name, group in groupby(cases, key=lambda case: case.group):
-        traffic_of_group, began = list(group), time.monotonic()
-        for pause in PAUSES:
-            compared = _compare_group(before, after, traffic_of_group, pause)
-            if compared.same:
-                break
-            report(f"{name}: differs, again with longer pauses. {compared.differences[0]}")
-        result.include(compared)
-        report(f"{name}: {len(traffic_of_group)} cases in {time.monotonic() - began:.0f} s")
+    pending: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(jobs) as pool:
+        for name, group in groupby(cases, key=lambda case: case.group):
+            pending.append(pool.submit(_settled, before, after, name, list(group), report))
+            if len(pending) > jobs:
+                result.include(pending.popleft().result())
+        for compared in pending:
+            result.include(compared.result())
     return result
+
+
+def _settled(before: Path, after: Path, name: str, cases: Sequence[Case], report: Callable[[str], object]) -> Result:
+    """Compare a group. If there are differences, compare it again with longer pauses.
+
+    The timing of summaries in the background can depend on other work on the machine.
+    """
+    began = time.monotonic()
+    for pause in PAUSES:
+        compared = _compare_group(before, after, cases, pause)
+        if compared.same:
+            break
+        report(f"{name}: differs. {compared.differences[0]}")
+    report(f"{name}: {len(cases)} cases in {time.monotonic() - began:.0f} s")
+    return compared
 
 
 def _compare_group(before: Path, after: Path, cases: Sequence[Case], pause: float) -> Result:

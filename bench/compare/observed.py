@@ -57,7 +57,7 @@ def metrics(url: str) -> str:
 def recoveries(record: Record | None) -> Counter[str]:
     """Return how often each cause of a recovery is in a record."""
     causes: Counter[str] = Counter()
-    if record is None:
+    if record is None or record["verdict"] in ("shadow", "off"):
         return causes
     causes.update(one["result"] for one in record["attempts"] if one["result"] not in _ORDINARY)
     if record["recalls"]:

@@ -43,7 +43,7 @@ def test_a_difference_is_counted_and_located() -> None:
 def test_records_and_metrics_are_compared() -> None:
     case = Case("group", "first", b"", generated=True)
     attempts = [{"result": "overflow"}, {"result": "accepted"}]
-    retried = {"attempts": attempts, "steps": [], "summary": {}, "error": None, "recalls": 0}
+    retried = {"verdict": "none", "attempts": attempts, "steps": [], "summary": {}, "error": None, "recalls": 0}
     result = Result()
     result.add_records([case, case], [retried, retried], [retried, {**retried, "error": "budget_exceeded"}])
     result.add_metrics("group", "requests 1\nerrors 0", "requests 1\nerrors 1")
@@ -53,6 +53,7 @@ def test_records_and_metrics_are_compared() -> None:
     assert group.causes == {"overflow": 2, "spending": 1}
     assert "before: ['errors 0']" in result.differences[1]
     assert not recoveries({**retried, "attempts": [{"result": "error"}]})
+    assert not recoveries({**retried, "verdict": "shadow"})
 
 
 def test_generated_requests_are_the_same_in_each_run_and_cover_all_kinds() -> None:
