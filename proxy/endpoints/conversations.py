@@ -22,7 +22,7 @@ from proxy.dialects.chat.answers import without_usage
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
-from proxy.endpoints.reply import send_answer, send_error_event, send_rest
+from proxy.endpoints.reply import Hide, send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.headers import Own
@@ -34,10 +34,11 @@ from proxy.pipeline.attempt import Departure, Reply
 from proxy.pipeline.costs import price_for, pricing, settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import milliseconds_since
 from proxy.pipeline.snapshot import ConfigSnapshot
-from proxy.pipeline.watching import Watch
+from proxy.pipeline.watching import Tap, Watch
 from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
 
@@ -157,21 +158,30 @@ class Conversations:
     async def _answered(self, exchange: Exchange, send: Send) -> Watch:
         reply = await self._answering.answer(exchange)
         watch = self._answering.watch(exchange, reply)
-        await self._forward(exchange, reply, watch, send)
+        start, headers = reply.start, self._headers(exchange, reply)
+        hide = without_usage if reply.sent.asks_usage else None
+        del reply  # it has the messages that were sent, and a stream may take hours
+        await self._forward(exchange, start, headers, watch.tap, hide, send)
         await watch.ended()
         return watch
 
-    async def _forward(self, exchange: Exchange, reply: Reply, watch: Watch, send: Send) -> None:
+    async def _forward(
+        self,
+        exchange: Exchange,
+        start: ResponseStart,
+        headers: list[tuple[str, str]],
+        tap: Tap | None,
+        hide: Hide | None,
+        send: Send,
+    ) -> None:
         """Send the response to the client."""
-        shape, hide = self._dialect.errors, without_usage if reply.sent.asks_usage else None
-        linger, tap = limit_of(exchange.caller) is not None, watch.tap
-        headers = self._headers(exchange, reply)
+        shape, linger = self._dialect.errors, limit_of(exchange.caller) is not None
         if exchange.heartbeat is not None and exchange.heartbeat.begun:
             await exchange.heartbeat.stop()
-            await send_rest(send, reply.start, headers, tap, shape=shape, hide=hide, linger=linger)
+            await send_rest(send, start, headers, tap, shape=shape, hide=hide, linger=linger)
         else:
             headers += identity(exchange)
-            await send_answer(send, reply.start, headers, tap, shape=shape, hide=hide, linger=linger)
+            await send_answer(send, start, headers, tap, shape=shape, hide=hide, linger=linger)
         if tap is not None:
             await tap.finish()
 

@@ -75,7 +75,6 @@ FAILURES = {
     "reasoning as parts": completion({"content": [{"type": "thinking", "thinking": BAD}]}),
     "refusal in its field": completion({"content": None, "refusal": BAD}),
     "refusal": Reply(content=f"I can't help with {BAD}."),
-    "refusal in German": Reply(content=f"Es tut mir leid, aber {BAD}."),
     "blocked": Reply(content=f"Goal: {BAD}.", finish_reason="content_filter"),
     "tool call": Reply(tool_calls=(ToolCall("call_1", "look", json.dumps({"what": BAD})),)),
     "tool call with words": Reply(content=BAD, tool_calls=(ToolCall("call_1", "look", "{}"),)),

@@ -264,7 +264,10 @@ class Sessions:
         profile = Profile("m", context_window=known.window, tokenizer="o200k_base")
         caller = Caller("key:t", None, Policy.build("default", {}), None, None)
         clock = CoarseTimer(asyncio.get_running_loop())
-        scope, counter = {"type": "http", "headers": []}, service.limits.measures.counter(profile, CHAT)
+        scope, counter = (
+            {"type": "http", "headers": [], "query_string": b""},
+            service.limits.measures.counter(profile, CHAT),
+        )
         return Exchange(
             record=RequestRecord("", 0.0),
             memory=service.access.bodies.lease(),

@@ -196,14 +196,14 @@ class AtWork(RuleBasedStateMachine):
         strange = {*_WORD.findall(b"".join(judged.out).decode())} - {*_WORD.findall(asked.body.raw.decode())}
         assert not strange, f"words of another conversation: {strange}"
         if judged.summary is not None:
-            self.not_stale(outcome.summary, judged.summary.decode(), body[: plan.cut], plan.pinned)
+            self.not_stale(outcome.summary.origin, judged.summary.decode(), body[: plan.cut], plan.pinned)
         await in_archive(engine, asked, judged)
 
         again = await engine.send(asked, ask)
         assert (again.messages or asked.messages) == (outcome.messages or asked.messages), "sent again it is different"
         assert self.summariser.made == made, "sent again it cost another summary"
         seen["sent"] += 1
-        seen[str(outcome.summary)] += 1
+        seen[str(outcome.summary.origin)] += 1
 
     def not_stale(self, origin: str | None, summary: str, dropped: list[Any], pinned: frozenset[int]) -> None:
         notes = _NOTES.search(summary)
