@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import TypeAliasType
 
 from proxy.compaction.triggers import Clause, Trigger
+from proxy.config.document import Ambiguous, shown
 from proxy.config.issues import near
-from proxy.config.tree import Ambiguous, shown
 
 
 class Section(BaseModel):

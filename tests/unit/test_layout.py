@@ -11,8 +11,8 @@ COVERED = {
     "compaction/stages/media compaction/stages/results "
     "compaction/stages/stage",
     "unit/compaction/test_planning.py": "compaction/rules compaction/settings compaction/turn",
-    "unit/config/test_messages.py": "config/fields config/issues config/models config/server "
-    "config/store config/teams config/tree config/upstreams",
+    "unit/config/test_messages.py": "config/fields config/issues config/server "
+    "config/store config/teams config/upstreams",
     "unit/config/test_assembly.py": "config/loading",
     "hostile/test_expressions.py": "config/patterns",
     "product/test_commands.py": "cli/commands cli/configuration cli/explain cli/forget cli/setup cli/tables",
