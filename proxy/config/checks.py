@@ -12,7 +12,7 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from proxy.compaction.triggers import lowest_level, with_step
+from proxy.compaction.settings import lowest_level, with_step
 from proxy.config.document import Node, Path, dotted, line_of, shown
 from proxy.config.fields import KINDS, condition_parts, lowest
 from proxy.config.issues import Issue, error_text, issue, near

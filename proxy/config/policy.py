@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_a
 import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
 
-from proxy.compaction.triggers import KEEP, TRIGGER, Clause, Trigger
+from proxy.compaction.settings import KEEP, TRIGGER, Clause, Trigger
 from proxy.config.document import Node, empty, find, line_of, plain
 from proxy.config.fields import (
     CountOrZero,

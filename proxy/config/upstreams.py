@@ -1,4 +1,4 @@
-"""The sections `upstreams`, `models`, and `prices`: which models go to which service, and the models' limits and prices.
+"""The sections `upstreams`, `models`, and `prices`: which models go to which service, their limits, and their prices.
 
 The proxy relays to providers with OpenAI's format. LiteLLM's registry lists them with their URLs. Providers in the
 table below don't need LiteLLM.

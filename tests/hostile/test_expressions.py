@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from proxy.compaction.pins import Pins, search_for, whole
+from proxy.compaction.rules import Pins, search_for, whole
 from proxy.config.issues import Issues
 from proxy.config.loading import loads
 from proxy.summary import redaction as redaction_module

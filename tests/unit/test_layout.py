@@ -10,7 +10,8 @@ COVERED = {
     "unit/compaction/test_stages.py": "compaction/stages/arguments compaction/stages/duplicates "
     "compaction/stages/media compaction/stages/results "
     "compaction/stages/stage",
-    "unit/compaction/test_planning.py": "compaction/rules compaction/settings compaction/turn",
+    "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
+    "unit/compaction/test_triggers.py": "compaction/settings",
     "unit/config/test_messages.py": "config/fields config/issues config/server "
     "config/store config/teams config/upstreams",
     "unit/config/test_assembly.py": "config/loading",
