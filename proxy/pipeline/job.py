@@ -22,8 +22,7 @@ from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
 from proxy.summary.budget import Budget
-from proxy.summary.chunking import SummaryRequest
-from proxy.summary.extract import extract
+from proxy.summary.chunking import SummaryRequest, extract
 from proxy.summary.store import Checkpoint, Origin, StoredSummary
 from proxy.telemetry.record import Reason
 
