@@ -19,7 +19,7 @@ from proxy.compaction.settings import Clause, IndexRules, Trigger, UserMessageRu
 from proxy.compaction.stages import ArgumentRules, DuplicateRules, MediaRules, ResultRules
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
 from proxy.compaction.turn import Turn, head_length
-from proxy.dialects.unit_json import decode
+from proxy.dialects.units import decode
 from tests.kit.conversations import FORMAT
 
 FIXED = 40
