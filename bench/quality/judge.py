@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import ChatCounter as Multiset
+from collections import Counter as Multiset
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
