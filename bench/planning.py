@@ -23,10 +23,9 @@ from bench import bodies, servers
 from bench.client import Broken, Caller, request, sequential
 from bench.figures import MICRO, MILLI, Row, Target, raw
 from bench.table import MARKS, digits, write_json
-from proxy.compaction.groups import head_length
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.rules import Envelope
-from proxy.compaction.turn import Turn
+from proxy.compaction.turn import Turn, head_length
 from proxy.config import Settings
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile

@@ -25,7 +25,7 @@ from proxy.config import Settings
 from proxy.config.loading import loads
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
-from proxy.summary import in_flight
+from proxy.summary import single_flight
 from proxy.upstream import limit_discovery as asking
 from tests.kit.client import StartProxy
 from tests.kit.redis_server import MISSING, PROGRAM, RedisServer, redis_server
@@ -162,21 +162,21 @@ def redis(redis_process: RedisServer) -> RedisServer:
 
 
 @pytest.fixture
-def flights(monkeypatch: pytest.MonkeyPatch) -> list[in_flight.InFlight]:
+def flights(monkeypatch: pytest.MonkeyPatch) -> list[single_flight.InFlight]:
     """The summaries of this process, from the first one on."""
-    flights: list[in_flight.InFlight] = []
+    flights: list[single_flight.InFlight] = []
 
-    class Seen(in_flight.InFlight):
+    class Seen(single_flight.InFlight):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             flights.append(self)
 
-    monkeypatch.setattr(in_flight, "InFlight", Seen)
+    monkeypatch.setattr(single_flight, "InFlight", Seen)
     return flights
 
 
 @pytest.fixture
-def waiting(flights: list[in_flight.InFlight]) -> Callable[[int], bool]:
+def waiting(flights: list[single_flight.InFlight]) -> Callable[[int], bool]:
     """Wait until a number of requests wait for a summary in this process. Return whether they do in time."""
     return lambda count: until(lambda: sum(flight.waiting for flight in flights) >= count)
 

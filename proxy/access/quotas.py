@@ -25,7 +25,7 @@ from proxy.access.authenticator import Caller
 from proxy.config.teams import LimitSettings
 from proxy.errors import Overloaded, TooManyRequests
 from proxy.store import StoreFailed
-from proxy.store.breaker import Change, CircuitBreaker
+from proxy.store.guarded import Change, CircuitBreaker
 from proxy.store.tenant_cache import cancelled
 from proxy.telemetry.metrics import refused
 

@@ -162,7 +162,7 @@ def check(
 )
 def explain(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None) -> None:
     """Show how the proxy would compact a recorded request (its JSON body). Doesn't send it."""
-    from proxy.cli.explain import explained
+    from proxy.cli.records import explained
 
     with _errors_without_traceback():
         explained(file, config, model, policy, api)
@@ -234,7 +234,7 @@ def _digest(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("--key-sha256", callback=_digest, help="The SHA-256 of the caller's key, with auth.mode open.")
 def forget(config: Path | None, team: str | None, key_sha256: str | None) -> None:
     """Remove all stored data of a team or a caller. The server may be running."""
-    from proxy.cli.forget import forget as run
+    from proxy.cli.store import forget as run
 
     with _errors_without_traceback():
         run(team, key_sha256, config)
@@ -287,7 +287,7 @@ def status(config: Path | None, as_json: bool) -> None:
 
     Exits with status 1 if one of them isn't reachable.
     """
-    from proxy.cli.store_status import show
+    from proxy.cli.store import show
 
     with _errors_without_traceback():
         sys.exit(show(config, as_json=as_json))
@@ -301,7 +301,7 @@ def migrate(source: str, config: Path | None) -> None:
 
     If the command was interrupted, run it again. Exits with status 1 if some entries can't be read.
     """
-    from proxy.cli.store_migration import migrated
+    from proxy.cli.store import migrated
 
     with _errors_without_traceback():
         sys.exit(migrated(source, config))

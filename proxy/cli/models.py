@@ -20,8 +20,7 @@ from proxy.config import Route, Settings, load
 from proxy.errors import ConfigurationError
 from proxy.limits.learned import Limits
 from proxy.limits.profiles import tables
-from proxy.limits.profiles.lookup import SOURCED, Profile, Profiles
-from proxy.limits.profiles.names import undated
+from proxy.limits.profiles.lookup import SOURCED, Profile, Profiles, undated
 from proxy.limits.profiles.tables import limit_rule
 from proxy.limits.stored import Learned, forget_limits, learned
 from proxy.pipeline.runtime import Runtime

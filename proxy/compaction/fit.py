@@ -13,9 +13,9 @@ from proxy.compaction.format import Format
 from proxy.compaction.pressure import COMMA
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, clip_marker
 from proxy.compaction.rules import Rules
+from proxy.compaction.settings import Clause
 from proxy.compaction.stages import arguments, media, results
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 
 NAME = "fit"

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from proxy.compaction.format import Binding, Format
 from proxy.compaction.gains import Gains, stage_gains
 from proxy.compaction.pressure import NEARING, PRESSING, ROOM, BytePressure, MessagePressure, Pressure, part
-from proxy.compaction.projection import Projection
 from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limits
-from proxy.compaction.sizes import RetainedGroups, Sizes
+from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, share_of
+from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
 from proxy.compaction.stages import arguments, media, results
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.triggers import Clause, Trigger, any_met, lowest_level, share_of
 from proxy.compaction.turn import Turn
 
 

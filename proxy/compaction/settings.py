@@ -1,14 +1,99 @@
-"""Settings of the engine, declared as dataclasses next to the code that reads them.
+"""Settings of the engine: when to compact, how much recent conversation to keep, and the base of its sections.
 
-The engine doesn't check settings and doesn't import a library for it. ``config`` makes a section of a policy of each
-class: whole numbers must be positive, and texts mustn't be empty. The text in ``Annotated`` describes a setting to
-users, with its unit and limits. So a setting has one place, one default, and one description.
+Triggers have the terms of LangChain's ``SummarizationMiddleware``: tokens, messages, or a fraction of the budget.
+
+Sections are dataclasses, declared next to the code that reads them. The engine doesn't check settings and doesn't
+import a library for it. ``config`` makes a section of a policy of each class: whole numbers must be positive, and texts
+mustn't be empty. The text in ``Annotated`` describes a setting to users, with its unit and limits. So a setting has one
+place, one default, and one description.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """A condition on a conversation. All fields that are set must hold.
+
+    ``tokens`` and ``messages`` are counts; ``fraction`` is a share of the budget, in (0, 1]. ``price_step`` stands for
+    the tokens below which a model is cheaper. ``with_step`` puts them in its place.
+    """
+
+    tokens: int | None = None
+    messages: int | None = None
+    fraction: float | None = None
+    price_step: bool | None = None
+
+    def met(self, tokens: int, messages: int, budget: int | None) -> bool:
+        """Return whether a conversation of this size meets the clause. Limits are inclusive.
+
+        A fraction isn't met if the budget (in tokens) is unknown.
+        """
+        if self.tokens is None and self.messages is None and self.fraction is None:
+            return False
+        if self.tokens is not None and tokens < self.tokens:
+            return False
+        if self.messages is not None and messages < self.messages:
+            return False
+        if self.fraction is not None:
+            return budget is not None and tokens >= share_of(self.fraction, budget)
+        return True
+
+    def least_tokens(self, budget: int | None) -> float:
+        """Return the tokens below which the clause is never met; infinite if it can't be met at any size."""
+        if self.fraction is not None and budget is None:
+            return math.inf
+        share = 0 if self.fraction is None or budget is None else share_of(self.fraction, budget)
+        return max(self.tokens or 0, share)
+
+    def level(self, budget: int | None) -> int | None:
+        """Return the number of tokens that meets the clause; ``None`` if tokens alone can't meet it."""
+        if self.messages is not None or (self.fraction is not None and budget is None):
+            return None
+        if self.fraction is None or budget is None:
+            return self.tokens
+        return max(self.tokens or 0, share_of(self.fraction, budget))
+
+
+Trigger = tuple[Clause, ...]
+"""A trigger fires if any of its clauses is met. An empty trigger never fires."""
+
+TRIGGER: Trigger = (Clause(fraction=0.85),)
+"""The default trigger of a policy and of its stages."""
+
+KEEP = Clause(fraction=0.10)
+"""The default of ``keep``, for a policy and for its stages."""
+
+
+def with_step(trigger: Trigger, tokens: int | None) -> Trigger:
+    """Return a trigger with this number of tokens for the price step; without its clauses if there is no step."""
+    found = (replace(c, tokens=max(tokens, c.tokens or 0)) if c.price_step and tokens else c for c in trigger)
+    return tuple(clause for clause in found if tokens or not clause.price_step)
+
+
+def share_of(fraction: float, budget: int) -> int:
+    """Return a fraction of a budget in whole tokens, at least 1."""
+    return max(1, math.floor(fraction * budget))
+
+
+def any_met(trigger: Trigger, tokens: int, messages: int, budget: int | None) -> bool:
+    """Return whether one of the clauses is met."""
+    return any(clause.met(tokens, messages, budget) for clause in trigger)
+
+
+def lowest_level(trigger: Trigger, budget: int | None) -> int | None:
+    """Return the number of tokens at which the trigger fires for any message count; ``None`` if there is none."""
+    levels = (clause.level(budget) for clause in trigger)
+    return min((level for level in levels if level is not None), default=None)
+
+
+def lowest_messages(trigger: Trigger) -> int | None:
+    """Return the lowest message count among the clauses; ``None`` if no clause has one."""
+    return min((c.messages for c in trigger if c.messages is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ Start with ``load``, ``read``, or ``check``. The rest of the program uses ``Sett
 """
 
 from proxy.config.loading import Loaded, check, load, read
-from proxy.config.models import ProfileSettings, Route
 from proxy.config.policy import Policy
 from proxy.config.settings import Settings
-from proxy.config.upstreams import UpstreamSettings
+from proxy.config.upstreams import ProfileSettings, Route, UpstreamSettings
 
 __all__ = ["Loaded", "Policy", "ProfileSettings", "Route", "Settings", "UpstreamSettings", "check", "load", "read"]

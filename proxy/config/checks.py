@@ -12,16 +12,14 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from proxy.compaction.triggers import lowest_level, with_step
+from proxy.compaction.settings import lowest_level, with_step
+from proxy.config.document import Node, Path, dotted, line_of, shown
 from proxy.config.fields import KINDS, condition_parts, lowest
-from proxy.config.inheritance import overrides, stated
 from proxy.config.issues import Issue, error_text, issue, near
-from proxy.config.models import RouteSettings
-from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
+from proxy.config.policy import ModelOverride, Policy, WrittenPolicy, overrides, stated
 from proxy.config.sections import sections
 from proxy.config.settings import Settings, WrittenSettings
-from proxy.config.tree import Node, Path, dotted, line_of, shown
-from proxy.config.upstreams import SPEAKS_OPENAI, litellm_providers, resolve_transport
+from proxy.config.upstreams import SPEAKS_OPENAI, RouteSettings, litellm_providers, resolve_transport
 from proxy.errors import ConfigurationError
 from proxy.http.headers import LOOPBACK
 from proxy.limits.budget import budget, reserved_output

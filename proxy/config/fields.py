@@ -11,9 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from pydantic_core import PydanticCustomError, PydanticKnownError
 from typing_extensions import TypeAliasType
 
-from proxy.compaction.triggers import Clause, Trigger
+from proxy.compaction.settings import Clause, Trigger
+from proxy.config.document import Ambiguous, shown
 from proxy.config.issues import near
-from proxy.config.tree import Ambiguous, shown
 
 
 class Section(BaseModel):

@@ -13,12 +13,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from proxy.config.checks import cross_check, likely_mistakes
-from proxy.config.inheritance import effective
+from proxy.config.document import Node, plain
 from proxy.config.issues import Issues
 from proxy.config.messages import issues_of
+from proxy.config.policy import effective
 from proxy.config.settings import Settings, WrittenSettings, written_settings
 from proxy.config.sources import Assembly, Source, Sources, begun
-from proxy.config.tree import Node, plain
 from proxy.errors import ConfigurationError
 
 _NOT_IN_FORCE = {"policies", "include"}

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from proxy.compaction.pins import NotSearchable, search_for
+from proxy.compaction.rules import NotSearchable, search_for
 from proxy.config.fields import wrong
 
 

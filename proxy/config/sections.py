@@ -28,9 +28,8 @@ from typing import (
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
-from proxy.compaction.settings import EngineSettings
+from proxy.compaction.settings import Clause, EngineSettings, Trigger
 from proxy.compaction.stages.stage import StageRules
-from proxy.compaction.triggers import Clause, Trigger
 from proxy.config.fields import Count, KeepField, Section, Text, TriggerField
 
 if TYPE_CHECKING:

@@ -10,13 +10,12 @@ from typing import Any
 from pydantic import Field, SerializeAsAny, field_validator
 
 from proxy.config.fields import Name, Section, Text, wrong
-from proxy.config.models import Prices, Route, RouteSettings
 from proxy.config.policy import Policy, WrittenPolicy, written_policy
 from proxy.config.sections import derived
 from proxy.config.server import LogSettings, MetricsSettings, OtelSettings, RecordSettings, ServerSettings
 from proxy.config.store import ArchiveStoreSettings, StoreSettings
 from proxy.config.teams import AdminSettings, AuthSettings, SharedLimitSettings, TeamSettings
-from proxy.config.upstreams import UpstreamSettings, default_upstreams
+from proxy.config.upstreams import Prices, Route, RouteSettings, UpstreamSettings, default_upstreams
 from proxy.constants import DAY
 
 

@@ -15,10 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from proxy.config.document import MAX_BYTES, parse, substitute
+from proxy.config.document import MAX_BYTES, Node, empty, parse, shown, substitute
 from proxy.config.issues import Issue, Issues, issue, masked, near
 from proxy.config.messages import section_wanted
-from proxy.config.tree import Node, empty, shown
 from proxy.errors import ConfigurationError
 
 EVERY_FILE = "*.yaml"

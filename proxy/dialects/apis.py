@@ -23,7 +23,7 @@ from proxy.dialects.responses.counting import ResponsesCounter, ResponsesEvidenc
 from proxy.dialects.responses.native import ResponsesCompaction
 from proxy.dialects.responses.request import ResponsesRequest
 from proxy.dialects.responses.rounds import ResponsesTool
-from proxy.dialects.unit_json import decode
+from proxy.dialects.units import decode
 
 CHAT = Dialect(
     name="chat",

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from proxy.compaction.groups import faults, head_length
-from proxy.compaction.turn import Facts, Turn
+from proxy.compaction.turn import Facts, Turn, faults, head_length
 
 if TYPE_CHECKING:
     from proxy.dialects.units import Units

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.unit_json import ByDigest
+from proxy.dialects.units import ByDigest
 from proxy.errors import BadBody
 
 MAX_MESSAGES = 40_000

@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.constants import UNDECODABLE
 from proxy.dialects.request import NOTHING, encoded, fields_of, listed, value_of
-from proxy.dialects.unit_json import encode
+from proxy.dialects.units import encode
 from proxy.errors import BadBody
 from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
 

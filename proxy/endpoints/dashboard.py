@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from proxy.access.admin import SESSION_COOKIE, end_session, key_digest
 from proxy.config import Loaded, Settings
-from proxy.config.inheritance import effective_values, stated
+from proxy.config.document import Node
+from proxy.config.policy import effective_values, stated
 from proxy.config.teams import TeamSettings
-from proxy.config.tree import Node
 from proxy.constants import UNDECODABLE
 from proxy.dialects.apis import DIALECTS, recognized
 from proxy.endpoints.presentation import figure, keyless_hint, milliseconds, request_facts, savings, shown_change

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from proxy.compaction.triggers import Clause
+from proxy.compaction.settings import Clause
 from proxy.limits.learned import SMALLEST_PART, LearnedLimit
 from proxy.limits.profiles import Profile
 

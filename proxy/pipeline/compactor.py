@@ -9,11 +9,10 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from proxy.compaction.groups import faults, head_length
 from proxy.compaction.pressure import NEARING
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
-from proxy.compaction.triggers import any_met
-from proxy.compaction.turn import Turn
+from proxy.compaction.settings import any_met
+from proxy.compaction.turn import Turn, faults, head_length
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.counting import Counter

@@ -12,19 +12,17 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 
 from proxy.compaction.fit import fit
-from proxy.compaction.groups import faults, head_length
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, PRESSING, SEPARATOR, part
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
 from proxy.compaction.rules import Envelope, Rules
-from proxy.compaction.triggers import Clause, any_met, lowest_level, share_of
-from proxy.compaction.turn import Turn
+from proxy.compaction.settings import Clause, any_met, lowest_level, share_of
+from proxy.compaction.turn import Turn, faults, head_length
 from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
 from proxy.summary.budget import Budget
-from proxy.summary.chunking import SummaryRequest
-from proxy.summary.extract import extract
+from proxy.summary.chunking import SummaryRequest, extract
 from proxy.summary.store import Checkpoint, Origin, StoredSummary
 from proxy.telemetry.record import Reason
 

@@ -15,7 +15,7 @@ from starlette.types import Scope
 from proxy.http.request_body import Sent
 from proxy.records.model import RecordStore
 from proxy.store import Refused, StoreFailed
-from proxy.store.breaker import Change, CircuitBreaker
+from proxy.store.guarded import Change, CircuitBreaker
 from proxy.store.tenant_cache import cancelled
 from proxy.telemetry.metrics import RECORDS
 from proxy.telemetry.record import RECORD, RequestRecord, current, new_id

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.compaction.pins import Pins
 from proxy.compaction.planning import FULL
 from proxy.compaction.pressure import UNBOUNDED, Bounds
-from proxy.compaction.rules import Rules
-from proxy.compaction.settings import IndexRules, UserMessageRules
+from proxy.compaction.rules import Pins, Rules
+from proxy.compaction.settings import TRIGGER, Clause, IndexRules, Trigger, UserMessageRules, with_step
 from proxy.compaction.stages import STAGES
 from proxy.compaction.stages.stage import StageRules
-from proxy.compaction.triggers import TRIGGER, Clause, Trigger, with_step
 from proxy.config import Policy
 from proxy.config.policy import ArchiveSettings, UnknownModelSettings
 from proxy.limits.profiles import Profile

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob, SummaryTask, Writing
-from proxy.store.breaker import Change, CircuitBreaker
+from proxy.store.guarded import Change, CircuitBreaker
 from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked
+from proxy.summary.prompt import redaction
 from proxy.summary.quality import SummaryRejected
-from proxy.summary.redaction import redaction
 from proxy.summary.settings import SummarySettings
 from proxy.summary.store import Cause, Origin, StoredSummary, Summaries, SummaryFactory
 from proxy.telemetry.metrics import BREAKER, SUMMARIES

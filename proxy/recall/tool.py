@@ -19,8 +19,7 @@ from proxy.config.fields import Count, Section, off_for_false
 from proxy.config.sections import PolicySection
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.errors import TooManyRequests
-from proxy.recall.passages import ArchivedText, Passage, read
-from proxy.recall.search import Index
+from proxy.recall.search import ArchivedText, Index, Passage, read
 from proxy.store import StoreFailed
 from proxy.store.archive import Archive
 

@@ -15,13 +15,13 @@ from heapq import merge
 import msgspec
 
 from proxy.constants import DAY
-from proxy.records.codec import RecordCodec
 from proxy.records.model import (
     LARGEST_SUM,
     LEDGER_DAYS,
     SUMS,
     LedgerLabels,
     LedgerSums,
+    RecordCodec,
     RecordQuery,
     RecordStore,
     bounded,

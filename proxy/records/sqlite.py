@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from proxy.constants import DAY
-from proxy.records.codec import RecordCodec
 from proxy.records.model import (
     LARGEST_SUM,
     LEDGER_DAYS,
     SUMS,
     LedgerLabels,
     LedgerSums,
+    RecordCodec,
     RecordQuery,
     RecordStore,
     bounded,

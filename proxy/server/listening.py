@@ -17,8 +17,8 @@ from prometheus_client import start_http_server
 
 from proxy.access.admin import LINK_PATH, AdminLink
 from proxy.config import Loaded, Settings
+from proxy.config.document import line_of
 from proxy.config.issues import Issue, error_text
-from proxy.config.tree import line_of
 from proxy.errors import ConfigurationError
 from proxy.http.headers import on_loopback
 from proxy.telemetry.exposition import FOLDER, registry

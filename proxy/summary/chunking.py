@@ -1,4 +1,7 @@
-"""Write the summary of a conversation of any length, in chunks if it exceeds the model's window."""
+"""Write the summary of a conversation of any length, in chunks if it exceeds the model's window.
+
+If no model returns a summary, ``extract`` builds one without a model.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,8 @@ from typing import Any
 from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
-from proxy.summary.prompt import entries, fenced, language_sample, request_messages
+from proxy.summary.prompt import Redaction, entries, fenced, language_sample, request_messages
 from proxy.summary.quality import Written, checked
-from proxy.summary.redaction import Redaction
 
 PARALLEL = 4
 """Chunks of one conversation that the proxy summarizes concurrently."""
@@ -192,3 +194,80 @@ def newest(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCo
     if first == len(texts) and texts:
         return [middle_cut(texts[-1], limit, count, _CUT_MARKER)], [limit]
     return list(texts[first:]), list(sizes[first:])
+
+
+_TEXT_CHARACTERS = 400
+_ARGUMENT_CHARACTERS = 160
+_RESULT_CHARACTERS = 120
+
+_OPENING = "(The proxy extracted these notes from the messages without a model. The newest steps are complete.)"
+
+
+def extract(
+    turns: Sequence[Turn],
+    previous: str | None,
+    max_tokens: int,
+    format: Format,
+    directives: Sequence[Turn] = (),
+) -> str:
+    """Return extracts of the assistant's texts, calls, and results within ``max_tokens``, newest first.
+
+    The user's own messages are part of every summary message, so they aren't repeated. ``previous`` is the summary of
+    the conversation before ``turns``; it gets up to half of the tokens. ``directives`` are system messages that the
+    proxy no longer sends. Their beginnings get up to half of the rest, newest first.
+    """
+    count = format.text_tokens
+    previous = _newest_foreign(turns, format) or previous
+    parts = [_OPENING]
+    left = max_tokens - count(_OPENING) - 4
+    if previous:
+        earlier = middle_cut(previous, left // 2, count, "\n[…]\n")
+        parts.append(earlier)
+        left -= count(earlier) + 2
+    lines = (f"- directive: {_start(format.text(turn.raw), _TEXT_CHARACTERS)}" for turn in reversed(directives))
+    orders: list[str] = []
+    share = left // 2
+    for line in lines:
+        if previous and line in previous:
+            continue
+        share -= count(line) + 1
+        if share < 0:
+            break
+        orders.append(line)
+        left -= count(line) + 1
+    parts += reversed(orders)
+    kept: list[str] = []
+    for turn in reversed(turns):
+        line = _line(turn, format)
+        if not line:
+            continue
+        left -= count(line) + 1
+        if left < 0:
+            break
+        kept.append(line)
+    return "\n".join([*parts, *reversed(kept)])
+
+
+def _newest_foreign(turns: Sequence[Turn], format: Format) -> str | None:
+    """Return the newest summary that another tool wrote into the turns, or ``None``."""
+    found = (format.foreign_summary(turn.raw) for turn in reversed(turns) if turn.facts.kind == "user")
+    return next((foreign.summary for foreign in found if foreign is not None), None)
+
+
+def _line(turn: Turn, format: Format) -> str:
+    if turn.facts.kind == "result":
+        return f"  → {_start(format.text(turn.raw), _RESULT_CHARACTERS)}"
+    if turn.facts.kind != "assistant":
+        return ""
+    lines = []
+    text = _start(format.text(turn.raw), _TEXT_CHARACTERS)
+    if text:
+        lines.append(f"- {text}")
+    for name, arguments in format.arguments(turn.raw):
+        lines.append(f"- called {name}({_start(arguments, _ARGUMENT_CHARACTERS)})")
+    return "\n".join(lines)
+
+
+def _start(text: str, characters: int) -> str:
+    flat = " ".join(text[: characters * 4].split())
+    return flat if len(flat) <= characters else flat[:characters].rsplit(" ", 1)[0] + " …"

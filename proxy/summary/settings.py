@@ -9,12 +9,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, field_validator
 
 from proxy.config.checks import Finding, named_models, overlap
+from proxy.config.document import Path, shown
 from proxy.config.fields import Count, Seconds, Section, Text, wrong
 from proxy.config.patterns import Pattern
 from proxy.config.policy import Policy
 from proxy.config.sections import PolicySection
 from proxy.config.settings import Settings, WrittenSettings
-from proxy.config.tree import Path, shown
 from proxy.config.upstreams import COMPACTS
 
 

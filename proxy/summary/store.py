@@ -22,8 +22,7 @@ from proxy.constants import DAY
 from proxy.store import Store, StoreFailed
 from proxy.store.forgetting import drop
 from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
-from proxy.summary.in_flight import SingleFlight
-from proxy.summary.lease import Lease
+from proxy.summary.single_flight import Lease, SingleFlight
 from proxy.telemetry.metrics import GIVEN_UP
 
 log = structlog.get_logger(__name__)

@@ -28,8 +28,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from proxy import __version__
-from proxy.telemetry.operation_metrics import OperationMetrics
-from proxy.telemetry.operations import FindUpstream
+from proxy.telemetry.operations import FindUpstream, OperationMetrics
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.tracing import NAME, SCOPE, Spans, Tracing
 

@@ -14,8 +14,7 @@ from proxy.config.upstreams import SPEAKS_OPENAI, Api, TransportChoice, resolve_
 from proxy.errors import NotFound
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.learning import LearningTransport, MissingApis
-from proxy.upstream.litellm.library import litellm_choice
-from proxy.upstream.litellm.request import api_base
+from proxy.upstream.litellm.library import api_base, litellm_choice
 from proxy.upstream.relay import Address, KeyHeader, RelayTransport, azure_address
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Transport
 

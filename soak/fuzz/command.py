@@ -107,7 +107,7 @@ def read_message(data: bytes) -> None:
     from proxy.compaction.identifiers import identifiers
     from proxy.compaction.summary_message import TAG, fenced
     from proxy.dialects.units import summary_in
-    from proxy.summary.redaction import Redaction
+    from proxy.summary.prompt import Redaction
 
     text = data.decode("utf-8", "replace")
     Redaction(secrets=True)(text)

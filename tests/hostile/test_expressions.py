@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from proxy.compaction.pins import Pins, search_for, whole
+from proxy.compaction.rules import Pins, search_for, whole
 from proxy.config.issues import Issues
 from proxy.config.loading import loads
-from proxy.summary import redaction as redaction_module
-from proxy.summary.redaction import REDACTED, redaction
+from proxy.summary import prompt
+from proxy.summary.prompt import REDACTED, redaction
 from tests.kit.conversations import FORMAT, turn
 
 ENDLESS = {
@@ -90,8 +90,8 @@ def taken(setting: str, pattern: str) -> None:
 @pytest.mark.parametrize("pattern", ENDLESS)
 def test_what_can_take_for_ever_ends_within_its_time(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken("redact", pattern)
-    monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.05)
-    monkeypatch.setattr(redaction_module, "ALL_SECONDS", 0.2)
+    monkeypatch.setattr(prompt, "TEXT_SECONDS", 0.05)
+    monkeypatch.setattr(prompt, "ALL_SECONDS", 0.2)
     clean = redaction(secrets=False, patterns=[pattern])
     assert clean is not None
     began = time.thread_time()
@@ -181,10 +181,10 @@ HOSTILE = {SLOW[0]: " " * 20_000 + "x", SLOW[1]: "ab" * 8_000, SLOW[2]: "ab" * 1
 def test_a_text_that_is_slow_to_black_out_is_blacked_out_whole(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clean = redaction(secrets=False, patterns=[pattern, "ACME"])
     assert clean is not None
-    monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.02)
+    monkeypatch.setattr(prompt, "TEXT_SECONDS", 0.02)
     with capture_logs() as logs:
         assert clean(HOSTILE[pattern]) == REDACTED
-        monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.5)
+        monkeypatch.setattr(prompt, "TEXT_SECONDS", 0.5)
         assert clean("what ACME does") == f"what {REDACTED} does"
         began = time.thread_time()
         longer = HOSTILE[pattern][:-2] * 50 + HOSTILE[pattern][-2:]
@@ -195,8 +195,8 @@ def test_a_text_that_is_slow_to_black_out_is_blacked_out_whole(pattern: str, mon
 
 
 def test_many_slow_texts_have_one_bound_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redaction_module, "TEXT_SECONDS", 0.1)
-    monkeypatch.setattr(redaction_module, "ALL_SECONDS", 0.3)
+    monkeypatch.setattr(prompt, "TEXT_SECONDS", 0.1)
+    monkeypatch.setattr(prompt, "ALL_SECONDS", 0.3)
     clean = redaction(secrets=True, patterns=[SLOW[0]])
     assert clean is not None
     began = time.thread_time()

@@ -114,7 +114,7 @@ def test_a_summary_is_finished_for_a_client_that_left(house: House, streams: boo
 
 
 def test_only_so_many_summaries_go_on_for_clients_that_left(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.summary.in_flight.LEFT_OF_A_TENANT", 1)
+    monkeypatch.setattr("proxy.summary.single_flight.LEFT_OF_A_TENANT", 1)
     house.upstream.script = lambda _: [1.0, SUMMARY]
     before = len(house.upstream.arrived)
     for number in range(3):

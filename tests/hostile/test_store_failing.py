@@ -16,8 +16,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.server import maintenance
-from proxy.store import breaker, guarded, sqlite_worker
-from proxy.store.breaker import FAILURES
+from proxy.store import guarded, sqlite_worker
+from proxy.store.guarded import FAILURES
 from proxy.store.sqlite_worker import put_aside
 from tests.kit.waiting import until
 from tests.product.test_store import get, metric, rows, running, summary_of
@@ -103,7 +103,7 @@ def test_requests_go_through_and_it_is_used_again_after_it(
 
 
 def test_readyz_reports_the_first_failure_and_the_next_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "FAILURES", 1_000)
+    monkeypatch.setattr(guarded, "FAILURES", 1_000)
     file = tmp_path / "state" / "store.db"
     with contextlib.ExitStack() as ending:
         lasting = ending.enter_context(contextlib.ExitStack())

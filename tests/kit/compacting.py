@@ -10,19 +10,16 @@ from hypothesis import strategies as st
 
 from proxy.compaction.fit import fit
 from proxy.compaction.format import Format
-from proxy.compaction.groups import head_length
 from proxy.compaction.identifiers import Artefacts
-from proxy.compaction.pins import Pins
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, SEPARATOR, UNBOUNDED, Bounds
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
-from proxy.compaction.rules import Envelope, Rules
-from proxy.compaction.settings import IndexRules, UserMessageRules
+from proxy.compaction.rules import Envelope, Pins, Rules
+from proxy.compaction.settings import Clause, IndexRules, Trigger, UserMessageRules, any_met
 from proxy.compaction.stages import ArgumentRules, DuplicateRules, MediaRules, ResultRules
 from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
-from proxy.compaction.triggers import Clause, Trigger, any_met
-from proxy.compaction.turn import Turn
-from proxy.dialects.unit_json import decode
+from proxy.compaction.turn import Turn, head_length
+from proxy.dialects.units import decode
 from tests.kit.conversations import FORMAT
 
 FIXED = 40

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from proxy.compaction.pressure import COMMA
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.units import ChatUnits
-from proxy.dialects.unit_json import encode
+from proxy.dialects.units import encode
 from tests.kit.messages import Message, assistant, call, result, system, user
 
 IMAGE_TOKENS = 85

@@ -11,12 +11,11 @@ from typing import Any
 
 import msgspec
 
-from proxy.compaction.groups import group_starts, head_length
 from proxy.compaction.rules import Envelope, Rules, section_limits
+from proxy.compaction.settings import lowest_level
 from proxy.compaction.stages import MediaRules
 from proxy.compaction.summary_message import TAG
-from proxy.compaction.triggers import lowest_level
-from proxy.compaction.turn import Turn
+from proxy.compaction.turn import Turn, group_starts, head_length
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
 from proxy.dialects.repair import repaired
 from proxy.dialects.units import text_of

@@ -15,8 +15,7 @@ import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from proxy.recall import tool
-from proxy.recall.passages import Passage
-from proxy.recall.search import Index
+from proxy.recall.search import Index, Passage
 from proxy.recall.tool import NAME
 from tests.kit.front_door import WINDOW, Front, archive_id, front, key, long_talk
 from tests.kit.held_end import HeldEnd

@@ -17,7 +17,7 @@ from proxy.compaction.turn import Turn
 from proxy.config import Settings
 from proxy.dialects.apis import CHAT
 from proxy.dialects.chat.counting import ChatCounter
-from proxy.dialects.unit_json import decode
+from proxy.dialects.units import decode
 from proxy.limits.profiles import Profiles
 from proxy.limits.profiles.lookup import Profile
 from proxy.pipeline.facts_cache import INLINE_BYTES, FactsCache

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 
 from proxy.server.loopback import serve
-from proxy.summary.in_flight import InFlight
+from proxy.summary.single_flight import InFlight
 from tests.kit.scripted import PROFILE, behind, chat, client, proxied, words
 from tests.kit.upstream import Reply, Responder, StandIn
 from tests.kit.waiting import until

@@ -10,12 +10,13 @@ COVERED = {
     "unit/compaction/test_stages.py": "compaction/stages/arguments compaction/stages/duplicates "
     "compaction/stages/media compaction/stages/results "
     "compaction/stages/stage",
-    "unit/compaction/test_planning.py": "compaction/rules compaction/settings compaction/turn",
-    "unit/config/test_messages.py": "config/fields config/issues config/models config/server "
-    "config/store config/teams config/tree config/upstreams",
+    "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
+    "unit/compaction/test_triggers.py": "compaction/settings",
+    "unit/config/test_messages.py": "config/fields config/issues config/server "
+    "config/store config/teams config/upstreams",
     "unit/config/test_assembly.py": "config/loading",
     "hostile/test_expressions.py": "config/patterns",
-    "product/test_commands.py": "cli/commands cli/configuration cli/explain cli/forget cli/setup cli/tables",
+    "product/test_commands.py": "cli/commands cli/configuration cli/setup cli/tables",
     "product/test_dashboard.py": "endpoints/dashboard endpoints/presentation pipeline/replay",
     "product/test_operator_commands.py": "cli/doctor",
     "product/test_record_paths.py": "cli/records constants endpoints/records endpoints/status "
@@ -35,7 +36,6 @@ COVERED = {
     "upstream/bridge/over_responses upstream/bridge/responses",
     "product/test_continued_summaries.py": "pipeline/features/continued_notes",
     "product/test_native_compaction.py": "pipeline/features/native_summary",
-    "product/test_store_commands.py": "cli/store_status",
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_browser.py": "endpoints/landing",
     "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",
@@ -51,7 +51,7 @@ COVERED = {
     "hostile/test_bodies.py": "http/request_body",
     "product/test_recall.py": "pipeline/features/recall pipeline/sending",
     "product/test_output.py": "limits/budget pipeline/budget",
-    "unit/limits/profiles/test_lookup.py": "limits/profiles/names limits/profiles/tables",
+    "unit/limits/profiles/test_lookup.py": "limits/profiles/tables",
     "unit/overflow/test_recognize.py": "overflow/echo overflow/figures overflow/general overflow/patterns",
     "product/test_overflow.py": "pipeline/attempt",
     "product/properties/test_growing.py": "pipeline/compactor pipeline/job",
@@ -62,11 +62,10 @@ COVERED = {
     "product/test_summary_limits.py": "pipeline/summary_models",
     "product/test_reload.py": "server/reload",
     "unit/store/test_sqlite.py": "store/interface store/opening store/sqlite_worker",
-    "unit/summary/test_store.py": "summary/in_flight",
     "product/http/test_failures.py": "upstream/connections",
     "unit/upstream/litellm/test_transport.py": "upstream/litellm/library",
     "unit/upstream/test_retired.py": "upstream/transport",
-    "unit/records/test_sqlite.py": "records/codec records/model",
+    "unit/records/test_sqlite.py": "records/model",
     "unit/config/test_likely_mistakes.py": "sections summary/settings",
     "unit/dialects/chat/test_units.py": "compaction/format",
     "unit/dialects/chat/test_answers.py": "dialects/answers",

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from proxy.compaction.format import Format
-from proxy.compaction.settings import EngineSettings
-from proxy.compaction.triggers import KEEP, TRIGGER, Clause, Trigger
+from proxy.compaction.settings import KEEP, TRIGGER, Clause, EngineSettings, Trigger
 from proxy.compaction.turn import Facts, Turn
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from proxy.compaction.format import Format
 from proxy.compaction.render import OutgoingMessage
-from proxy.dialects.unit_json import Message, decode, encode, replace_field
-from proxy.dialects.units import is_text_part, text_of
+from proxy.dialects.units import Message, decode, encode, is_text_part, replace_field, text_of
 
 NOTE = "[system note] "
 """Prefix for the text of a system message that was moved into a user message."""

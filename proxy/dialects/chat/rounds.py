@@ -22,8 +22,7 @@ from proxy.dialects.rounds import (
     longer,
     place_of,
 )
-from proxy.dialects.unit_json import decode, encode, replace_field
-from proxy.dialects.units import text_of
+from proxy.dialects.units import decode, encode, replace_field, text_of
 from proxy.http.sse import encode as event_of
 
 

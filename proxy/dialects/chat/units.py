@@ -15,12 +15,15 @@ from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Call, Facts, Kind, Turn
 from proxy.dialects.chat.alternation import alternating
 from proxy.dialects.repair import CallKey
-from proxy.dialects.unit_json import Message, decode, encode, replace_field
 from proxy.dialects.units import (
+    Message,
     Units,
+    decode,
+    encode,
     is_media_part,
     labels_of,
     parts_of,
+    replace_field,
     replaceable_text,
     summary_in,
     text_of,

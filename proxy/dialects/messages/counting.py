@@ -22,7 +22,7 @@ from proxy.dialects.messages.units import (
     text_in,
     type_of,
 )
-from proxy.dialects.unit_json import decode, encode
+from proxy.dialects.units import decode, encode
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA

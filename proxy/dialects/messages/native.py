@@ -13,7 +13,7 @@ from proxy.dialects.dialect import NativeCompaction, NativeSummary
 from proxy.dialects.messages.request import thinking_tokens
 from proxy.dialects.messages.units import type_of
 from proxy.dialects.request import NOTHING, encoded, fields_of, value_of
-from proxy.dialects.unit_json import encode
+from proxy.dialects.units import encode
 from proxy.overflow.silent import Finished
 
 _SEARCHED = (b'"context_management"', b'"task_budget"')

@@ -25,7 +25,7 @@ from proxy.dialects.request import (
     positive,
     value_of,
 )
-from proxy.dialects.unit_json import ByDigest, decode, encode
+from proxy.dialects.units import ByDigest, decode, encode
 from proxy.limits.budget import LEAST_THINKING, lower_thinking
 
 _FIELDS = ("system", "tools", "tool_choice", "output_config", "output_format", "mcp_servers")

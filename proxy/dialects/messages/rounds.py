@@ -26,7 +26,7 @@ from proxy.dialects.rounds import (
     field_of,
     place_of,
 )
-from proxy.dialects.unit_json import decode, encode
+from proxy.dialects.units import decode, encode
 from proxy.http.sse import encode as event_of
 
 _LENGTHENED = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}

@@ -15,9 +15,8 @@ from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounte
 from proxy.compaction.turn import Call, Kind, Turn
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.repair import STRAY_RESULT, CallKey
-from proxy.dialects.unit_json import Message, decode, encode, replace_field
-from proxy.dialects.units import Units, is_media_part, unless_media
-from proxy.limits.profiles.names import undated
+from proxy.dialects.units import Message, Units, decode, encode, is_media_part, replace_field, unless_media
+from proxy.limits.profiles.lookup import undated
 from proxy.tokens.media import MEDIA_LABELS
 
 Block = dict[str, Any]

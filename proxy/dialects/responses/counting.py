@@ -15,8 +15,7 @@ import msgspec
 from proxy.dialects.counting import CALL, Counter, FieldEvidence
 from proxy.dialects.responses.references import REFERENCE, reported_tokens
 from proxy.dialects.responses.units import ResponsesUnits, is_message, items_of, kind_of, with_content
-from proxy.dialects.unit_json import Message
-from proxy.dialects.units import is_text_part, parts_of
+from proxy.dialects.units import Message, is_text_part, parts_of
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 

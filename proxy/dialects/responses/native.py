@@ -20,7 +20,7 @@ from proxy.dialects.dialect import NativeCompaction, NativeSummary
 from proxy.dialects.request import NOTHING, fields_of, value_of
 from proxy.dialects.responses.answers import ResponsesAnswers
 from proxy.dialects.responses.units import PREFIX_TYPES, joined
-from proxy.dialects.unit_json import decode
+from proxy.dialects.units import decode
 from proxy.overflow.silent import Finished
 
 

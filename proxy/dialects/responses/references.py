@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from proxy.dialects.responses.units import items_of, joined, kind_of, raws_of, with_content
-from proxy.dialects.unit_json import ByDigest, Message, decode, digest, encode
+from proxy.dialects.units import ByDigest, Message, decode, digest, encode
 
 REFERENCE = "item_reference"
 

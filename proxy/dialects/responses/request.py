@@ -20,7 +20,7 @@ from proxy.dialects.request import (
 )
 from proxy.dialects.responses.references import REFERENCE, References, place_after, places_of, unsized
 from proxy.dialects.responses.units import PREFIX_TYPES, joined, kind_by
-from proxy.dialects.unit_json import ByDigest
+from proxy.dialects.units import ByDigest
 
 
 class _Fields(Wire):

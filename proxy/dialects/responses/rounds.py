@@ -38,8 +38,7 @@ from proxy.dialects.rounds import (
     with_tool,
     without_tool,
 )
-from proxy.dialects.unit_json import Message, encode
-from proxy.dialects.units import text_of
+from proxy.dialects.units import Message, encode, text_of
 from proxy.http.sse import encode as event_of
 
 _BEGINS = frozenset({"response.created", "response.queued", "response.in_progress"})

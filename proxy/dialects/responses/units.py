@@ -16,12 +16,16 @@ from proxy.compaction.format import Binding, ForeignSummary, Rewrite
 from proxy.compaction.turn import Call, Kind, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.repair import CallKey
-from proxy.dialects.unit_json import DEEPEST, Message, decode, encode, replace_field
 from proxy.dialects.units import (
+    DEEPEST,
+    Message,
     Units,
+    decode,
+    encode,
     is_media_part,
     labels_of,
     parts_of,
+    replace_field,
     replaceable_text,
     summary_in,
     text_of,

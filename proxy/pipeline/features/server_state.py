@@ -10,7 +10,7 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from proxy.compaction.triggers import any_met
+from proxy.compaction.settings import any_met
 from proxy.constants import UNDECODABLE
 from proxy.dialects.responses.native import (
     ResponsesSettings,

@@ -25,7 +25,7 @@ from proxy.upstream.bridge.transport import (
     without_compression,
 )
 from proxy.upstream.litellm import answers
-from proxy.upstream.litellm.request import MESSAGE_FIELDS, PARAMETERS
+from proxy.upstream.litellm.library import MESSAGE_FIELDS, PARAMETERS
 from proxy.upstream.transport import RESPONSES_PATH, Outgoing
 
 UNTRANSLATABLE = "The proxy can't translate the request to /v1/responses. Check its messages and tools."

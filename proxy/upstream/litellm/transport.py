@@ -20,7 +20,7 @@ from proxy.errors import NotAuthenticated, RequestError, UpstreamError, Upstream
 from proxy.http import sse
 from proxy.upstream.litellm import answers
 from proxy.upstream.litellm import library as litellm_library
-from proxy.upstream.litellm.request import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
+from proxy.upstream.litellm.library import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
 from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Outgoing, Transport
 
 CLIENT_PROVIDERS = frozenset({"anthropic", "gemini", "vertex_ai", "vertex_ai_beta"})

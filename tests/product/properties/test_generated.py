@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import Phase, given, seed, settings
 
-from proxy.compaction.triggers import lowest_level, lowest_messages
+from proxy.compaction.settings import lowest_level, lowest_messages
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.rules import rules_for
 from tests.kit.engine import Engine, Request, request, run, sent

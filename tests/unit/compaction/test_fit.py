@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.compaction.fit import NAME, SMALLEST, fit
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.rules import Rules
-from proxy.dialects.unit_json import decode
+from proxy.dialects.units import decode
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FORMAT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.compaction.groups import group_starts, head_length
+from proxy.compaction.turn import group_starts, head_length
 from tests.kit.conversations import assistant, call, result, system, turns, user
 
 

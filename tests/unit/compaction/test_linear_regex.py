@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from proxy.compaction.pins import NotSearchable, search_for, whole
+from proxy.compaction.rules import NotSearchable, search_for, whole
 
 
 def test_a_pattern_matches_anywhere_in_a_text() -> None:

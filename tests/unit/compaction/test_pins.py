@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.compaction.pins import NotSearchable, Pins
+from proxy.compaction.rules import NotSearchable, Pins
 from tests.kit.conversations import FORMAT, assistant, call, result, turns, user
 
 BODY = turns([user("KEEP this"), assistant(None, call("a", "read_file", path="src/KEEP.py")), result("a", "other")])

@@ -8,8 +8,8 @@ import pytest
 
 from proxy.compaction.planning import Frontier, Plan, make_plan
 from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, section_limits
+from proxy.compaction.settings import Clause
 from proxy.compaction.stages import ResultRules
-from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Facts, Kind, Turn
 from proxy.dialects.chat.units import KINDS
 from tests.kit.compacting import rules

@@ -14,8 +14,8 @@ from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import NEARING, PRESSING, ROOM, UNBOUNDED, Bounds
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import Envelope, Rules
+from proxy.compaction.settings import Clause
 from proxy.compaction.stages import media, results
-from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 from tests.kit.compacting import Sent, rules, send
 from tests.kit.conversations import (

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from proxy.compaction.gains import PlainGains
-from proxy.compaction.projection import Projection
 from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Envelope, SectionLimits
-from proxy.compaction.sizes import Sizes
+from proxy.compaction.sizes import Projection, Sizes
 from tests.kit.conversations import assistant, turns
 
 LIMITS = SectionLimits(summary=10, users=100, newest=50, system=100, words=2, index=3, group=None)

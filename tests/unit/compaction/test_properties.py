@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.groups import faults, head_length
 from proxy.compaction.planning import Frontier, Plan
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Rules
+from proxy.compaction.settings import share_of
 from proxy.compaction.summary_message import TAG
-from proxy.compaction.triggers import share_of
-from proxy.compaction.turn import Turn
+from proxy.compaction.turn import Turn, faults, head_length
 from tests.kit.compacting import FIXED, POLICIES, Sent, budgets, policies, rules, send
 from tests.kit.conversations import FORMAT, Episode, conversations, expand, message_tokens, requests, turns
 from tests.kit.upstream import faults as chat_faults

@@ -7,7 +7,7 @@ import pytest
 from proxy.compaction.planning import Frontier, Plan
 from proxy.compaction.render import REMEMBERED_BYTES, OutgoingMessage, render
 from proxy.compaction.rules import SectionLimits
-from proxy.dialects.unit_json import decode
+from proxy.dialects.units import decode
 from tests.kit.compacting import rules
 from tests.kit.conversations import FORMAT, Counting, assistant, call, message_tokens, result, system, turn, turns, user
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.rules import SMALLEST_RESULT, USER_FRAME_TOKENS
+from proxy.compaction.settings import Clause
 from proxy.compaction.sizes import Sizes, clip_results
-from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.chat.units import KINDS
 

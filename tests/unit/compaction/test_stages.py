@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.rules import Rules
+from proxy.compaction.settings import Clause
 from proxy.compaction.stages import ArgumentRules, ResultRules, arguments, duplicates, media, results
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
-from proxy.dialects.unit_json import decode
-from proxy.dialects.units import text_of
+from proxy.dialects.units import decode, text_of
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FORMAT,

@@ -21,8 +21,7 @@ from proxy.compaction.summary_message import (
     user_messages,
 )
 from proxy.dialects.chat.counting import ChatCounter
-from proxy.dialects.unit_json import decode
-from proxy.dialects.units import text_of
+from proxy.dialects.units import decode, text_of
 from proxy.limits.profiles.lookup import Profile
 from tests.kit.compacting import rules
 from tests.kit.conversations import (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.triggers import Clause, any_met, lowest_level, lowest_messages, share_of
+from proxy.compaction.settings import Clause, any_met, lowest_level, lowest_messages, share_of
 
 
 @pytest.mark.parametrize(

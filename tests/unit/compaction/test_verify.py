@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.groups import faults
+from proxy.compaction.turn import faults
 from tests.kit.conversations import assistant, call, result, turns, user
 
 LEGACY = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}}

@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from proxy.compaction.triggers import Clause
+from proxy.compaction.settings import Clause
 from proxy.config import Settings
 from proxy.config.loading import loads
 from tests.kit.configuration import errors_in

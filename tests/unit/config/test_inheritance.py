@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from proxy.compaction.triggers import Clause
+from proxy.compaction.settings import Clause
 from proxy.config import Policy, check
 from proxy.config.fields import Section
 from proxy.config.loading import loads

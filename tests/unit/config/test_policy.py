@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 from pydantic import ValidationError
 
-from proxy.compaction.triggers import Clause
+from proxy.compaction.settings import Clause
 from proxy.config import Settings, load
 from proxy.config.loading import loads
 

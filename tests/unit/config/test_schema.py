@@ -14,11 +14,10 @@ import yaml
 from pydantic import BaseModel
 
 from proxy.config import Policy, check, load
-from proxy.config.document import parse
+from proxy.config.document import Node, parse
 from proxy.config.policy import ModelOverride, complete
 from proxy.config.schema import SCHEMA_FILE, schema_text
 from proxy.config.settings import written_settings
-from proxy.config.tree import Node
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 

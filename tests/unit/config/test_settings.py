@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from proxy.compaction.triggers import Clause
+from proxy.compaction.settings import Clause
 from proxy.config import Route, Settings, load
 from proxy.config.loading import loads
 

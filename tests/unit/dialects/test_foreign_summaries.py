@@ -12,7 +12,7 @@ from proxy.compaction.identifiers import identifiers
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.summary_message import SummaryParts, summary_message
 from proxy.dialects.foreign_summaries import WORDINGS
-from proxy.dialects.unit_json import decode
+from proxy.dialects.units import decode
 from proxy.dialects.units import summary_in as recognised
 from tests.kit.compacting import rules
 from tests.kit.conversations import FORMAT, assistant, call, system, turns, user

@@ -13,11 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.groups import faults, head_length
-from proxy.compaction.turn import Turn
+from proxy.compaction.turn import Turn, faults, head_length
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair, repaired
-from proxy.dialects.unit_json import decode, encode
-from proxy.dialects.units import text_of
+from proxy.dialects.units import decode, encode, text_of
 from tests.kit.conversations import (
     FORMAT,
     Counting,

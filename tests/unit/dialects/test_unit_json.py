@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.dialects.unit_json import ByDigest
+from proxy.dialects.units import ByDigest
 
 
 def test_each_value_is_computed_once() -> None:

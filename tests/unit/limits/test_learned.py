@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.triggers import Clause
+from proxy.compaction.settings import Clause
 from proxy.limits import learned as limits
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import SMALLEST_PART, LearnedLimit, LearnedLimits, limit_from_overflow, published

@@ -10,9 +10,8 @@ import pytest
 
 from proxy.compaction.pressure import Bounds
 from proxy.compaction.rules import Rules
-from proxy.compaction.settings import IndexRules, UserMessageRules
+from proxy.compaction.settings import Clause, IndexRules, UserMessageRules
 from proxy.compaction.stages import ResultRules
-from proxy.compaction.triggers import Clause
 from proxy.pipeline.job import reason_for
 from proxy.telemetry.record import Reason
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.compaction.pressure import UNBOUNDED, Bounds
+from proxy.compaction.settings import Clause, any_met
 from proxy.compaction.stages import ArgumentRules, ResultRules
-from proxy.compaction.triggers import Clause, any_met
 from proxy.config import Policy
 from proxy.limits.profiles import Profile
 from proxy.pipeline.rules import AFTER_REFUSAL, MUST_FIT, bounds_of, rules_for

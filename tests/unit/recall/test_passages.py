@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.recall.passages import PASSAGE, read
+from proxy.recall.search import PASSAGE, read
 
 
 def text(unit: Any) -> str:

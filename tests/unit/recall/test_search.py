@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.recall.passages import Passage
-from proxy.recall.search import Index
+from proxy.recall.search import Index, Passage
 
 TEXTS = [
     "the deployment failed because the port was taken",

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 
 import pytest
 
-from proxy.store.breaker import FAILURES, CircuitBreaker
+from proxy.store.guarded import FAILURES, CircuitBreaker
 
 KEY = ("tenant", "main small")
 

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from proxy.store import Entry, StoreFailed, guarded
-from proxy.store.breaker import FAILURES
-from proxy.store.guarded import FIRST_PAUSE, LONGEST_PAUSE, Guarded
+from proxy.store.guarded import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, Guarded
 from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 

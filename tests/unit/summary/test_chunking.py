@@ -23,8 +23,8 @@ from proxy.summary.chunking import (
     newest,
     write,
 )
+from proxy.summary.prompt import Redaction
 from proxy.summary.quality import SummaryRejected, Written
-from proxy.summary.redaction import Redaction
 from tests.kit.summary_conversation import FORMAT, turn, words
 
 Answer = Callable[[int, str], Written]

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from proxy.summary.redaction import Redaction, redaction
+from proxy.summary.prompt import Redaction, redaction
 
 # Put together here, so that no scanner of repositories takes them for real ones.
 LETTERS = "aB3dE5gH7jK9mN1pQ2sT4vW6xY8zA0cD"

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.store import Entry, Store, StoreFailed, open_store, tenant_cache
-from proxy.summary import in_flight, lease
+from proxy.summary import single_flight
 from proxy.summary.store import KIND, Checkpoint, StoredSummary, Summaries, SummaryFactory, SummaryLimits
 
 NO_DIGESTS = SummaryLimits(digest_lifetime=0.0)
@@ -46,7 +46,7 @@ class Shelf(Store):
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         (key,) = keys
         self.gets += 1
-        found = self.leases.get((tenant, key)) if kind == lease.KIND else self.kept.get((tenant, kind, key))
+        found = self.leases.get((tenant, key)) if kind == single_flight.KIND else self.kept.get((tenant, kind, key))
         if self.gate is not None:
             await self.gate.wait()
         if self.trouble.get(key) == "hangs":
@@ -61,7 +61,7 @@ class Shelf(Store):
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         self._check()
-        if kind == lease.KIND:
+        if kind == single_flight.KIND:
             return self.leases.setdefault((tenant, key), value)
         if self.stuck:
             await asyncio.Event().wait()
@@ -69,8 +69,8 @@ class Shelf(Store):
 
     async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         self._check()
-        kept: dict[Any, bytes] = self.leases if kind == lease.KIND else self.kept
-        place = (tenant, key) if kind == lease.KIND else (tenant, kind, key)
+        kept: dict[Any, bytes] = self.leases if kind == single_flight.KIND else self.kept
+        place = (tenant, key) if kind == single_flight.KIND else (tenant, kind, key)
         if kept.get(place) != old:
             return False
         if seconds:
@@ -226,8 +226,8 @@ async def test_no_more_than_so_many_go_on_without_a_client(
     monkeypatch: pytest.MonkeyPatch, summaries: Summaries, shelf: Shelf
 ) -> None:
     """A tenant's own bound first; over the bound of the process, the tenant that has most of them loses one."""
-    monkeypatch.setattr(in_flight, "LEFT_OF_A_TENANT", 3)
-    monkeypatch.setattr(in_flight, "LEFT", 4)
+    monkeypatch.setattr(single_flight, "LEFT_OF_A_TENANT", 3)
+    monkeypatch.setattr(single_flight, "LEFT", 4)
 
     async def left(tenant: str, key: str) -> Maker:
         make = Maker(held=True)

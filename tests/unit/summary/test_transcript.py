@@ -9,8 +9,14 @@ import random
 import pytest
 
 from proxy.compaction.turn import Turn
-from proxy.summary.prompt import ARGUMENT_CHARACTERS, RESULT_CHARACTERS, TEXT_CHARACTERS, entries, language_sample
-from proxy.summary.redaction import Redaction
+from proxy.summary.prompt import (
+    ARGUMENT_CHARACTERS,
+    RESULT_CHARACTERS,
+    TEXT_CHARACTERS,
+    Redaction,
+    entries,
+    language_sample,
+)
 from tests.kit.summary_conversation import FORMAT, calling, turn
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("opentelemetry.sdk", reason=f"run: {INSTALL}")
 
 from opentelemetry.sdk.metrics.export import AggregationTemporality, Histogram, Metric
 
-from proxy.telemetry import operation_metrics as module
-from proxy.telemetry.operation_metrics import OperationMetrics
+from proxy.telemetry import operations as module
+from proxy.telemetry.operations import OperationMetrics
 from proxy.telemetry.record import RequestRecord, Usage
 from proxy.telemetry.trace_context import Trace
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.compaction.settings import Clause
 from proxy.compaction.stages.media import MediaRules, MediaStage
-from proxy.compaction.triggers import Clause
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile

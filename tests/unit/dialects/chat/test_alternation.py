@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.compaction.render import OutgoingMessage
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING, alternating
-from proxy.dialects.unit_json import decode
-from proxy.dialects.units import text_of
+from proxy.dialects.units import decode, text_of
 from tests.kit.conversations import (
     FORMAT,
     IMAGE,

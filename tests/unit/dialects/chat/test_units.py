@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.compaction.turn import Call
 from proxy.dialects.chat.units import arguments_of, calls_of
-from proxy.dialects.unit_json import DEEPEST, decode, digest, encode, replace_field
-from proxy.dialects.units import replaceable_text, text_of
+from proxy.dialects.units import DEEPEST, decode, digest, encode, replace_field, replaceable_text, text_of
 from tests.kit.conversations import FORMAT, IMAGE, assistant, call, result
 
 TEXT = {"type": "text", "text": "one"}

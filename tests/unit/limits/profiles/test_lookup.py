@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.config.models import ProfileSettings
+from proxy.config.upstreams import ProfileSettings
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile, Profiles, tables
 from proxy.limits.profiles.lookup import REMEMBERED

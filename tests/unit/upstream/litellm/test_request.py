@@ -14,7 +14,7 @@ import pytest
 from starlette.responses import Response
 
 from proxy.http.headers import Credential
-from proxy.upstream.litellm.request import PARAMETERS
+from proxy.upstream.litellm.library import PARAMETERS
 from proxy.upstream.litellm.transport import LiteLLMTransport
 from tests.kit.anthropic_server import AnthropicServer, LocalServer, Received
 from tests.kit.translation import Standin, exchange, outgoing, send

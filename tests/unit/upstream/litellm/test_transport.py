@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.upstream.litellm.request import api_base
+from proxy.upstream.litellm.library import api_base
 from proxy.upstream.litellm.transport import LiteLLMTransport
 from tests.kit.anthropic_server import Script
 from tests.kit.translation import PROVIDERS, Result, Standin, drain, exchange, outgoing, send

@@ -1,17 +1,20 @@
-"""The command `store migrate`: copy everything from a store to that of the configuration.
+"""The commands `store migrate`, `store status`, and `forget`.
 
-A copy that was interrupted can be repeated. It adds the entries that the target lacks, so it needs no state of its own.
+`store migrate` copies everything from a store to that of the configuration. A copy that was interrupted can be
+repeated. It adds the entries that the target lacks, so it needs no state of its own. `store status` lists what is
+stored where. `forget` removes the stored data of a team or a caller.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +24,24 @@ import msgspec
 
 from proxy.access import spending
 from proxy.config import Settings, load
+from proxy.config.issues import near
 from proxy.config.store import ArchiveStoreSettings
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
-from proxy.records import open_records
+from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
 from proxy.store import ManagedStore, StoreFailed, accounts, open_store
 from proxy.store.archive import FIRST_KIND
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.forgetting import digest, forgotten, remove
+from proxy.store.forgetting import forget as forget_tenant
 from proxy.store.interface import Entry
-from proxy.store.opening import open_archive, store_file, unreadable
+from proxy.store.opening import is_redis, open_archive, store_file, unreadable
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sealing import SealedStore
+from proxy.store.sqlite_worker import put_aside
 from proxy.summary import budget
 
 FORMS: dict[str, type[SharedValue]] = {
@@ -305,3 +311,219 @@ def _merged(form: type[SharedValue], ours: bytes, theirs: bytes) -> tuple[bytes,
     except UNDECODABLE:
         return None
     return msgspec.json.encode(merged), merged.until
+
+
+Report = dict[str, Any]
+
+
+def show(config: Path | None, *, as_json: bool) -> int:
+    """Print the state of the store, the archive, and the records. Return the exit status.
+
+    Raises ``ConfigurationError``.
+    """
+    settings = load(config, os.environ)
+    if settings.store.kind == "memory":
+        raise ConfigurationError("store.url: this store is in the memory of the server. Fix: use /compaction/status")
+    path = store_file(settings.store.url)
+    if path is not None and not path.exists():
+        raise ConfigurationError(f"store.url: there is no {path}. Fix: pass the server's configuration with --config")
+    found = asyncio.run(_report(settings))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        for name, part in found.items():
+            _print(name, part)
+    return int(not all(part["reachable"] for part in found.values()))
+
+
+async def _report(settings: Settings) -> dict[str, Report]:
+    url, keys = settings.store.url, settings.store.encryption.keys
+    place = opened(url, keys, settings.archive)
+    path = store_file(url)
+    encrypted = {"encrypted": bool(keys)}
+
+    async def store() -> Report:
+        kinds, tenants = await usage([store.pages() for store in place.stores])
+        return {
+            "bytes": await _size(url, path),
+            "unreadable": await unreadable(url, keys) + sum(getattr(store, "skipped", 0) for store in place.stores),
+            "tenants": tenants,
+            "kinds": {kind: _json(found) for kind, found in kinds.items()},
+        }
+
+    async def archive() -> Report:
+        kinds, tenants = await usage([store.pages() for store in place.archives])
+        unread = sum([await store.unknown() for store in place.archives])
+        return {
+            "unreadable": unread,
+            "tenants": tenants,
+            "kinds": {kind: _json(found) for kind, found in kinds.items()},
+        }
+
+    async def records() -> Report:
+        if path is not None and not records_file(path).exists():
+            return {"bytes": 0, "records": 0}
+        size = None if path is None else await _size(url, records_file(path))
+        return {"bytes": size, "records": await place.records[0].count()}
+
+    backend = "redis" if is_redis(url) else "sqlite"
+    held = location(url) if path is None else str(records_file(path).resolve())
+    try:
+        return {
+            "store": {"backend": backend, "address": location(url), **encrypted, **await _reached(store)},
+            "archive": {"backend": backend, "address": location(url), "reachable": True}
+            if settings.archive.url is None
+            else {
+                "backend": settings.archive.kind,
+                "address": settings.archive.url,
+                **encrypted,
+                **await _reached(archive),
+            },
+            "records": {"backend": backend, "address": held, **encrypted, **await _reached(records)},
+        }
+    finally:
+        await place.aclose()
+
+
+async def _reached(work: Callable[[], Awaitable[Report]]) -> Report:
+    try:
+        return {"reachable": True, **await work()}
+    except StoreFailed as failure:
+        return {"reachable": False, "error": str(failure)}
+
+
+async def _size(url: str, path: Path | None) -> int:
+    """Return the bytes of a file and its log, or the memory of the server."""
+    if path is not None:
+        return sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
+    from proxy.store.redis_client import used_memory
+
+    return await used_memory(url)
+
+
+def _json(found: Usage) -> Report:
+    return {
+        "entries": found.entries,
+        "bytes": found.bytes,
+        "first_expires_seconds": round(found.first),
+        "last_expires_seconds": round(found.last),
+    }
+
+
+def _print(name: str, part: Report) -> None:
+    click.echo(f"{name}: {part['backend']} {part['address']}")
+    for key, value in part.items():
+        if key == "kinds":
+            for kind, found in value.items():
+                days = (found[f"{which}_expires_seconds"] / DAY for which in ("first", "last"))
+                lifetimes = " to ".join(f"{each:.1f}" for each in days)
+                click.echo(
+                    f"  {kind:<20} {found['entries']:>9,} entries {found['bytes']:>15,} bytes, {lifetimes} days left"
+                )
+        elif key not in ("backend", "address") and value is not None:
+            shown = (
+                ("no", "yes")[value] if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else value
+            )
+            click.echo(f"  {key:<20} {shown}")
+
+
+@dataclass(slots=True)
+class Usage:
+    """The entries of one kind: their number, their bytes without names and encryption, and their lifetimes left."""
+
+    entries: int = 0
+    bytes: int = 0
+    first: float = float("inf")
+    last: float = 0.0
+
+
+async def usage(pages: Sequence[AsyncIterator[list[Entry]]]) -> tuple[dict[str, Usage], int]:
+    """Return the entries by kind, and the number of tenants."""
+    kinds: dict[str, Usage] = {}
+    tenants: set[str] = set()
+    for one in pages:
+        async for entries in one:
+            for entry in entries:
+                kind = kinds.setdefault(entry.kind, Usage())
+                kind.entries += 1
+                kind.bytes += len(entry.value)
+                kind.first, kind.last = min(kind.first, entry.seconds), max(kind.last, entry.seconds)
+                if entry.tenant:
+                    tenants.add(entry.tenant)
+    return dict(sorted(kinds.items())), len(tenants)
+
+
+def forget(team: str | None, key_sha256: str | None, config: Path | None) -> None:
+    """Remove the stored data of a team, or of a caller by the key's digest, and print the number of entries.
+
+    Raises ``ConfigurationError``.
+    """
+    settings = load(config, os.environ)
+    path = store_file(settings.store.url)
+    if settings.store.kind == "memory" and settings.archive.url is None:
+        raise ConfigurationError("store.url: this store is in the memory of the server: stop it, and it is gone")
+    if path is not None and not path.exists():
+        raise ConfigurationError(f"store.url: there is no {path}. Fix: pass the server's configuration with --config")
+    if (team is None) == (key_sha256 is None):
+        raise ConfigurationError("Pass either --team or --key-sha256.")
+    counts, unknown = asyncio.run(_forget(settings, tenants(settings, team, key_sha256)))
+    kinds: Counter[str] = Counter()
+    for kind, count in counts.items():
+        kinds[kind.partition(".")[0]] += count  # without the format
+    for kind, count in sorted(kinds.items()):
+        click.echo(f"{kind}: {count} {'entry' if count == 1 else 'entries'} removed")
+    if not counts and team is not None and team not in settings.teams and not unknown:
+        raise ConfigurationError(
+            f"Nothing is stored of a team '{team}', and the configuration has none. Fix: {near(team, settings.teams)}"
+        )
+    if not counts:
+        click.echo("Nothing was stored.")
+    if unknown:
+        click.echo(
+            f"{unknown} entries can't be read with the keys of this configuration, so their owners are unknown. "
+            "The command didn't remove them.",
+            err=True,
+        )
+    for aside in () if path is None else put_aside(path):
+        click.echo(
+            f"{aside}: a damaged file that was moved aside. The command doesn't remove it. Fix: delete it", err=True
+        )
+
+
+def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> list[str]:
+    """Return the tenants of a team or a key.
+
+    A team's data is stored under its name, and with ``auth.mode: open`` under the digests of its keys.
+    """
+    if team is None:
+        return [f"key:{key_sha256}"]
+    keys = settings.teams[team].keys if team in settings.teams else ()
+    return [f"team:{team}", *(f"key:{key.hash.removeprefix('sha256:')}" for key in keys)]
+
+
+async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:
+    store = open_store(settings.store.url, settings.store.encryption.keys)
+    records = open_records(settings.store.url, settings.store.encryption.keys)
+    archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
+    counts: Counter[str] = Counter()
+    section = "store.url"
+    try:
+        for name in names:
+            counts.update(await forget_tenant(store, name))
+            counts.update(await records.remove(name))
+        unknown = await store.unknown()
+        if archive is not None:
+            section = "archive.url"
+            for name in names:
+                counts.update(await remove(archive, name))
+            unknown += await archive.unknown()
+        return +counts, unknown
+    except StoreFailed as error:
+        raise ConfigurationError(
+            f"{section}: some entries could not be removed ({error}). Fix: run the command again"
+        ) from error
+    finally:
+        await store.aclose()
+        await records.aclose()
+        if archive is not None:
+            await archive.aclose()

@@ -15,8 +15,8 @@ from proxy.store import ManagedStore
 from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
-from proxy.summary import lease
-from proxy.summary.lease import KIND, Lease
+from proxy.summary import single_flight
+from proxy.summary.single_flight import KIND, Lease
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import Clock, with_store
 
@@ -65,7 +65,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Callable[[]
         clock = Clock()
 
         def later() -> None:
-            clock.now += lease.SECONDS
+            clock.now += single_flight.LEASE_SECONDS
 
         return lambda: SqliteStore(tmp_path / "store.db", clock=clock), later
     redis: RedisServer = request.getfixturevalue("redis")
@@ -83,7 +83,7 @@ def test_a_worker_that_was_paused_leaves_the_lease_of_another_one_alone(
     backend: tuple[Callable[[], Any], Callable[[], object]], encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, end = backend
-    monkeypatch.setattr(lease, "RENEWED_SECONDS", 0.001)
+    monkeypatch.setattr(single_flight, "RENEWED_SECONDS", 0.001)
 
     async def overtaken(store: ManagedStore) -> None:
         paused = Paused(store)
@@ -126,7 +126,7 @@ def test_a_worker_keeps_a_lease_that_a_slow_store_gives_it_late(
     backend: tuple[Callable[[], Any], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, _ = backend
-    monkeypatch.setattr(lease, "TAKING_SECONDS", 0.001)
+    monkeypatch.setattr(single_flight, "TAKING_SECONDS", 0.001)
 
     async def test(store: ManagedStore) -> None:
         slow = Slow(store)

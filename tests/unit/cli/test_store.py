@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proxy.cli.store_migration import Migration, Place
-from proxy.cli.store_status import usage
+from proxy.cli.store import Migration, Place, usage
 from proxy.records import open_records
 from proxy.records.model import RecordQuery
 from proxy.store import ManagedStore, StoreFailed, open_store
