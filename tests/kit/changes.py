@@ -94,8 +94,9 @@ def copied(folder: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> None:
-    """Run Python in a copy of the project."""
+    """Run Python in a copy of the project. Copies in one folder share the bytecode of libraries."""
     command = [sys.executable, "-P", *arguments]
-    environment = {"PYTHONPATH": str(folder), "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "PATH": "/usr/bin:/bin"}
+    bytecode = str(folder.parent / "bytecode")
+    environment = {"PYTHONPATH": str(folder), "PYTHONPYCACHEPREFIX": bytecode, "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{arguments[:2]}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
-from proxy.dialects.apis import archived_text
+from proxy.dialects.apis import DIALECTS, archived_text
 from tests.kit.messages import words
 from tests.kit.records import records_in
 from tests.kit.scripted import behind
@@ -66,6 +66,9 @@ def check() -> None:
 
     records = [record for record in records_in(folder / "store.db") if record.api == "toy" and record.kind != "summary"]
     assert [(record.usage.input, record.usage.output) for record in records if record.usage] == [(4321, 2)] * 4
+    tail = DIALECTS["toy"].answers.tail()
+    tail.add(ANSWER)
+    assert tail.written() == "Fine."
     assert archived_text(b'{"says": "Hi", "who": "me"}') == ("me", "Hi")
 
 
