@@ -126,6 +126,14 @@ class Answers(ABC):
         """Return the number of web searches in an event, as far as it shows them."""
         return 0
 
+    def stated_usage(self, part: Object) -> object:
+        """Return the usage in an event or an answer, with OpenAI's or Anthropic's names of its numbers."""
+        return part.get("usage")
+
+    def strings(self, answer: Object) -> Iterator[str]:
+        """Yield the texts, calls, and reasoning of an answer that isn't streamed."""
+        return _strings(answer)
+
     def joined_usage(self, usage: dict[str, Any], newer: Object) -> dict[str, Any]:
         """Return the usage of an answer with a newer report: each number that it states is the newest."""
         usage.update({name: number for name, number in newer.items() if number is not None})
@@ -141,7 +149,7 @@ class Answers(ABC):
 
     def tail(self) -> AnswerTail:
         """Return an empty tail for one answer."""
-        return AnswerTail(self.read_usage, self.read_end, self.TEXTS)
+        return AnswerTail(self.read_usage, self.read_end, self.TEXTS, self.strings)
 
     def is_silence(self, body: bytes) -> bool:
         """Return whether a stream has no events except its end."""
@@ -185,7 +193,7 @@ class Answers(ABC):
 
     def _with_usage(self, usage: dict[str, Any], event: Object) -> dict[str, Any]:
         for part in (event, event.get(self.NESTED)):
-            if isinstance(part, dict) and isinstance(newer := part.get("usage"), dict):
+            if isinstance(part, dict) and isinstance(newer := self.stated_usage(part), dict):
                 usage = self.joined_usage(usage, newer)
         return usage
 
@@ -289,11 +297,13 @@ class AnswerTail:
         read: Callable[[bytes], Finished],
         read_end: Callable[[str], Finished] | None = None,
         texts: re.Pattern[bytes] = NO_TEXTS,
+        strings: Callable[[Object], Iterator[str]] | None = None,
     ) -> None:
         """``read`` reads all bytes of an answer, and ``read_end`` the last ones. Without it, ``read`` gets all of them.
 
-        ``texts`` is that of ``Answers``.
+        ``texts`` and ``strings`` are those of ``Answers``.
         """
+        self._strings = strings or _strings
         self._read = read
         self._read_end = read_end
         self._pattern = texts
@@ -363,7 +373,7 @@ class AnswerTail:
         """Return the text, calls, and reasoning in the answer so far, to count them."""
         body = b"".join(self._kept)
         if self._is_json:
-            return "\n".join(_strings(next(json_objects(body), {})))
+            return "\n".join(self._strings(next(json_objects(body), {})))
         parts = b"".join([*self._texts, *self._pattern.findall(body)])
         try:
             text: str = msgspec.json.decode(b'"' + parts + b'"', type=str)

@@ -61,8 +61,8 @@ def _no_items(sink: ItemSink) -> None:
 class Dialect:
     """One API for conversations.
 
-    - ``name`` is its name in settings, records, and metrics. ``path`` is the path at the upstream, below its base URL.
-      ``errors`` is the shape of its errors.
+    - ``name`` is its name in settings, records, and metrics. ``path`` is the path of its endpoint below ``/v1``, and at
+      the upstream below its base URL. ``errors`` is the shape of its errors.
     - ``request`` parses and rewrites a body.
     - ``counters`` counts tokens. Its ``format`` are the API's units.
     - ``evidence`` tells which requests show how an upstream counts.

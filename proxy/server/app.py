@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from proxy.config import Loaded, Settings
-from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
+from proxy.dialects.apis import DIALECTS
 from proxy.endpoints.conversations import Conversations
 from proxy.endpoints.dashboard import Dashboard
 from proxy.endpoints.landing import landing
@@ -25,10 +25,7 @@ from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.mcp import McpEndpoint
 from proxy.endpoints.models import ModelList
 from proxy.endpoints.passthrough import PassThrough
-from proxy.endpoints.paths import CHAT as CHAT_PATH
-from proxy.endpoints.paths import MESSAGES as MESSAGES_PATH
-from proxy.endpoints.paths import MODELS, canonical, error_shape
-from proxy.endpoints.paths import RESPONSES as RESPONSES_PATH
+from proxy.endpoints.paths import MODELS, PREFIX, canonical, error_shape
 from proxy.endpoints.records import ARCHIVE_PATH, ArchiveEndpoint, RecordEndpoints
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.http.request_body import Sent, answer_error, is_handshake
@@ -66,9 +63,7 @@ class Proxy:
         self.service = Runtime(settings, profiles)
         self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
         self._conversations = {
-            CHAT_PATH: Conversations(self.service, CHAT),
-            RESPONSES_PATH: Conversations(self.service, RESPONSES),
-            MESSAGES_PATH: Conversations(self.service, MESSAGES),
+            PREFIX + dialect.path: Conversations(self.service, dialect) for dialect in DIALECTS.values()
         }
         stores = self.service.stores
         archive = None if stores.archive_store is None else stores.archive_store.unguarded

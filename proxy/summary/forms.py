@@ -156,8 +156,8 @@ class _Responses(SummaryForm):
 
 
 CHAT: SummaryForm = _Chat()
-FORMS: Mapping[Api, SummaryForm] = {form.api: form for form in (CHAT, _Messages(), _Responses())}
-"""In the order of preference: most servers have chat completions."""
+FORMS: Mapping[str, SummaryForm] = {form.api: form for form in (CHAT, _Messages(), _Responses())}
+"""By the name of the API, in the order of preference: most servers have chat completions. An API may have none."""
 
 
 _Figure = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_FIGURE)]

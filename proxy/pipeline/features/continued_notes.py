@@ -83,7 +83,7 @@ class NotesWriter(SummaryWriter):
         return dataclasses.replace(
             await summary_model(self._runtime, exchange, route, max_tokens, dialect.answers.read_usage),
             transport=await upstreams.transport(route.upstream, dialect.path, exchange.asker),
-            form=next(form for form in FORMS.values() if form.api == dialect.name),
+            form=FORMS[dialect.name],
             others=(),
             headers=[*headers, (VIA, exchange.via)],
             query=client_query(exchange.scope),
@@ -91,9 +91,14 @@ class NotesWriter(SummaryWriter):
 
 
 def may_continue(exchange: Exchange) -> bool:
-    """Return whether the policy has the conversation's own model write notes, and the request allows it."""
+    """Return whether the policy has the conversation's own model write notes, and its API and the request allow it."""
     continues = exchange.caller.policy.section(SummarySettings).method == "continue"
-    return continues and not exchange.body.references and not exchange.profile.strict_alternation
+    return (
+        continues
+        and exchange.dialect.name in FORMS
+        and not exchange.body.references
+        and not exchange.profile.strict_alternation
+    )
 
 
 async def _write(model: UpstreamSummaryModel, asked: NotesRequest, max_tokens: int) -> str:

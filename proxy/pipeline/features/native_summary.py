@@ -123,7 +123,7 @@ class NativeWriter(SummaryWriter):
         return dataclasses.replace(
             await summary_model(self._runtime, exchange, route, max_tokens, api.read_usage),
             transport=transport,
-            form=next(form for form in FORMS.values() if form.api == dialect.name),
+            form=FORMS[dialect.name],
             others=(),
             headers=with_beta([*headers, (VIA, exchange.via)], api.beta),
             query=client_query(exchange.scope),
