@@ -173,10 +173,10 @@ def output_limit(talk: Talk) -> Iterator[Case]:
         f"({counted} in the messages, {asked} in the completion). Please reduce the length of the messages or "
         "completion.",
     )
+    place = rng.choice((0, 1, 2, 2, 3, 3))
+    code = "invalid_value" if place < 2 else "context_length_exceeded"
     field: dict[str, Any] = {"max_output_tokens" if talk.api == "responses" else "max_tokens": asked}
-    yield talk.case(
-        "output", talk.refusal(rng.choice((*messages, *messages[2:], *messages[2:])), "invalid_value"), **field
-    )
+    yield talk.case("output", talk.refusal(messages[place], code), **field)
     yield talk.case("output again", **field)
 
 
