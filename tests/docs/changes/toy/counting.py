@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.counting import CALL, Counter, FieldEvidence, known_only, objects_in
-from proxy.dialects.unit_json import Message, decode
+from proxy.dialects.units import Message, decode
 from proxy.limits.profiles.lookup import Profile
 from tests.docs.changes.toy.units import ToyUnits, asks_in
 

@@ -13,8 +13,7 @@ from proxy.compaction.format import ForeignSummary, Rewrite
 from proxy.compaction.turn import Call, Kind, Turn
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.repair import CallKey
-from proxy.dialects.unit_json import Message, decode, encode, replace_field
-from proxy.dialects.units import Units
+from proxy.dialects.units import Message, Units, decode, encode, replace_field
 
 KINDS: dict[str, Kind] = {"rules": "system", "me": "user", "it": "assistant", "tool": "result"}
 SPEAKERS = {"system": "rules", "developer": "rules", "user": "me", "assistant": "it"}
