@@ -99,10 +99,10 @@ class Answering:
             attempt = following
 
     async def _unmeasured(self, transport: Transport, run: _Run) -> Reply:
-        """Send a request unchanged that the proxy can't count."""
+        """Send a request unchanged that the proxy can't count. Nothing is added that an upstream could refuse."""
         exchange = run.exchange
         outcome = Outcome("off" if exchange.mode == "off" else "failed")
-        sent = Departure(outcome=outcome, asks_usage=run.asks_usage)
+        sent = Departure(outcome=outcome)
         await reserve(self.runtime, exchange, sent, self.budgets.factor(exchange))
         start = await send(exchange, transport, outgoing(exchange, sent), None)
         describe_call(exchange, start, None, None)

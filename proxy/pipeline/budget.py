@@ -205,10 +205,10 @@ def leaves_no_prompt(exchange: Exchange, limit: LearnedLimit, budget: TokenBudge
     return limit.total is not None and limit.total - free < limit.total // SMALLEST_PART
 
 
-def smaller_input(case: CompactionInput, budget: TokenBudget, sent: int) -> int:
+def smaller_input(case: CompactionInput, room: int | None, sent: int) -> int:
     """Return the input tokens for the next attempt after an overflow of a prompt with ``sent`` tokens."""
     most = min(sent, case.budget or sent)
-    if budget.input is None or budget.input >= most:
+    if room is None or room >= most:
         # By our count, the request fit the indicated or the known limit, so our count is too low.
         return int(most * BLIND_FACTOR)
-    return budget.input
+    return room

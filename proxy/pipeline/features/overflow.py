@@ -110,10 +110,11 @@ class Overflows:
         step = price_step(exchange, budget.factor)
         bounds = bounds_of(exchange.profile)
         rules = rules_for(input.policy, window_known=True, refused=True, bounds=bounds, price_step=step)
+        fitting = run.input(budget)  # less the room for the tool, as in the first attempt and the next request
         smaller = replace(
             input,
-            budget=smaller_input(input, budget, sent),
-            largest_budget=budget.largest_input,
+            budget=smaller_input(input, fitting.budget, sent),
+            largest_budget=fitting.largest_budget,
             rules=rules,
             stale_reasoning=self._stale_after(exchange, input),
             attempt=run.next_number,

@@ -22,9 +22,10 @@ from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
-from proxy.pipeline.attempt import Reply
+from proxy.pipeline.attempt import Attempt, Reply
 from proxy.pipeline.billing import Bill
 from proxy.pipeline.exchange import Exchange, TimeLeft
+from proxy.pipeline.features.recall import reserved
 from proxy.server.app import create_app
 from proxy.telemetry.record import RequestRecord
 from proxy.upstream.transport import Answer, Outgoing, Transport
@@ -197,6 +198,9 @@ CASES = {
         priced=True,
     ),
     "no counter": Case(long_chat(40), [FINE], verdict="failed", counts=False),
+    "no counter, and a price": Case(
+        long_chat(3, stream=True), [FINE_STREAM], verdict="failed", counts=False, priced=True
+    ),
     "no counter, and off": Case(long_chat(3), [FINE], verdict="off", counts=False, policy={"mode": "off"}),
 }
 
@@ -274,6 +278,23 @@ def test_each_attempt_is_smaller(tmp_path: Path) -> None:
     _, script, _ = answered(CASES["a lower limit than stated before"], tmp_path)
     first, second, third = (len(json.dumps(sent)) for sent in script.sent)
     assert first > second > third
+
+
+def test_a_request_that_is_not_counted_leaves_unchanged(tmp_path: Path) -> None:
+    _, script, _ = answered(CASES["no counter, and a price"], tmp_path)
+    assert script.sent == [CASES["no counter, and a price"].body]
+
+
+@pytest.mark.parametrize("tool", ["auto", "off"])
+def test_the_attempt_after_an_overflow_shares_its_summary_with_the_next_request(tool: str, tmp_path: Path) -> None:
+    case = Case(long_chat(12), [overflow(4_000), FINE], policy={"recall": {"tool": tool}})
+    reply, _, exchange = answered(case, tmp_path)
+    attempt = reply.sent
+    assert isinstance(attempt, Attempt)
+    room = attempt.budget.input
+    assert room is not None
+    assert attempt.input.budget == room - reserved(exchange)
+    assert (reserved(exchange) > 0) == (tool == "auto")
 
 
 def test_less_output_is_asked_for_when_that_is_enough(tmp_path: Path) -> None:
