@@ -89,19 +89,10 @@ class CheckpointSummaries:
 
         async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
             settings = job.case.policy.section(SummarySettings)
-            pinned = job.plan.pinned
             last, first = previous, start
             if previous is not None and not previous.text:  # a summary that only the provider can read
                 previous, start = None, 0
-            request = SummaryRequest(
-                [turn for index, turn in enumerate(job.body[start:position], start) if index not in pinned],
-                job.case.counter.format,
-                previous.text if previous else None,
-                job.plan.limits_at(position).summary,
-                settings.prompt,
-                settings.trim_tokens_to_summarize,
-                redaction(secrets=settings.redact_secrets, patterns=settings.redact),
-            )
+            request = _request(job, previous, start, position)
             asked = over_budget = False
             skipped: Cause = "no_model"
             if (allowance := job.case.allowance) is not None:
@@ -172,6 +163,20 @@ class CheckpointSummaries:
             return StoredSummary(text, message, format.tokens(message), found, digest=digest)
 
         return await self._facts.run(entry)
+
+
+def _request(job: CompactionJob, previous: StoredSummary | None, start: int, position: int) -> SummaryRequest:
+    """Return what to summarize: the messages from ``start`` to ``position``, and the summary before them."""
+    settings, pinned = job.case.policy.section(SummarySettings), job.plan.pinned
+    return SummaryRequest(
+        [turn for index, turn in enumerate(job.body[start:position], start) if index not in pinned],
+        job.case.counter.format,
+        previous.text if previous else None,
+        job.plan.limits_at(position).summary,
+        settings.prompt,
+        settings.trim_tokens_to_summarize,
+        redaction(secrets=settings.redact_secrets, patterns=settings.redact),
+    )
 
 
 def _is_failure(error: BaseException) -> bool:
