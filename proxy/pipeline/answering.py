@@ -86,14 +86,10 @@ class Answering:
         while True:
             request = outgoing(exchange, attempt)
             start = await send(exchange, transport, request, attempt.after)
-            try:
-                cause, following = await self._recover(run, attempt, start)
-                describe_call(exchange, start, cause, attempt.after)
-                if cause is None:
-                    start = await self._accepted(run, attempt, start, transport, request)
-                    return Reply(start, attempt, run)
-            except ConfigurationError as error:  # the client gets the response, though it can't be judged
-                self.runtime.limits.measures.fail(exchange.profile.tokenizer, error)
+            cause, following = await self._recover(run, attempt, start)
+            describe_call(exchange, start, cause, attempt.after)
+            if cause is None:
+                start = await self._accepted(run, attempt, start, transport, request)
                 return Reply(start, attempt, run)
             run.retry(cause, attempt.outcome, following.outcome)
             attempt = following
@@ -132,11 +128,14 @@ class Answering:
         """Return the next attempt and its cause; no cause if the client gets this response."""
         if start.written and not is_encoded(start.answer):
             return None, attempt
-        for recovery in self.recoveries:
-            if run.retries.count(recovery.cause) < recovery.most:
-                following = await recovery.next(run, attempt, start)
-                if following is not None:
-                    return recovery.cause, following
+        try:
+            for recovery in self.recoveries:
+                if run.retries.count(recovery.cause) < recovery.most:
+                    following = await recovery.next(run, attempt, start)
+                    if following is not None:
+                        return recovery.cause, following
+        except ConfigurationError as error:  # the client gets the response, though it can't be judged
+            self.runtime.limits.measures.fail(run.exchange.profile.tokenizer, error)
         return None, attempt
 
     async def _accepted(

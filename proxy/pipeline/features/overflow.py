@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
+from proxy.errors import ConfigurationError
 from proxy.overflow import Overflow
 from proxy.overflow.errors import message_site
 from proxy.overflow.silent import empty_stream
@@ -75,7 +76,10 @@ class Overflows:
         exchange = run.exchange
         if start.overflow is None or not _enforced(attempt) or exchange.body.continues:
             return
-        parts = await self._compactor.parts(attempt.input, attempt.outcome)
+        try:
+            parts = await self._compactor.parts(attempt.input, attempt.outcome)
+        except ConfigurationError:  # reported when the recoveries were asked
+            return
         parts |= {OUTPUT_PART: attempt.output or exchange.body.max_output or 0}
         if exchange.dialect.errors == "anthropic":  # clients match Anthropic's own wording
             run.advice = _sentence(parts).strip("()").encode("ascii", "replace").decode()

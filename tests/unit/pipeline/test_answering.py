@@ -18,12 +18,13 @@ from proxy.config import load
 from proxy.config.policy import Policy
 from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.dialect import Dialect
-from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
+from proxy.errors import ConfigurationError, ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Attempt, Reply
 from proxy.pipeline.billing import Bill
+from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
 from proxy.pipeline.features.recall import reserved
 from proxy.server.app import create_app
@@ -283,6 +284,17 @@ def test_each_attempt_is_smaller(tmp_path: Path) -> None:
 def test_a_request_that_is_not_counted_leaves_unchanged(tmp_path: Path) -> None:
     _, script, _ = answered(CASES["no counter, and a price"], tmp_path)
     assert script.sent == [CASES["no counter, and a price"].body]
+
+
+def test_a_response_that_cannot_be_judged_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unavailable(*_: object) -> int:
+        raise ConfigurationError("The tokenizer is gone.")
+
+    monkeypatch.setattr(Compactor, "sizes", unavailable)
+    monkeypatch.setattr(Compactor, "parts", unavailable)
+    reply, _, exchange = answered(Case(long_chat(3), [overflow(4_000)]), tmp_path)
+    assert reply.start.answer.status == 400
+    assert [call.result for call in exchange.record.calls] == ["overflow"]
 
 
 @pytest.mark.parametrize("tool", ["auto", "off"])
