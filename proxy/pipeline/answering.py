@@ -142,7 +142,7 @@ class Answering:
     async def _final(
         self, run: _Run, attempt: Attempt, start: ResponseStart, transport: Transport, request: Outgoing
     ) -> ResponseStart:
-        """Return the response that the client gets: without the proxy's own tool, or an overflow with its explanation."""
+        """Return the client's response: without the proxy's own tool, or with the explanation of an overflow."""
         exchange = run.exchange
         if start.overflow is not None:
             await self.overflows.explain(run, attempt, start)

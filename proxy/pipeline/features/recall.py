@@ -1,9 +1,9 @@
 """Let the model read archived messages through a tool that the client never sees.
 
 The proxy adds the tool to a compacted request, answers its calls, and continues the response until the client's part of
-it is complete. When the client sends the conversation again, the proxy puts the hidden rounds back. It doesn't do so in a
-request that is surely small, or for an hour after the upstream refused the tool. Then the provider's prompt cache ends at
-the first of these rounds.
+it is complete. When the client sends the conversation again, the proxy puts the hidden rounds back. It doesn't do so in
+a request that is surely small, or for an hour after the upstream refused the tool. Then the provider's prompt cache
+ends at the first of these rounds.
 """
 
 from __future__ import annotations
