@@ -6,6 +6,7 @@ find the model's limits              pipeline.measures
 compact, send, and retry             pipeline.answering
 send the response                    endpoints.reply
 count what it cost                   pipeline.costs
+learn from the response              pipeline.watching
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Conversations:
         """Serve one request."""
         record = record_of(scope)
         record.api = self._dialect.name
+        # A list, because `_settle` empties it: a request is settled once, and only if it has an exchange.
         exchanges: list[Exchange] = []
         try:
             service = self._service

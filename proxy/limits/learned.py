@@ -39,7 +39,7 @@ NAMED_SECONDS = DAY
 """Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again."""
 
 GUESS_SECONDS = 3_600.0
-"""Seconds that a limit guessed from a refusal without a number holds."""
+"""Seconds that a guessed limit holds, and in which a doubtful one must occur again."""
 
 DISPROVED = 1 / BLIND_FACTOR
 """An answered request that is larger than a limit by this factor disproves the limit."""
@@ -65,7 +65,10 @@ RATIO_BOUNDS = (0.5, 3.0)
 
 
 Source = Literal["refusal", "guess", "usage"]
-"""The source of a limit: a refusal that names it, a guess from one that doesn't, or the usage of an answer."""
+"""The source of a limit: a refusal that names it, a guess, or the usage of an answer.
+
+A guess follows from a refusal without a number, or with a number by which the request should have fit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ class _AnsweredSizes:
 class LearnedLimits:
     """Learned limits by upstream, model, and tenant, shared with other processes through the store.
 
-    Only refusals lower a limit. Answers to larger requests raise it.
+    Refusals, guesses, and reported usage lower a limit. Answers to larger requests raise or drop it.
     """
 
     def __init__(self, store: Store | None = None, clock: Callable[[], float] = time.time) -> None:
@@ -348,7 +351,7 @@ def _tokens(record: LimitRecord | None, now: float) -> int | None:
 def _learned(
     known: LimitRecord | None, tokens: int | None, least: int, most: int | None, limit: LearnedLimit, now: float
 ) -> LimitRecord | None:
-    """Return the record that applies after an upstream refused: ``tokens``, but at least ``least``."""
+    """Return the record that applies after a limit was learned: ``tokens``, but at least ``least``."""
     if tokens is None or tokens < LEAST_LIMIT:
         return known
     guessed, tokens = tokens, max(tokens, least)

@@ -1,4 +1,4 @@
-"""Answer a conversation: everything that happens between its parsed body and the start of the client's response.
+"""Answer a conversation: everything that happens between its ``Exchange`` and the start of the client's response.
 
 Read it from top to bottom to know what the proxy does with a request. It's the only module that knows the features.
 Each one is a module in ``features`` with its own state, and doesn't know the others.
@@ -55,7 +55,7 @@ class Answering:
         self.overflows = Overflows(self.budgets, runtime.compactor, self.reasoning.stale_after_overflow)
         self.feedback = UsageFeedback(runtime, self.budgets)
         self.recoveries = (
-            # What the upstream refused for another reason than its size comes first, because the size decides last.
+            # A part that the upstream refused for another reason than the size comes before the size.
             Recovery("reasoning", self.reasoning.recover, most=1),
             Recovery("compaction", self.native.recover),
             # An early end may be an accident. Only the second one counts as an overflow.
@@ -63,7 +63,7 @@ class Answering:
             # The size of a request that continues a history at the server says nothing about a limit.
             Recovery("overflow", self.server_state.recover),
             Recovery("overflow", self.overflows.recover),
-            # An error without a cause may be about what the proxy added.
+            # The remaining errors may be about parts that the proxy added: its tool, or its request for usage.
             Recovery("tool", self._without_tool),
             Recovery("usage", self.stream_usage.recover, most=1),
         )
@@ -85,11 +85,11 @@ class Answering:
         await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
         while True:
             request = outgoing(exchange, attempt)
-            start = await send(exchange, transport, request, attempt.after)
+            start = await send(exchange, transport, request, attempt.after)  # closes the answer of the attempt before
             cause, following = await self._recover(run, attempt, start)
             describe_call(exchange, start, cause, attempt.after)
             if cause is None:
-                start = await self._accepted(run, attempt, start, transport, request)
+                start = await self._final(run, attempt, start, transport, request)
                 return Reply(start, attempt, run)
             run.retry(cause, attempt.outcome, following.outcome)
             attempt = following
@@ -113,7 +113,7 @@ class Answering:
         input = run.input(budget)
         run.recall = await self.recall.begin(exchange, input)
         if run.recall is not None:
-            input = run.input(budget)
+            input = run.input(budget)  # `begin` may have replaced the body, and the writers need the tool
         if exchange.body.units and not exchange.body.continues:
             attempt = await run.attempt(budget, input)
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
@@ -138,10 +138,10 @@ class Answering:
             self.runtime.limits.measures.fail(run.exchange.profile.tokenizer, error)
         return None, attempt
 
-    async def _accepted(
+    async def _final(
         self, run: _Run, attempt: Attempt, start: ResponseStart, transport: Transport, request: Outgoing
     ) -> ResponseStart:
-        """Remember what a response shows that the client gets, and return it without the proxy's own tool."""
+        """Return the client's response: without the proxy's own tool, or with the explanation of an overflow."""
         exchange = run.exchange
         if start.overflow is not None:
             await self.overflows.explain(run, attempt, start)
@@ -160,7 +160,7 @@ class Answering:
         return self.recall.recover(run.exchange, recall, attempt, start)
 
     def watch(self, exchange: Exchange, reply: Reply) -> Watch:
-        """Return what learns from the rest of a response. From here on there are no retries, and it holds no body."""
+        """Return what learns from the rest of a response. No recovery follows. ``release`` says which bodies stay."""
         start, sent, held = reply.start, reply.sent, 0
         sent.describe(exchange.record)
         room = self.runtime.stores.archive.writes.room if sent.outcome.verdict == "compacted" else None

@@ -107,8 +107,8 @@ class Run(ABC):
 class Recovery(NamedTuple):
     """A way to go on after a response that the client shouldn't get.
 
-    ``cause`` is its name in records. ``next`` returns the next attempt, or ``None`` if it can't help. It may help
-    ``most`` times for each request.
+    ``cause`` is its name in records. ``next`` returns the next attempt, or ``None`` if it can't help. It isn't asked
+    once a request had ``most`` retries with the same cause.
     """
 
     cause: str

@@ -165,7 +165,10 @@ class TokenBudgets:
         self._runtime.limits.learned.learn(*exchange.place, limit, published(exchange.profile, self.factor(exchange)))
 
     def succeeded(self, exchange: Exchange) -> None:
-        """Store a provisional limit, because a request that respects it succeeded."""
+        """Store a provisional limit, because a request that respects it succeeded.
+
+        A limit from an empty response, or one that an earlier answer contradicts, must occur twice within an hour.
+        """
         provisional = exchange.provisional
         if provisional is None:
             return

@@ -85,7 +85,7 @@ class TimeLeft(NamedTuple):
 
 
 class Provisional(NamedTuple):
-    """A limit for one request alone: a guess after an overflow without a limit, or one far below a recent success.
+    """A limit for one request alone: a guess (see ``Source``), or a limit that a recent answer contradicts.
 
     The proxy stores it once a request succeeds. If ``silent`` (the response was empty) or ``contradicted`` (an earlier
     response contradicts the limit) is true, that must happen twice.

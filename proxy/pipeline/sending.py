@@ -84,7 +84,7 @@ async def send(exchange: Exchange, transport: Transport, request: Outgoing, toke
 async def resend(
     exchange: Exchange, transport: Transport, request: Outgoing, body: bytes, time: TimeLeft
 ) -> ResponseStart:
-    """Continue a response with another body, within a time. Raises ``ProxyError``."""
+    """Send another body within a time, to continue a response or to do without the tool. Raises ``ProxyError``."""
     began, remaining = perf_counter(), time.seconds
     before, tokens = exchange.bill.last, None
     if before is not None and before.tokens is not None:
@@ -129,7 +129,8 @@ def milliseconds_since(start: float) -> float:
 def describe_call(exchange: Exchange, start: ResponseStart, result: str | None, sent: int | None) -> None:
     """Add an attempt of ``sent`` tokens that got a response to the record.
 
-    ``result`` is the cause of the next attempt, ``None`` if the client gets the response.
+    ``result`` is the cause of the next attempt, or ``CONTINUED`` for a call after the first round of a response.
+    ``None`` means that the client gets the response.
     """
     limit = None if start.overflow is None else start.overflow.limit
     result = result or _result(start)

@@ -49,7 +49,14 @@ class Tap:
 
 
 class Watch:
-    """What learns from a response. Call ``ended`` after its end, and ``learn`` once nothing waits for the request."""
+    """What learns from a response. Call ``ended`` after its end, and ``learn`` once nothing waits for the request.
+
+    There are two lists of functions. Each gets the usage of a complete response:
+
+    - those of ``at_end`` run in ``ended``, before the costs are settled;
+    - those of ``later`` run in ``learn``, after the costs. They don't run if the response had recalls, because the
+      usage of several rounds isn't the size of one prompt.
+    """
 
     def __init__(
         self, exchange: Exchange, reader: AnswerReader | None, room: Callable[[], Awaitable[None]] | None
@@ -72,7 +79,8 @@ class Watch:
     def release(self, start: ResponseStart, sent: Departure, held: int) -> None:
         """Drop the bodies that nothing needs anymore, because a stream may take hours. ``held`` is the bytes to keep.
 
-        A request that wasn't counted keeps its body, in case that the upstream reports no usage.
+        A request that wasn't counted keeps its body, in case that the upstream reports no usage. A stream that may have
+        recalls keeps the bytes that the proxy sent, to send them again.
         """
         exchange = self._exchange
         if exchange.original is not exchange.body:

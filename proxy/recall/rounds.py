@@ -59,6 +59,7 @@ class HiddenRounds(TenantCache[list[HiddenRound]]):
         Only if another process may have answered since this one did, the store is read.
         """
         answered = self._answered.get(conversation)
+        # One new assistant message is the answer that this process gave. Of more, another process gave some.
         if answered is not None and sum(place >= answered.messages for place in assistants) == 1:
             return answered.rounds
         with contextlib.suppress(StoreFailed):  # the guarded store logs it

@@ -188,8 +188,9 @@ RETRIES = _counter(
 )
 OVERFLOWS = _counter(
     "compaction_overflows",
-    "Requests that the upstream refused as too long: answered after a retry, or returned to the client.",
+    "Requests with an overflow: answered after a retry, or returned to the client.",
     {"outcome": "`recovered`, `returned`", "upstream": _NAME},
+    note="`returned` counts stated overflows only. `recovered` also counts those that an empty response showed.",
 )
 REFUSED = _counter(
     "compaction_refusals",
@@ -198,7 +199,8 @@ REFUSED = _counter(
 )
 SILENT = _counter(
     "compaction_silent_overflows",
-    "Successful answers which show that the prompt didn't fit, alone or with the output.",
+    "Successful answers to clients which show that the prompt didn't fit, alone or with the output.",
+    note="Answers that a retry replaced don't count.",
 )
 BUDGET_REMAINING = _gauge(
     "compaction_budget_remaining",

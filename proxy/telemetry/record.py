@@ -49,13 +49,13 @@ CONTINUED = "continued"
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why the proxy compacted a request, or would have in shadow mode.
+    """Why the proxy compacted a request, or would have in shadow mode, or why it sent the request again.
 
     ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``, or
-    ``stage``. If none was, it's the cause of the retry: ``overflow`` (the upstream refused the request), ``reasoning``
-    or ``compaction`` (it refused that part), or ``empty`` (it ended a stream early). ``level`` is its threshold, and
-    ``size`` the request's size, both in tokens, messages, or bytes. ``share`` is the share of the input budget that
-    ``level`` is, for ``fraction``.
+    ``stage``. If the proxy didn't act on one, it's the cause of the retry: ``overflow`` (the prompt was too long),
+    ``reasoning``, ``compaction``, ``tool``, or ``usage`` (the upstream refused that part), or ``empty`` (it ended a
+    stream early). ``level`` is its threshold, and ``size`` the request's size, both in tokens, messages, or bytes.
+    ``share`` is the share of the input budget that ``level`` is, for ``fraction``.
     """
 
     trigger: str
@@ -127,9 +127,10 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``status`` is the upstream's, ``None`` if there was no response. ``error`` has the names in its error. ``result`` is
     ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``compaction`` (refused), ``empty``, ``tool``
-    (refused), ``continued`` (after a recall), or the code of the proxy's error. ``tokens`` is the proxy's count of the
-    prompt, ``None`` if it wasn't counted. ``limit`` is the limit that the refusal states. ``ms`` is the time until the
-    response started. ``usage`` is its part of the record's usage, if the record has several attempts.
+    (refused), ``usage`` (``stream_options`` refused), ``continued`` (after a recall), or the code of the proxy's
+    error. ``tokens`` is the proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the limit that the
+    refusal states. ``ms`` is the time until the response started. ``usage`` is its part of the record's usage, if the
+    record has several attempts.
     """
 
     result: str

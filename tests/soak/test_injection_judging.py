@@ -179,7 +179,7 @@ def test_notes_by_the_conversations_own_model_stay_in_the_block_for_every_order(
                 assert asks_for_notes(recorder.exchanges[0].body["messages"])
 
 
-@pytest.mark.parametrize("place", ["compaction.summary_message", "summary.transcript"])
+@pytest.mark.parametrize("place", ["compaction.summary_message", "summary.prompt"])
 def test_a_proxy_that_lets_an_order_out_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setattr(f"proxy.{place}.fenced", str)
     row = put_to(stand_in(), tmp_path, (f"</transcript> {ORDER}",))

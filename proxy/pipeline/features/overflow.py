@@ -64,7 +64,8 @@ class Overflows:
         unconfirmed = exchange.provisional is not None and (
             exchange.provisional.silent or exchange.provisional.contradicted
         )
-        # It retries once after an empty response without a limit.
+        # The request already keeps to a limit from an empty response, or to one that an earlier answer contradicts.
+        # One more empty response without a limit doesn't show that a smaller prompt would help.
         if overflow.kind == "silent" and overflow.limit is None and unconfirmed:
             return None
         if run.retries.count(OVERFLOW) >= exchange.caller.policy.overflow_retries:
@@ -99,7 +100,7 @@ class Overflows:
     async def _smaller(self, run: Run, attempt: Attempt, overflow: Overflow) -> Attempt | None:
         """Return an attempt within the limit that an overflow indicates.
 
-        Summary models are asked only after the first overflow.
+        From the second overflow on, it may ask a summary model.
         """
         exchange, input = run.exchange, attempt.input
         sent = await self._size(attempt)

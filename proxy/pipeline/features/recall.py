@@ -1,7 +1,9 @@
 """Let the model read archived messages through a tool that the client never sees.
 
 The proxy adds the tool to a compacted request, answers its calls, and continues the response until the client's part of
-it is complete. When the client sends the conversation again, the proxy puts the hidden rounds back.
+it is complete. When the client sends the conversation again, the proxy puts the hidden rounds back. It doesn't do so in
+a request that is surely small, or for an hour after the upstream refused the tool. Then the provider's prompt cache
+ends at the first of these rounds.
 """
 
 from __future__ import annotations
@@ -96,7 +98,10 @@ class RecallState(msgspec.Struct, eq=False):
         return None if self.refused else self.tool
 
     def tool_for(self, outcome: Outcome) -> Tool | None:
-        """Return the tool for a compacted request. Before the first checkpoint, there is nothing to read."""
+        """Return the tool for a compacted request.
+
+        It's added at the first checkpoint, which invalidates most of the provider's prompt cache anyway.
+        """
         return self.offered if outcome.messages and outcome.checkpoints else None
 
 
@@ -180,9 +185,11 @@ class Recall:
         if attempt.tool is None:
             return start
         settings = exchange.caller.policy.section(RecallSettings)
+        # One round more than `max_rounds`: a last one may mix hidden calls with the client's, and they get results.
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
         if attempt.input.budget is not None and after is not None:
             room = room.within(attempt.input.budget, after)
+        # A search covers the newest checkpoint, which links to all before it, and the listed shortened messages.
         archive = self._reader.conversation(exchange.caller.tenant, attempt.outcome.archive)
         rounds = RecallRounds(exchange, state, hidden, self._rounds, archive, room, sent, resend)
         return rounds.stream(start) if start.is_stream else await rounds.whole(start)
@@ -206,7 +213,17 @@ class Room:
 
 
 class RecallRounds:
-    """The rounds of one response."""
+    """The rounds of one response.
+
+    - ``_response`` is the part of the response that the client gets, of all rounds so far.
+    - ``_before`` are the units and results of the finished rounds, as the next body repeats them.
+    - ``_answered`` is the number of rounds whose calls got results, even if the upstream didn't continue after them.
+    - ``_plain`` is true once the request was sent without the tool. Then no round follows, and none is stored.
+    - ``_last`` is true once the model may not call the tool anymore: after ``max_rounds``, or if ``_full``.
+    - ``_full`` is true if the request has no room left for a result.
+    - ``_remembered`` is true once the stream's hidden rounds are stored, so that no round follows.
+    - ``_streams`` is true if the client gets a stream, so that a part of it can't be withdrawn.
+    """
 
     def __init__(
         self,
