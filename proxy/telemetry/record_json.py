@@ -128,6 +128,10 @@ def reason_text(reason: Reason) -> str:
             return f"The upstream ended its response to {size} tokens early, as if the prompt didn't fit."
         case "tool":
             return "The upstream refused the recall tool in the request, so the proxy sent the request without it."
+        case "usage":
+            return (
+                "The upstream refused to report the usage of the stream, so the proxy sent the request without asking."
+            )
         case "price_step":
             return f"The request had {size} tokens; the model's price rises after {level}."
     return f"The condition {reason.trigger} was met."

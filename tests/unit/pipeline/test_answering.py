@@ -28,7 +28,8 @@ from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
 from proxy.pipeline.features.recall import reserved
 from proxy.server.app import create_app
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import Reason, RequestRecord
+from proxy.telemetry.record_json import reason_text
 from proxy.upstream.transport import Answer, Outgoing, Transport
 
 WINDOW = 8_000
@@ -320,3 +321,16 @@ def test_a_failure_of_the_upstream_reaches_the_client(tmp_path: Path) -> None:
         answered(Case(long_chat(3), [UpstreamInterrupted("The connection broke.")]), tmp_path)
     with pytest.raises(UpstreamTimeout):
         answered(Case(long_chat(3), [FINE]), tmp_path, deadline=0.0)
+
+
+def test_records_explain_each_cause_of_a_retry(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("store: {url: 'sqlite://'}")
+
+    async def causes() -> set[str]:
+        service = create_app(load(tmp_path / "config.yaml", {})).service
+        found = {recovery.cause for recovery in Answering(service).recoveries}
+        await service.aclose()
+        return found
+
+    for cause in asyncio.run(causes()):
+        assert "The condition" not in reason_text(Reason(cause, 4_000, 5_000))
