@@ -201,7 +201,7 @@ def conversations(scale: Scale, folder: Path, redis: RedisServer) -> Iterator[Fi
             removed, calls = zip(*(_converse(proxy, scale, seed) for seed in range(scale.conversations)), strict=True)
             time.sleep(LATEST_WRITES)
             with contextlib.closing(sqlite3.connect(databases[0])) as database:
-                query = "SELECT SUM(LENGTH(value)) FROM entries WHERE kind = 'archive'"
+                query = "SELECT SUM(LENGTH(value)) FROM entries WHERE kind LIKE 'archive%'"
                 archived = float(database.execute(query).fetchone()[0])
         with redis.client() as client:
             client.flushall()
