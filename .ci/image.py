@@ -223,7 +223,7 @@ def cpu_to_ready(image: Image, folder: Path, **more: str) -> float:
 
     def start() -> float:
         with process_1(image, log, **more) as process:
-            await_(lambda: "Uvicorn running" in log.read_text(), process.runner, log)
+            await_(lambda: "Application startup complete" in log.read_text(), process.runner, log)
             return process.cpu()
 
     return min(start() for _ in range(3))
