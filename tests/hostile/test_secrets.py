@@ -335,7 +335,9 @@ def test_ten_thousand_names_make_no_series(counted: Any) -> None:
         for number in range(NAMES):
             await one(number)
         service = counted.service
-        kept = [len(value) for part in vars(service).values() for value in _collections(part)]
+        groups = (service.access, service.limits, service.money, service.records, service.stores)
+        parts = [part for group in (service, *groups) for part in vars(group).values()]
+        kept = [len(value) for part in parts for value in _collections(part)]
         assert kept
         assert max(kept) < NAMES / 2, kept
         await service.aclose()
@@ -343,8 +345,7 @@ def test_ten_thousand_names_make_no_series(counted: Any) -> None:
 
     before = series()
     shown = asyncio.run(all_of_them())
-    assert series() - before <= 120  # a histogram has a dozen
-    assert series() < NAMES / 10
+    assert series() - before <= 120  # a histogram has a dozen; other tests of this process made the others
     for word in ("known-", "user-", "sk-", "nowhere"):
         assert word not in shown
 
