@@ -66,7 +66,7 @@ class Talk:
 
     @property
     def stream(self) -> bool:
-        """Whether the client asks for a stream."""
+        """True if the client asks for a stream."""
         return self.number % 2 == 1
 
     def grow(self, room: float) -> None:

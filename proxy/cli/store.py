@@ -187,7 +187,7 @@ class Place:
 
 @dataclass(slots=True)
 class Copied:
-    """What a migration did. ``counts`` has the copied entries by kind, and ``present`` those that the target had."""
+    """The result of a migration: ``counts`` are the copied entries by kind, ``present`` those that the target had."""
 
     counts: Counter[str] = field(default_factory=Counter)
     present: Counter[str] = field(default_factory=Counter)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from proxy.compaction.format import TextCounter
 
 Access = Literal["written", "read", "file"]
-"""What a call did with a file; ``file`` if its tool isn't known to read or write."""
+"""The use of a file by a call; ``file`` if its tool isn't known to read or write."""
 
 WRITING_TOOLS = (
     "write_file",

@@ -66,7 +66,7 @@ class Wire(msgspec.Struct):
 
 
 class Request(msgspec.Struct, eq=False):
-    """A request as the client sent it. Each API's class reads a body in ``_read`` and rewrites it in ``rewritten``.
+    """A request as the client sent it. A struct can't be abstract, so methods that each API must define raise an error.
 
     - ``model`` is ``None`` if the field is missing or isn't a string.
     - ``units`` are the bytes of the conversation's units, unchanged. ``sent`` is the number of messages or items that
@@ -230,9 +230,11 @@ class Request(msgspec.Struct, eq=False):
         return msgspec.json.encode(fields)
 
     def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
+        """Put other units into the fields of a body."""
         raise NotImplementedError
 
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
+        """Limit the output in the fields of a body to ``most`` tokens."""
         raise NotImplementedError
 
 

@@ -33,7 +33,7 @@ class HiddenCall(msgspec.Struct):
 
 
 class HiddenRound(msgspec.Struct, frozen=True):
-    """What one of the client's assistant units hides.
+    """The parts that one of the client's assistant units hides.
 
     ``prefix`` is a digest of the units before it, ``text`` and ``calls`` are what the client sees of it. The units
     ``before`` precede it. ``own_text`` is the text of its last round, ``None`` if that is all of it. ``hidden_calls``

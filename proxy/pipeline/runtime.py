@@ -54,14 +54,14 @@ MOST_MEASURED = 1_000
 """Routes whose profile and counter are remembered."""
 
 Kept = Archive | Calibration | HiddenRounds | ItemMemory | LearnedLimits | SentPrompts | StoredFacts | Summaries
-"""What is kept of tenants, in memory and in the store."""
+"""A cache of tenants' entries, in memory and in the store."""
 
 CurrentSettings = Callable[[], Settings]
 """Returns the settings in force. A request uses those of its own configuration."""
 
 
 class Stores:
-    """What is stored: the entries of tenants, and what this process caches of them.
+    """The store, and the caches of tenants' entries in it.
 
     ``archive_store`` is the object storage of the archive, or ``None`` if the archive is in the store.
     """
@@ -88,7 +88,7 @@ class Stores:
 
 
 class ModelLimits:
-    """What models accept, and how they count."""
+    """The limits of models, and the ways they count."""
 
     def __init__(self, stores: Stores, profiles: Profiles) -> None:
         self.measures = Measures(profiles)
@@ -144,7 +144,7 @@ def _stated_limits(route: Route, configuration: ConfigSnapshot) -> ReportedWindo
 
 
 class Access:
-    """Who may send requests, and how many at once."""
+    """The limits on callers and on concurrent requests, and the sessions of the dashboard."""
 
     def __init__(self, url: str, settings: CurrentSettings) -> None:
         """``url`` is that of the store."""
@@ -158,7 +158,7 @@ class Access:
 
 
 class Money:
-    """What requests cost, and what teams may spend. ``budgets`` are those for the tokens of summaries."""
+    """The cost of requests, and the budgets of teams. ``budgets`` are those for the tokens of summaries."""
 
     def __init__(self, stores: Stores, settings: CurrentSettings) -> None:
         self.spending = Spending(stores.store, settings)

@@ -49,7 +49,7 @@ class Tap:
 
 
 class Watch:
-    """What learns from a response. Call ``ended`` after its end, and ``learn`` once nothing waits for the request.
+    """The notes and lessons from a response. Call ``ended`` after its end, and ``learn`` once nothing waits for it.
 
     There are two lists of functions. Each gets the usage of a complete response:
 

@@ -64,7 +64,7 @@ class RecordQuery:
 
 
 class LedgerLabels(msgspec.Struct, frozen=True, order=True):
-    """What a row of the ledger sums up. ``day`` is in days since 1970 (UTC)."""
+    """The requests that a row of the ledger sums up. ``day`` is in days since 1970 (UTC)."""
 
     day: int
     tenant: str

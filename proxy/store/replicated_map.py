@@ -38,7 +38,7 @@ PENDING_BYTES = 16_000_000
 
 
 class SharedValue(msgspec.Struct, frozen=True):
-    """A value that processes share."""
+    """A value that processes share. A struct can't be abstract, so methods that every kind defines raise an error."""
 
     @property
     def until(self) -> float:

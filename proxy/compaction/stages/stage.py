@@ -39,7 +39,7 @@ class Stage(ABC):
     name: ClassVar[str]
     """The name for reports."""
     spares_newest_user: ClassVar[bool] = False
-    """Whether the stage also leaves the newest user message and all later messages unchanged."""
+    """True if the stage also leaves the newest user message and all later messages unchanged."""
 
     def __init__(self, rules: StageRules) -> None:
         self.trigger: Trigger = rules.trigger
