@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from bench.quality.judge import named_ids
 from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summarizer import SUMMARIZERS, Summarizer
 from proxy.compaction.rules import Envelope, SectionLimits, section_limits
+from proxy.compaction.summary_message import Counts
 from proxy.config import Policy
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import parse
@@ -29,6 +30,7 @@ from proxy.store import open_store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.quality import Written
+from proxy.summary.single_flight import NothingToAsk
 from proxy.summary.store import Summaries
 
 MODEL = "bench"
@@ -107,6 +109,15 @@ def _case(
     )
 
 
+async def _settled() -> None:
+    """Wait for the summaries that are made in the background, and for the tasks that these start."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in (await asyncio.wait(others))[0]:
+            # The renewal of a lease ends with a cancellation.
+            if not task.cancelled() and not isinstance(task.exception(), NothingToAsk):
+                task.result()
+
+
 class Engine:
     """Replay conversations. The store is in ``folder``."""
 
@@ -131,12 +142,22 @@ class Engine:
         for end in conversation.requests():
             outcome = await self._compactor.compact(_case(raws[:end], window, counter, POLICY, tenant, models))
             prompts.add(raws[:end] if outcome.messages is None else outcome.messages)
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in (await asyncio.wait(others))[0] if others else ():
-                if not task.cancelled():  # The renewal of a lease ends with a cancellation.
-                    task.result()
+            await _settled()
         prompts.outcome.archived = await self._looked_up(prompts.outcome, tenant)
         return prompts.outcome
+
+    async def last_prompt(self, conversation: Conversation, window: int) -> list[Message]:
+        """Return the prompt of the conversation's last request, sent alone. No model writes its summary."""
+        return (await self.last_outcome(conversation, window))[0]
+
+    async def last_outcome(self, conversation: Conversation, window: int) -> tuple[list[Message], Mapping[str, Counts]]:
+        """Return the prompt of ``last_prompt``, and the counts of names in its record."""
+        raws = [msgspec.json.encode(message) for message in conversation.messages]
+        case = _case(raws, window, self._counter(window), POLICY, f"{conversation.name} {window} alone", _no_models)
+        outcome = await self._compactor.compact(case)
+        await _settled()
+        prompt = [msgspec.json.decode(raw) for raw in (raws if outcome.messages is None else outcome.messages)]
+        return prompt, outcome.retention
 
     async def explain(self, conversation: Conversation, window: int, policy: Policy) -> Explanation:
         """Return what a policy would do to the whole conversation, without a summary."""

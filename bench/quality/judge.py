@@ -28,7 +28,7 @@ SAMPLES = 12
 
 # The reference to the archive in the summary message and in the notes of shortened messages.
 _ARCHIVED_AS = re.compile(r"\bin the archive as ([0-9a-f]{20})\b")
-_LISTING = re.compile(r"^- (\S*)/(?: \((?:read|written)\))?: (.+)$", re.MULTILINE)
+_LISTING = re.compile(r"^( *)- (?:in (\S*/):|(\S*)/(?: \((?:read|written)\))?: (.+))$", re.MULTILINE)
 
 
 @dataclass
@@ -254,8 +254,15 @@ def _paths(message: Message) -> Iterable[str]:
 
 
 def readable_paths(paths: Iterable[str], text: str) -> set[str]:
-    """Return the paths in the text, either unchanged or as names in a line ``- folder/ (read): name name``."""
-    listed = {f"{folder}/{name}" for folder, names in _LISTING.findall(text) for name in names.split(" ")}
+    """Return the paths in the text, either unchanged or as names in a line ``- folder/ (read): name name``.
+
+    Below a line ``- in root/:``, such lines are indented.
+    """
+    listed = set()
+    root = ""
+    for indented, top, folder, names in _LISTING.findall(text):
+        root = top or (root if indented else "")
+        listed |= {f"{root}{folder}/{name}".replace("/./", "/") for name in names.split(" ")}
     return {path for path in paths if path in listed or path in text}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -29,12 +29,20 @@ class LangChain:
         self._outcomes = outcomes
         self.versions: dict[str, str] = self._answer()
 
-    def replay(self, conversation: Conversation, window: int, method: str, summarizer: str) -> Outcome:
-        """Return the prompts of the conversation's requests."""
+    def cpu(self, messages: Sequence[Any], window: int) -> float:
+        """Return the CPU seconds of the first compaction of a conversation, with a model that answers at once."""
+        self._jobs.write(json.dumps({"method": "CPU", "messages": messages, "window": window}) + "\n")
+        self._jobs.flush()
+        return float(self._answer()["cpu"])
+
+    def replay(
+        self, conversation: Conversation, window: int, method: str, summarizer: str, ends: Sequence[int] | None = None
+    ) -> Outcome:
+        """Return the prompts of the conversation's requests. ``ends`` are their numbers of messages."""
         job = {
             "method": method,
             "messages": conversation.messages,
-            "ends": conversation.requests(),
+            "ends": conversation.requests() if ends is None else ends,
             "window": window,
             "summarizer": summarizer,
             "summary_tokens": shares(window).summary,

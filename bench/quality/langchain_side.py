@@ -2,13 +2,15 @@
 
 Reads a job per line of standard input and writes an outcome per line of standard output, as JSON. The first line of
 output has the versions. Fields of a job: ``method`` (a key of ``METHODS``), ``messages``, ``ends`` (the number of
-messages of each request), ``window``, ``summarizer``, ``summary_tokens``.
+messages of each request), ``window``, ``summarizer``, ``summary_tokens``. The method ``CPU`` takes only ``messages``
+and ``window``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from importlib.metadata import version
@@ -42,6 +44,17 @@ _BEFORE, _AFTER = "Messages to summarize:\n", "\n</messages>"
 
 def _count(text: str) -> int:
     return len(_ENCODING.encode(text, disallowed_special=()))
+
+
+class _Instant(BaseChatModel):
+    """A chat model that always returns the same summary at once."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "bench"
+
+    def _generate(self, messages: list[BaseMessage], *args: Any, **more: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("They worked on a code base."))])
 
 
 class _Model(BaseChatModel):
@@ -152,11 +165,31 @@ def outcome(job: Job) -> dict[str, Any]:
     return {"messages": found, "prompts": prompts, "reads": reads}
 
 
+def compaction_cpu(job: Job) -> dict[str, Any]:
+    """Return the CPU seconds of the tuned middleware for the first compaction of a conversation.
+
+    The messages exist already, and the model answers at once.
+    """
+    model = _Instant(profile={"max_input_tokens": job["window"]})
+    middleware = SummarizationMiddleware(
+        model, trigger=("fraction", TRIGGER), token_counter=_exactly, trim_tokens_to_summarize=None
+    )
+    messages = [message for message in _converted(job) if message.type != "system"]
+    _size.cache_clear()
+    before = time.process_time()
+    update = middleware.before_model({"messages": messages}, Runtime())
+    cpu = time.process_time() - before
+    if update is None:
+        raise ValueError("the middleware compacted nothing")
+    return {"cpu": cpu}
+
+
 def main() -> None:
     """Process jobs until the input ends."""
     print(json.dumps({name: version(name) for name in ("langchain", "langchain-core")}), flush=True)
     for line in sys.stdin:
-        print(json.dumps(outcome(json.loads(line))), flush=True)
+        job = json.loads(line)
+        print(json.dumps((compaction_cpu if job["method"] == "CPU" else outcome)(job)), flush=True)
 
 
 if __name__ == "__main__":

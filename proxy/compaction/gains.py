@@ -60,7 +60,7 @@ class PlainGains(Gains):
 
 
 class LateGains(Gains):
-    """Savings of a stage that may reduce a message only after a later message has arrived.
+    """Savings of a stage that may reduce some messages only after a later message has arrived.
 
     A Fenwick tree receives each saving when the later message arrives. A query for a range of ``n`` groups takes
     O(log n) time.
@@ -115,41 +115,46 @@ class LateGains(Gains):
 def stage_gains(
     stages: Sequence[Stage], body: Sequence[Turn], sizes: Sizes, pinned: frozenset[int]
 ) -> tuple[dict[str, Gains], dict[str, list[int]]]:
-    """Return the tokens that each stage saves; and the bytes by group, for stages that look at one message only.
+    """Return the tokens that each stage saves; and the bytes by group, without messages that wait for a later one.
 
-    A stage that waits for a later message counts only the tokens that it saves beyond all other stages. The
-    conversation is then never larger than estimated, whichever stages are applied. Messages that arrive afterwards
-    don't change the estimate.
+    A message that waits counts only the tokens that a stage saves beyond all other stages. The conversation is then
+    never larger than estimated, whichever stages are applied. Messages that arrive afterwards don't change the
+    estimate.
     """
-    plain = [stage for stage in stages if not stage.later()]
-    gains: dict[str, Gains] = {}
+    savings: dict[str, list[int]] = {}
     lighter: dict[str, list[int]] = {}
-    least = [sizes.clips.get(index, turn.facts.tokens) for index, turn in enumerate(body)]
-    for stage in plain:
-        by_group = [0] * len(sizes)
+    groups = sizes.groups
+    clips = sizes.clips
+    tokens = [turn.facts.tokens for turn in body]
+    least = tokens.copy()
+    for index, held in clips.items():
+        least[index] = held
+    for stage in stages:
+        by_group = savings[stage.name] = [0] * len(sizes)
         bytes_by_group = lighter[stage.name] = [0] * len(sizes)
-        for group, (start, end) in enumerate(zip(sizes.starts, sizes.ends, strict=True)):
-            for index in range(start, end):
-                turn = body[index]
-                form = stage.reduce(index, turn)
-                if form is None or index in pinned:
-                    continue
-                # The limit of an oversized result already saves some of these tokens.
-                held = turn.facts.tokens - sizes.clips.get(index, turn.facts.tokens)
-                gain = max(0, turn.facts.tokens - form.facts.tokens - held)
+        waiting, reduce = stage.later(), stage.reduce
+        for index, turn in enumerate(body):
+            if index in waiting or (form := reduce(index, turn)) is None or index in pinned:
+                continue
+            # The limit of an oversized result already saves some of these tokens.
+            gain = clips.get(index, tokens[index]) - form.facts.tokens
+            if gain > 0:
+                group = groups[index]
                 by_group[group] += gain
                 least[index] -= gain
-                if gain:
-                    bytes_by_group[group] += len(turn.raw) - len(form.raw)
-        gains[stage.name] = PlainGains(by_group)
+                bytes_by_group[group] += len(turn.raw) - len(form.raw)
+    gains: dict[str, Gains] = {}
     for stage in stages:
-        if stage.name in gains:
+        by_group = savings[stage.name]
+        if not stage.later():
+            gains[stage.name] = PlainGains(by_group)
             continue
-        late: dict[tuple[int, int], int] = {}
+        late = {(group, group): gain for group, gain in enumerate(by_group) if gain}
         for index, later in stage.later().items():
             form = stage.reduce(index, body[index])
             if form is not None and index not in pinned and form.facts.tokens < least[index]:
-                pair = sizes.group_of(index), sizes.group_of(later)
+                pair = groups[index], groups[later]
                 late[pair] = late.get(pair, 0) + least[index] - form.facts.tokens
+                least[index] = form.facts.tokens
         gains[stage.name] = LateGains(len(sizes), late)
     return gains, lighter

@@ -1,16 +1,21 @@
-"""Collect paths, URLs, and identifiers from texts.
+"""Collect the names in texts, and list those that are probably needed again.
 
-Summaries tend to lose them, and agents need them to continue.
+Names are files, URLs, identifiers of code, ids, amounts, and dates. Summaries tend to lose them, and agents need them
+to continue.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cache, lru_cache
+from itertools import filterfalse
 from typing import Any, Literal
+
+import msgspec
 
 from proxy.compaction.format import TextCounter
 
@@ -34,7 +39,7 @@ WRITING_TOOLS = (
 )
 """Tools of well-known agents whose arguments contain whole files."""
 
-# Names as ``_plain`` returns them.
+# Names as ``plain_name`` returns them.
 _WRITING = {name.lower() for name in WRITING_TOOLS} | {
     "append_file", "apply_diff", "create_new_file", "edit_existing_file", "edit_notebook", "fs_write",
     "insert_content", "insert_edit_into_file", "multi_replace_string_in_file", "replace", "replace_file_content",
@@ -64,7 +69,7 @@ def named_files(tool: str, arguments: str) -> Iterator[tuple[Access, str]]:
     except (ValueError, RecursionError):
         parsed = arguments
     fields: Mapping[str, Any] = parsed if isinstance(parsed, dict) else {}
-    name = _plain(tool)
+    name = plain_name(tool)
     access = _access(name, fields)
     if name == "apply_patch":
         patch = parsed if isinstance(parsed, str) else fields.get("input", fields.get("patch"))
@@ -75,7 +80,14 @@ def named_files(tool: str, arguments: str) -> Iterator[tuple[Access, str]]:
             yield access, value
 
 
-def _plain(tool: str) -> str:
+def handles_files(tool: str) -> bool:
+    """Return whether a tool is known to read or write files."""
+    name = plain_name(tool)
+    return name in _READING or name in _WRITING
+
+
+@lru_cache(1_000)
+def plain_name(tool: str) -> str:
     """Return the name of a tool in lower case, without the name of its MCP server or namespace."""
     return tool.rsplit("__", 1)[-1].rsplit(".", 1)[-1].lower().replace("-", "_")
 
@@ -93,92 +105,252 @@ def _values(fields: Mapping[str, Any]) -> Iterator[Any]:
             yield item.get("path") if isinstance(item, dict) else item
 
 
-# A literal or a class anchors every alternative, and lengths are bounded, so matching takes linear time.
-_ARTEFACT = re.compile(
+Source = Literal["call", "said", "result"]
+"""The place of a text: the arguments of a call, a message of the user or the assistant, or a result."""
+
+
+class Mention(msgspec.Struct, array_like=True, gc=False):
+    """How a conversation mentions a name.
+
+    ``count`` is the number of occurrences. ``texts`` is the number of texts with the name, ``calls`` that of calls, and
+    ``said`` that of messages by the user or the assistant. ``last`` is the position of the last message with it.
+    """
+
+    kind: str
+    count: int = 0
+    texts: int = 0
+    calls: int = 0
+    said: int = 0
+    last: int = 0
+
+
+Names = dict[str, Mention]
+"""Names by spelling, with their mentions."""
+
+MOST = 3_000
+"""Names that are remembered: far more than fit in any prompt."""
+
+PIECE = 16_384
+"""Characters per search. A search takes about 1 ms, and no other thread runs meanwhile."""
+
+SHORTEST_NUMBER = 5
+"""Digits. Shorter numbers are mostly those of lines."""
+
+LONGEST_NUMBER = 20
+
+SHORTEST, LONGEST = 3, 300
+"""Characters of words that may be names. A longer one counts as several words."""
+
+# A class of characters takes half of the time of "\w". It has the letters and digits of the Basic Multilingual Plane.
+_WORD = re.compile(
+    "[A-Za-z0-9_./$@~#+\\-\xaa\xb5\xba\xc0-\u1fff\u2c00-\u2fff\u3040-\ud7ff\uf900-\ufdff\ufe70-\uffef]{3,300}"
+)
+_SPACED = "".join(character if _WORD.fullmatch(3 * character) else " " for character in map(chr, range(128)))
+# URLs and amounts have characters that end a word.
+_LONG = re.compile(r"https?://[^\s\"'<>()\[\]{}\\`|]{4,300}|[$€£¥] ?\d[\d,.]{0,20}\d")
+
+_EXTENSIONS = (
+    "bash|bat|c|cc|cfg|clj|cpp|cs|css|csv|cts|cxx|dart|db|diff|docx|ejs|env|ex|exs|go|gradle|graphql|h|hpp|hs|"
+    "html|ini|ipynb|java|jpeg|jpg|js|json|jsonl|jsx|kt|kts|less|lock|log|lua|m|md|mdc|mdx|mjs|mk|mod|mts|nix|"
+    "pdf|php|pl|png|prisma|proto|ps1|py|pyi|r|rb|rs|rst|sass|scala|scss|sh|snap|sql|sqlite|sum|svelte|svg|"
+    "swift|tex|tf|toml|ts|tsv|tsx|txt|vue|wasm|webp|xlsx|xml|yaml|yml|zig|zip|zsh"
+)
+
+_ENDINGS = frozenset(_EXTENSIONS.split("|"))
+
+# Every alternative is matched as a whole, and lengths are bounded, so a word takes linear time.
+_WITH_DIGIT = re.compile(
     r"""
-    (?P<url>https?://[^\s"'<>()\[\]{}\\`]{4,300})
-  | (?P<path>(?<![\w/.~@+-])(?:~|\.{1,2})?/?[\w.@+-]{1,100}(?:/[\w.@+-]{1,100}){1,30})
-  | (?P<ticket>(?<![\w-])[A-Z][A-Z0-9]{1,9}-\d{1,10}(?![\w-]))
-  | (?P<code>(?<![\w-])(?=[A-Z0-9-]{5})(?=[A-Z0-9-]{0,19}[A-Z])(?=[A-Z0-9-]{0,19}\d)
-      [A-Z0-9]{2,12}(?:-[A-Z0-9]{2,12}){0,3}(?![\w-]))
-  | (?P<error>(?<![\w-])ERR_[A-Z0-9_]{2,40}(?!\w))
-  | (?P<uuid>(?<![\w-])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![\w-]))
-  | (?P<hash>(?<!\w)(?=[0-9a-f]{0,11}\d)[0-9a-f]{12,64}(?!\w))
+    (?P<error>(?:(?:ERR|ERROR|HTTP|STATUS|UTF|ISO|SHA|RFC)-?|E|TS|CS)\d{1,5})
+  | (?P<ticket>[A-Z][A-Z0-9]{1,9}-\d{1,10}|\#\d{2,9})
+  | (?P<uuid>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})
+  | (?P<date>\d{4}-\d\d-\d\d(?:T[\d.+-]{0,12}Z?)?)
+  | (?P<version>v?\d{1,5}\.\d{1,5}\.\d[\w.+-]{0,40})
+  | (?P<code>\#?(?=[A-Z0-9-]{0,19}[A-Z])(?=[A-Z0-9-]{0,19}\d)(?=[A-Z0-9-]{5})
+      [A-Z0-9]{1,12}(?:-[A-Z0-9]{2,12}){0,3})
+  | (?P<hash>(?=[0-9a-f]{0,15}\d)(?=[0-9a-f]{0,15}[a-f])[0-9a-f]{7,64})
+  | (?P<number>\d{5,20}|\d{1,9}\.\d\d)
     """,
     re.VERBOSE,
 )
-
-_TRAILING = ".,;:!?"
-
-# Kinds receive their share of the tokens in this order: rare ones that a model can't guess come first. Machine-made
-# identifiers are so frequent that they come last.
-KINDS: tuple[tuple[str, float], ...] = (
-    ("ticket", 0.3),
-    ("url", 0.3),
-    ("written", 0.7),  # files that calls wrote
-    ("read", 1.0),  # files that calls read
-    ("file", 1.0),  # named in other tool calls
-    ("code", 0.5),  # of bookings, orders, or parts: capitals and digits
-    ("path", 1.0),
-    ("uuid", 1.0),
-    ("hash", 1.0),
-    ("import", 1.0),  # paths of the form ../x
-    ("error", 1.0),  # error codes, and names of standards
+_WITHOUT_DIGIT = re.compile(
+    rf"""
+    (?P<flag>--[A-Za-z][\w-]{{1,40}})
+  | (?P<email>[\w.+-]{{1,64}}@[\w-]{{1,63}}(?:\.[\w-]{{1,63}}){{1,4}})
+  | (?P<path>(?:~|\.{{1,2}})?/?[\w.@+$-]{{1,100}}(?:/[\w.@+$-]{{1,100}}){{1,30}})
+  | (?P<file>[\w+-]{{1,80}}(?:\.[\w+-]{{1,40}}){{0,3}}\.(?:{_EXTENSIONS}))
+    """,
+    re.VERBOSE,
 )
-
-MARKS = {"written": " (written)", "read": " (read)"}
-"""The kinds that the index lists first, each with its mark behind the folder."""
-
-SMALL = 3
-"""The most files of a folder that are listed with those of its parent."""
-
-# Error codes and standards that look like tickets or codes, and rarely matter later.
-_ERROR = re.compile(r"(?:(?:ERR|ERROR|HTTP|STATUS|UTF|ISO|SHA|RFC)-?|E|TS|CS)\d{1,5}$")
+_DIGIT = re.compile(r"\d")
+# Words of code: lower and upper case in one word, or parts joined by underscores.
+_PARTS = re.compile(r"\w{4,100}")
+_CODE = re.compile(r"[a-z][a-z0-9]*[A-Z]\w+|[A-Z][a-z0-9]+[A-Z]\w*|_*[A-Za-z0-9]+_\w+|[A-Z]{2,}[a-z]\w+")
+_PROPER = re.compile(r"[A-Z][a-z]{2,20}")
+_TRAILING = ".-/~+@$"
 
 # A path without a file extension must be absolute or start with a dot. Otherwise "and/or" would match.
-_FILE = re.compile(r"\.[A-Za-z]\w{0,9}$")
+_FILE = re.compile(r"\.[a-z]\w{0,5}$")
+
+FILES = ("written", "read", "file", "path")
+_ROOTED = ("/", "~", "./", "../")
+_CURRENCIES = "$€£¥"
+_AFTER_URLS = ".,;:!?"
 
 
-MOST = 2_000
-"""Identifiers kept for each kind, newest first: far more than fit in any prompt."""
+def collect(
+    messages: Iterable[Sequence[tuple[Source, str]]],
+    earlier: Names | None = None,
+    files: Iterable[tuple[Access, str]] = (),
+    start: int = 0,
+) -> Names:
+    """Return the names in the texts of messages, added to those of ``earlier`` messages.
 
-PIECE = 16_384
-"""Characters per search. A search takes at most about 10 ms, and no other thread runs meanwhile."""
-
-Artefacts = dict[str, list[str]]
-"""Identifiers by kind, without repetitions. The most recently mentioned one is last."""
-
-
-def identifiers(
-    texts: Iterable[str], earlier: Artefacts | None = None, files: Iterable[tuple[Access, str]] = ()
-) -> Artefacts:
-    """Return the identifiers in texts, after those of ``earlier`` texts. ``files`` are from tool calls.
-
-    A file that was both written and read counts as written.
+    ``start`` is the position of the first message. ``files`` are from tool calls. A file that was both written and read
+    counts as written.
     """
-    seen = {kind: dict.fromkeys((earlier or {}).get(kind, ())) for kind, _ in KINDS}
-    for piece in (piece for text in texts for piece in _pieces(text)):
-        for match in _ARTEFACT.finditer(piece):
-            kind = match.lastgroup or ""
-            item = match.group().rstrip(_TRAILING)
-            if kind == "path" and not (item.startswith(("/", "~", "./", "../")) or _FILE.search(item)):
-                continue
-            if kind == "path" and item.startswith("../"):
-                kind = "import"
-            elif kind in ("ticket", "code") and _ERROR.match(item):
-                kind = "error"
-            seen[kind].pop(item, None)
-            seen[kind][item] = None
+    mentions: dict[str, Mention] = {}
+    known: set[str] = set()
+    plain: set[str] = set()
+    for position, parts in enumerate(messages, start):
+        for source, text in parts:
+            occurrences: Counter[str] = Counter()
+            for piece in _pieces(text):
+                occurrences.update(_words(piece))
+            new = occurrences.keys() - known
+            known |= new
+            plain.update(filter(_is_plain, new))
+            is_result = source == "result"
+            for word in filterfalse(plain.__contains__, occurrences):
+                mention = mentions.get(word)
+                if mention is None:
+                    mention = mentions[word] = Mention("")
+                mention.count += occurrences[word]
+                mention.texts += 1
+                mention.last = position
+                if is_result:
+                    continue
+                if source == "call":
+                    mention.calls += 1
+                else:
+                    mention.said += 1
+    found = {name: msgspec.structs.replace(mention) for name, mention in (earlier or {}).items()}
+    for word, mention in mentions.items():
+        for kind, name in _classified(word, known):
+            total = found.get(name)
+            if total is None:
+                total = found[name] = Mention(kind)
+            total.count += mention.count
+            total.texts += mention.texts
+            total.calls += mention.calls
+            total.said += mention.said
+            total.last = max(total.last, mention.last)
     for access, file in files:
-        known = next((kind for kind in _ACCESSES if file in seen[kind]), access)
-        kind = min(known, access, key=_ACCESSES.index)
-        seen[known].pop(file, None)
-        seen[kind][file] = None
-    return {kind: list(items)[-MOST:] for kind, items in seen.items()}
+        mention = found.setdefault(file, Mention(access, 1, 1, 1, 0, start))
+        if mention.kind not in _ACCESSES or _ACCESSES.index(access) < _ACCESSES.index(mention.kind):
+            mention.kind = access
+    if len(found) > MOST:
+        ranked = ranking(found)[:MOST]
+        found = {name: found[name] for name in ranked}
+    return found
+
+
+def argument_text(arguments: str) -> str:
+    """Return the strings in a call's arguments, or the arguments themselves if they aren't JSON."""
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    strings: list[str] = []
+    waiting = [parsed]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            strings += value
+            waiting += reversed(value.values())
+        elif isinstance(value, list):
+            waiting += reversed(value)
+        elif value is not None and not isinstance(value, bool):
+            strings.append(str(value))
+    return "\n".join(strings)
+
+
+def _is_plain(word: str) -> bool:
+    """Return whether a word is certainly not a name, as most words."""
+    return (word.islower() and word.isalpha()) or len(word) < SHORTEST
+
+
+def _words(piece: str) -> list[str]:
+    """Return the words of a piece, in order, with some that are too short."""
+    if "\\" in piece and '"' in piece:  # the escapes of JSON would become a part of words
+        piece = piece.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
+    words = _split_ascii(piece) if piece.isascii() else None
+    if words is None:
+        words = _WORD.findall(piece)
+    if "://" in piece or any(map(piece.__contains__, _CURRENCIES)):
+        words += _LONG.findall(piece)
+    return words
+
+
+def _split_ascii(piece: str) -> list[str] | None:
+    """Return the words of a piece in ASCII like ``_WORD``, in a third of the time; ``None`` if one may be too long."""
+    spaced = piece.translate(_SPACED)
+    place = 0
+    while len(spaced) - place > LONGEST:
+        space = spaced.rfind(" ", place, place + LONGEST + 1)
+        if space < 0:
+            return None
+        place = space + 1
+    return spaced.split()
+
+
+def _classified(word: str, known: Set[str]) -> Sequence[tuple[str, str]]:
+    """Return the names in a word, each with its kind. ``known`` has all words, also those in lower case."""
+    if word.isidentifier() or word.isalnum():
+        return _of_part(word, known)
+    if "://" in word:
+        return (("url", word.rstrip(_AFTER_URLS)),)
+    if word[0] in _CURRENCIES and word[-1].isdigit():
+        return (("amount", word),)
+    word = word.rstrip(_TRAILING)
+    if not word.startswith(("--", "./", "../")):
+        word = word.lstrip("+.-")
+    if word.isidentifier() or word.isalnum():
+        return _of_part(word, known)
+    kind = _kind(word)
+    if kind and (kind != "path" or word.startswith(_ROOTED) or _FILE.search(word)):
+        return ((kind, word),)
+    return [found for part in _PARTS.findall(word) for found in _of_part(part, known)]
+
+
+def _of_part(part: str, known: Set[str]) -> Sequence[tuple[str, str]]:
+    """Return a word of letters, digits, and underscores if it's a name, with its kind."""
+    # These checks are faster than the expressions, and most words need no more.
+    letters = part.isalpha()
+    if letters:
+        if part.islower() or part.isupper():
+            return ()
+        if part.istitle():
+            return (("proper", part),) if part.lower() not in known and _PROPER.fullmatch(part) else ()
+    elif part.isdecimal():
+        return (("number", part),) if SHORTEST_NUMBER <= len(part) <= LONGEST_NUMBER else ()
+    if _CODE.fullmatch(part):
+        return (("name", part),)
+    match = None if letters or not _DIGIT.search(part) else _WITH_DIGIT.fullmatch(part)
+    return ((str(match.lastgroup), part),) if match else ()
+
+
+def _kind(word: str) -> str | None:
+    """Return the kind of a word by its form; ``None`` if it's none of them."""
+    match = _WITH_DIGIT.fullmatch(word) if _DIGIT.search(word) else None
+    # The search takes much longer than this check, and most words are none of them.
+    if match is None and ("/" in word or "@" in word or word.startswith("--") or word.rpartition(".")[2] in _ENDINGS):
+        match = _WITHOUT_DIGIT.fullmatch(word)
+    return match and match.lastgroup
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """Split a text between words, so that no identifier is cut. Words longer than a piece are cut anyway."""
+    """Split a text between words, so that no name is cut. Words longer than a piece are cut anyway."""
     start = 0
     while len(text) - start > PIECE:
         reach = start + PIECE
@@ -190,86 +362,193 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def unseen(found: Artefacts, text: str) -> Artefacts:
-    """Return the identifiers that a text doesn't contain."""
-    return {kind: [item for item in items if item not in text] for kind, items in found.items()}
+# How much likelier a kind is needed again than a word of code with the same mentions.
+_PRIOR = {
+    "written": 3.0,
+    "read": 3.0,
+    "ticket": 3.0,
+    "code": 3.0,
+    "file": 0.5,
+    "url": 0.5,
+    "date": -1.0,
+    "version": -1.0,
+    "flag": -1.0,
+    "error": -2.0,
+    "proper": -3.5,
+}
 
 
-def index(found: Artefacts, max_tokens: int, count: TextCounter) -> str:
-    """List the newest identifiers that fit in ``max_tokens``, one line per folder or item.
+def ranking(found: Names) -> list[str]:
+    """Return the names by the chance of being needed again, the likeliest first.
 
-    Files that calls wrote or read come first, each kind with its mark.
+    The weights are for the names that coding agents used in the 40 calls after a checkpoint. They are flat around these
+    values: doubling one of them moves the share of names found by three percentage points at most.
     """
-    chosen: dict[str, list[str]] = {}
-    left = max_tokens
-    named = {file for kind in _ACCESSES for file in found.get(kind, ())}
-    for kind, part in KINDS:
-        items = found.get(kind, [])
-        if kind in ("path", "import"):
-            items = [item for item in items if item not in named]
-        room = int(left * part)
-        if kind == "written":
-            # The rest of the room is for files that calls read, but only if there are that many.
-            room = max(room, left - _cost(_files(found.get("read", []), left, count, MARKS["read"]), count))
-        if kind in _FILES:
-            chosen[kind] = _files(items, room, count, MARKS.get(kind, ""))
-        else:
-            chosen[kind] = _LISTINGS.get(kind, _single)(items, room, count)
-        left -= _cost(chosen[kind], count)
-    order = [*MARKS, *(kind for kind, _ in KINDS if kind not in MARKS)]
-    return "\n".join(line for kind in order for line in chosen[kind])
+    end = max((mention.last for mention in found.values()), default=0) or 1
+    log = math.log1p
+
+    def place(name: str) -> tuple[float, str]:
+        mention = found[name]
+        kind = mention.kind
+        score = (
+            2 * log(mention.said)
+            + 3 * log(mention.calls)
+            + 1.5 * log(mention.texts)
+            + log(mention.count)
+            + 0.5 * mention.last / end
+            - 0.2 * log(len(name) - name.rfind("/") if kind in FILES else len(name))
+            + _PRIOR.get(kind, 0.0)
+        )
+        return -score, name
+
+    return sorted(found, key=place)
 
 
-def _single(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
-    kept: list[str] = []
-    for item in reversed(items):
-        line = f"- {item}"
-        max_tokens -= count(line) + 1
-        if max_tokens < 0:
+MARKS = {"written": " (written)", "read": " (read)"}
+"""The kinds that the index lists first, each with its mark behind the folder."""
+
+SMALL = 3
+"""The most files of a folder that are listed with those of its parent."""
+
+_FOLDER_TOKENS = 10
+"""About the tokens of a folder's line. The exact size is known when the lines are written."""
+
+_RARE_PART = 0.12
+"""Share of the list that is for names which a model can't guess, even if they were mentioned only once."""
+
+_RARE = ("url", "ticket", "code", "email", "amount")
+_WITH_DIGITS = ("name", *FILES)
+_DIGITS = re.compile(r"\d{3}")
+
+_ROUNDS = 3
+"""Times that names are chosen, with more tokens if the list became shorter than expected."""
+
+_NAME_TOKENS = 6
+"""About the tokens of a name that is taken off a list that became too long."""
+
+
+def index(found: Names, shown: str, max_tokens: int, count: TextCounter) -> str:
+    """List the likeliest names that ``shown`` doesn't contain, in at most ``max_tokens`` tokens.
+
+    Files are listed by folder. Those that calls wrote or read come first, each kind with its mark.
+    """
+    found = _folded(found)
+    names = ranking(found)
+    rare = [name for name in names if _is_rare(name, found[name])]
+    # Each round asks for the same names again.
+    is_shown, size = cache(shown.__contains__), cache(count)
+    room = max_tokens
+    for _ in range(_ROUNDS):
+        first = _chosen(rare, found, is_shown, int(room * _RARE_PART), size)
+        chosen = _chosen([*first, *names], found, is_shown, room, size)
+        lines = "\n".join(_lines(chosen, found))
+        left = max_tokens - count(lines)
+        if left <= max_tokens // 8 or len(chosen) == len(names):
             break
-        kept.append(line)
-    return kept[::-1]
+        # Files that share a line took less than expected.
+        room += left
+    while left < 0 and chosen:
+        del chosen[-(1 - left // _NAME_TOKENS) :]
+        lines = "\n".join(_lines(chosen, found))
+        left = max_tokens - count(lines)
+    return lines if chosen else ""
 
 
-def _joined(items: Sequence[str], max_tokens: int, count: TextCounter) -> list[str]:
-    """List short items on one line."""
-    kept: list[str] = []
-    left = max_tokens - 3
-    for item in reversed(items):
-        left -= count(f", {item}")
-        if left < 0:
+def _is_rare(name: str, mention: Mention) -> bool:
+    """Return whether a model can't guess a name from others like it."""
+    return mention.kind in _RARE or (mention.kind in _WITH_DIGITS and _DIGITS.search(name) is not None)
+
+
+def _chosen(
+    names: Sequence[str], found: Names, is_shown: Callable[[str], bool], left: int, count: TextCounter
+) -> list[str]:
+    """Return the first names that aren't shown, in about ``left`` tokens."""
+    chosen: list[str] = []
+    folders: set[tuple[str, str]] = set()
+    listed = ""
+    for name in names:
+        if left < 2:
             break
-        kept.append(item)
-    return [f"- {', '.join(kept[::-1])}"] if kept else []
+        if is_shown(name) or name in listed:
+            continue
+        kind, text, cost = found[name].kind, name, 0
+        if kind in FILES:
+            folder, text = _split(name)
+            if (folder, kind) not in folders:
+                cost = _FOLDER_TOKENS
+        cost += count(f" {text}")
+        if cost > left:
+            continue
+        if kind in FILES:
+            folders.add((folder, kind))
+        left -= cost
+        listed = f"{listed} {text}"
+        chosen.append(name)
+    return chosen
 
 
-def _files(paths: Sequence[str], max_tokens: int, count: TextCounter, mark: str) -> list[str]:
-    """List files by folder, so that each folder is named once. ``mark`` is behind each folder."""
-    newest_first = paths[::-1]
+def _folded(found: Names) -> Names:
+    """Return the names with each relative path added to a longer path that ends with it."""
+    by_base: dict[str, list[str]] = {}
+    for name, mention in found.items():
+        if mention.kind in FILES:
+            by_base.setdefault(name.rpartition("/")[2], []).append(name)
+    folded = dict(found)
+    for names in by_base.values():
+        names.sort(key=lambda name: (len(name), name))
+        for place, short in enumerate(names):
+            ending = f"/{short.lstrip('./')}"
+            longer = next((name for name in names[place + 1 :] if name.endswith(ending)), None)
+            if longer is not None:
+                folded[longer] = _sum(folded.pop(short), folded[longer])
+    return folded
+
+
+def _sum(one: Mention, other: Mention) -> Mention:
+    return Mention(
+        min(one.kind, other.kind, key=FILES.index),
+        one.count + other.count,
+        one.texts + other.texts,
+        one.calls + other.calls,
+        one.said + other.said,
+        max(one.last, other.last),
+    )
+
+
+def _lines(chosen: Sequence[str], found: Names) -> list[str]:
+    files = [name for name in chosen if found[name].kind in FILES]
     lines: list[str] = []
-    taken = 0
-    while True:
-        # A line has fewer tokens than the sum of its parts. The next round uses the difference.
-        left = max_tokens - _cost(lines, count)
-        before = taken
-        folders = {_split(path)[0] for path in newest_first[:taken]}
-        for path in newest_first[taken:]:
-            folder, name = _split(path)
-            left -= count(f" {name}") + (count(f"- {folder}/{mark}: ") + 1 if folder not in folders else 0)
-            if left < 0:
-                break
-            folders.add(folder)
-            taken += 1
-        if taken == before:
-            return lines
-        lines = _by_folder(newest_first[:taken], mark)
-        if _cost(lines, count) > max_tokens:
-            # Sharing a line repeats the name of a folder with several files, which may take more.
-            sizes = range(taken)
-            fitting = bisect_right(
-                sizes, max_tokens, key=lambda size: _cost(_by_folder(newest_first[:size], mark), count)
-            )
-            return _by_folder(newest_first[: fitting - 1], mark)
+    while root := _root(files):
+        inside = {name: name[len(root) :] for name in files if name.startswith(root)}
+        lines += [f"- in {root}:", *(f"  {line}" for line in _marked(inside, found))]
+        files = [name for name in files if name not in inside]
+    lines += _marked({name: name for name in files}, found)
+    rest = [name for name in chosen if found[name].kind not in FILES]
+    return [*lines, f"- {' '.join(rest)}"] if rest else lines
+
+
+def _marked(paths: Mapping[str, str], found: Names) -> list[str]:
+    """Return the lines of files. Their paths are by their names, and may be relative to a line before."""
+    lines = []
+    for kinds in (("written",), ("read",), ("file", "path")):
+        lines += _by_folder(
+            [path for name, path in paths.items() if found[name].kind in kinds], MARKS.get(kinds[0], "")
+        )
+    return lines
+
+
+def _root(files: Sequence[str]) -> str:
+    """Return the folder that saves the most characters if it's named once, with a slash at its end; empty for none."""
+    lines = {f"{_split(file)[0]}/" for file in files}
+    below = Counter(line[: place + 1] for line in lines for place, c in enumerate(line) if c == "/" and place)
+    # The root takes a line of its own, and the lines below are indented.
+    savings = {folder: (number - 1) * len(folder) - 4 * number - 8 for folder, number in below.items()}
+    best = max(sorted(savings), key=savings.__getitem__, default="")
+    return best if best and savings[best] > _LEAST_SAVING else ""
+
+
+_LEAST_SAVING = 20
+"""Characters that naming a folder once must save."""
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -278,25 +557,19 @@ def _split(path: str) -> tuple[str, str]:
     return folder if separator else ".", f'"{name}"' if " " in name else name
 
 
-def _cost(lines: Iterable[str], count: TextCounter) -> int:
-    return sum(count(line) + 1 for line in lines)
-
-
-def _by_folder(newest_first: Sequence[str], mark: str) -> list[str]:
+def _by_folder(paths: Sequence[str], mark: str) -> list[str]:
     """Return a line per folder. Several small folders share the line of their parent."""
-    sizes = Counter(_split(path)[0] for path in newest_first)
+    sizes = Counter(_split(path)[0] for path in paths)
     small = Counter(folder.rpartition("/")[0] for folder, size in sizes.items() if size <= SMALL)
     shared = {parent for parent, folders in small.items() if parent and (parent in sizes or folders > 1)}
     lines: dict[str, list[str]] = {}
-    for path in newest_first:
+    for path in paths:
         folder, name = _split(path)
         parent, _, last = folder.rpartition("/")
         if sizes[folder] <= SMALL and parent in shared and folder not in shared:
             folder, name = parent, f"{last}/{name}"
         lines.setdefault(folder, []).append(name)
-    return [f"- {folder}/{mark}: {' '.join(names[::-1])}" for folder, names in reversed(lines.items())]
+    return [f"- {folder}/{mark}: {' '.join(names)}" for folder, names in lines.items()]
 
 
-_LISTINGS = {"code": _joined, "error": _joined}
-_FILES = ("written", "read", "file", "path", "import")
 _ACCESSES: tuple[Access, ...] = ("written", "read", "file")

@@ -43,6 +43,7 @@ class Plan:
     - ``clips``: the token limits of messages that are too large, by index.
     - ``upcoming``: the next checkpoint, if the planner chose it before the trigger fired.
     - ``replaced``: the tokens before each checkpoint, including the upcoming one.
+    - ``seen``: the number of messages that the body had when each checkpoint was made.
     - ``current_user_message``: the user message before each checkpoint that is sent unchanged after the summary.
     - ``retained``: the messages before the last checkpoint that are kept.
     - ``omitted``: the system messages that aren't kept, for the last checkpoint and the upcoming one.
@@ -57,6 +58,7 @@ class Plan:
     clips: dict[int, int] = field(default_factory=dict)
     upcoming: int | None = None
     replaced: dict[int, int] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
     current_user_message: dict[int, int] = field(default_factory=dict)
     retained: tuple[int, ...] = ()
     omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -89,15 +91,16 @@ def assemble_plan(
     gains: Mapping[str, Gains],
     limits: SectionLimits,
     pinned: frozenset[int],
-    checkpoints: Sequence[int],
+    checkpoints: Mapping[int, int],
     pending: int | None,
 ) -> Plan:
     """Convert checkpoints and frontiers from group indexes to message indexes, and look up the messages to keep.
 
-    ``pending`` is the next checkpoint if it was chosen early.
+    ``checkpoints`` has the number of groups when each of them was made. ``pending`` is the next checkpoint if it was
+    chosen early.
     """
     starts = [*sizes.starts, sizes.ends[-1] if len(sizes) else 0]
-    cut = checkpoints[-1] if checkpoints else 0
+    cut = max(checkpoints, default=0)
     first = starts[cut]
     places = [g for g in (*checkpoints, pending) if g is not None]
     current = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.keeps_user_message(g)}
@@ -119,6 +122,7 @@ def assemble_plan(
         clips=clips,
         upcoming=None if pending is None else starts[pending],
         replaced={starts[g]: sizes.total[g] for g in places},
+        seen={starts[g]: sizes.ends[seen - 1] for g, seen in checkpoints.items()},
         current_user_message=current,
         retained=tuple(retained),
         omitted={starts[g]: _omitted(sizes, g, body) for g in places[-2:]},
@@ -164,7 +168,7 @@ def make_plan(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Fo
     stages = rules.applied_to(body, format)
     limits = section_limits(rules, envelope)
     pinned = rules.pins.among(body, format)
-    sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest))
+    sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest), rules.keep_newest)
     gains, lighter = stage_gains(stages, body, sizes, pinned)
     projection = Projection(envelope, limits, sizes, gains, lowest_level(rules.trigger, envelope.budget))
     most = rules.bounds.bytes
@@ -191,8 +195,9 @@ def _stale_reasoning(binding: Binding, sizes: Sizes, changed_at: int) -> int:
 class Planner:
     """The state of the pass. Positions are group indexes.
 
-    ``checkpoints`` are the checkpoints so far. ``pending`` is the next one, if it was chosen before the trigger fired.
-    ``changed_at`` is the number of groups when the start of the prompt last changed; 0 if it never did.
+    ``checkpoints`` are the checkpoints so far, each with the number of groups when it was made. ``pending`` is the next
+    one, if it was chosen before the trigger fired. ``changed_at`` is the number of groups when the start of the prompt
+    last changed; 0 if it never did.
     ``changed_otherwise_at`` is the same without the newest checkpoint.
     """
 
@@ -206,7 +211,7 @@ class Planner:
         projection: Projection,
         byte_pressure: BytePressure | None,
     ) -> None:
-        self.checkpoints: list[int] = []
+        self.checkpoints: dict[int, int] = {}
         self.pending: int | None = None
         self.changed_at = 0
         self.changed_otherwise_at = 0
@@ -399,7 +404,7 @@ class Planner:
         if cut <= self._cut or not worth(cut):
             return False
         self._cut = cut
-        self.checkpoints.append(cut)
+        self.checkpoints[cut] = end
         self.changed_at, self.changed_otherwise_at = end, self.changed_at
         self.pending = None
         self._settle()

@@ -1,14 +1,16 @@
-"""The rules of a policy, with the patterns of pinned messages, and how the budget of a request is divided.
+"""The rules of a policy, the messages that it keeps unchanged, and how the budget of a request is divided.
 
 A policy's patterns select pinned messages, which are never changed or removed. The search takes linear time, for any
 expression and any text. pydantic includes Rust's regex engine, which never backtracks. It doesn't support look-around,
 backreferences, or possessive quantifiers, because these need backtracking.
+
+The newest plan of an agent is the arguments of its last call of a tool for plans. Stages don't change it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -16,6 +18,7 @@ from typing import TypeVar
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from proxy.compaction.format import Format
+from proxy.compaction.identifiers import plain_name
 from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.settings import Clause, IndexRules, Trigger, UserMessageRules, lowest_level, share_of
 from proxy.compaction.stages.stage import Stage, StageRules
@@ -75,10 +78,70 @@ class Pins:
         return frozenset(index for index, turn in enumerate(body) if self.holds(turn, format))
 
 
-R = TypeVar("R", bound=StageRules)
-
-
 NO_PINS = Pins()
+
+PLAN_TOOLS = frozenset({"todowrite", "todo_write", "write_todos", "update_plan"})
+"""Tools of well-known agents that replace the whole plan, as ``plain_name`` returns them."""
+
+
+def is_plan(facts: Facts, more: Collection[str]) -> bool:
+    """Return whether a unit calls a tool for plans. ``more`` has the names of further tools."""
+    for call in facts.calls:  # noqa: SIM110 - faster, and this runs for each message of each request
+        if _is_plan_tool(call.name, more):
+            return True
+    return False
+
+
+def _is_plan_tool(name: str, more: Collection[str]) -> bool:
+    return plain_name(name) in PLAN_TOOLS or name in more
+
+
+def newest_plan(turns: Sequence[Turn], more: Collection[str], format: Format) -> str:
+    """Return the tool and the arguments of the last call of a tool for plans; empty if there is none."""
+    for turn in reversed(turns):
+        if is_plan(turn.facts, more):
+            calls = [(tool, text) for tool, text in format.arguments(turn.raw) if _is_plan_tool(tool, more)]
+            if calls:
+                tool, arguments = calls[-1]
+                return f"{tool}: {arguments}"
+    return ""
+
+
+def sparing_newest_plan(stages: Sequence[Stage], body: Sequence[Turn], more: Collection[str]) -> list[Stage]:
+    """Return the stages in a form that doesn't change the newest plan."""
+    places = [index for index, turn in enumerate(body) if turn.facts.calls and is_plan(turn.facts, more)]
+    if not places:
+        return list(stages)
+    following = dict(zip(places, [*places[1:], None], strict=True))
+    return [_sparing(stage, body, following) for stage in stages]
+
+
+def _sparing(stage: Stage, body: Sequence[Turn], following: Mapping[int, int | None]) -> Stage:
+    waiting = {index: later for index, later in following.items() if stage.reduce(index, body[index]) is not None}
+    return _Sparing(stage, waiting) if waiting else stage
+
+
+class _Sparing(Stage):
+    """A stage that changes a plan only once there is a newer one."""
+
+    def __init__(self, stage: Stage, following: Mapping[int, int | None]) -> None:
+        """Take the next plan after each plan that the stage would change."""
+        self.name = stage.name  # type: ignore[misc]
+        self.spares_newest_user = stage.spares_newest_user  # type: ignore[misc]
+        self.trigger = stage.trigger
+        self.keep = stage.keep
+        self._stage = stage
+        self._newest = {index for index, later in following.items() if later is None}
+        self._later = stage.later() | {index: later for index, later in following.items() if later is not None}
+
+    def reduce(self, index: int, turn: Turn) -> Turn | None:
+        return None if index in self._newest else self._stage.reduce(index, turn)
+
+    def later(self) -> dict[int, int]:
+        return self._later
+
+
+R = TypeVar("R", bound=StageRules)
 
 
 @dataclass(frozen=True)
@@ -88,6 +151,7 @@ class Rules:
     - ``stages`` are the rules of the stages that are on, in the order in which the planner tries them.
     - ``archive`` means that the archive stores removed messages, so notes name the message's id.
     - ``role`` is the role of the summary message.
+    - ``keep_newest`` are further tools whose newest call is kept as a plan.
     - ``bounds`` are the limits on messages and bytes. Near one of them, a conversation is compacted as at the trigger.
     """
 
@@ -104,6 +168,7 @@ class Rules:
     archive: bool = False
     role: str = "user"
     bounds: Bounds = UNBOUNDED
+    keep_newest: frozenset[str] = frozenset()
 
     def stage(self, kind: type[R]) -> R | None:
         """Return the rules of one stage; ``None`` if it's off."""
@@ -111,7 +176,19 @@ class Rules:
 
     def applied_to(self, body: Sequence[Turn], format: Format) -> list[Stage]:
         """Return the stages that are on for a conversation, cheapest first."""
-        return [stage.stage(body, format, archive=self.archive) for stage in self.stages]
+        stages = [stage.stage(body, format, archive=self.archive) for stage in self.stages]
+        return sparing_newest_plan(stages, body, self.keep_newest)
+
+    def shortest(self, body: Sequence[Turn], places: Iterable[int], format: Format) -> list[Turn]:
+        """Return messages in the form that they have after all stages."""
+        stages = self.applied_to(body, format)
+        forms = []
+        for index in places:
+            turn = body[index]
+            for stage in stages:
+                turn = stage.reduce(index, turn) or turn
+            forms.append(turn)
+        return forms
 
     @cached_property
     def clauses(self) -> tuple[Clause, ...]:
@@ -140,7 +217,10 @@ class Rules:
 
     def may_shorten(self, facts: Facts) -> bool:
         """Return whether a cheap stage may rewrite a message, which is slow the first time."""
-        return any(stage.is_costly(facts) for stage in self.stages)
+        for stage in self.stages:  # noqa: SIM110 - as in `is_plan`
+            if stage.is_costly(facts):
+                return True
+        return False
 
 
 # Shares of the budget that the parts of a compacted conversation may not exceed, even if the policy allows more. With
@@ -154,7 +234,9 @@ NEWEST_SHARE = 0.30
 SYSTEM_SHARE = 0.10
 # The assistant's last text.
 WORDS_SHARE = 0.02
-INDEX_SHARE = 0.025
+INDEX_SHARE = 0.045
+# The newest plan, if it's in the summarized part.
+PLAN_SHARE = 0.03
 # The newest exchange. It's always kept, but its results are shortened to this share.
 GROUP_SHARE = 0.50
 # A checkpoint invalidates the prompt cache, so it must reduce the size to this share of the trigger's level. If
@@ -176,6 +258,8 @@ SMALLEST_RESULT = 200
 MOST_SYSTEM = 20_000
 # Most tokens of the assistant's last text, in any window.
 MOST_WORDS = 2_000
+# Most tokens of the newest plan, in any window.
+MOST_PLAN = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +301,7 @@ class SectionLimits:
     words: int
     index: int
     group: int | None
+    plan: int = 0
 
     def for_span(self, tokens: int) -> SectionLimits:
         """Return the limits for a summary that replaces ``tokens`` tokens. It may have at most half of them."""
@@ -225,6 +310,7 @@ class SectionLimits:
             summary=min(self.summary, tokens // 2),
             words=min(self.words, tokens // 8),
             index=min(self.index, tokens // 8),
+            plan=min(self.plan, tokens // 8),
         )
 
 
@@ -238,7 +324,9 @@ def section_limits(rules: Rules, envelope: Envelope) -> SectionLimits:
     base = min((base for base in bases if base), default=None)
     if base is None:
         users = rules.user_messages.max_tokens
-        return SectionLimits(rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index.max_tokens, None)
+        return SectionLimits(
+            rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index.max_tokens, None, MOST_PLAN
+        )
     room = max((envelope.budget or base) - envelope.overhead, base // 8)
     # If head and tools use more than half, all parts share the rest.
     base = min(base, 2 * room)
@@ -249,5 +337,6 @@ def section_limits(rules: Rules, envelope: Envelope) -> SectionLimits:
         system=share_of(SYSTEM_SHARE, base),
         words=min(MOST_WORDS, share_of(WORDS_SHARE, base)),
         index=min(rules.index.max_tokens, share_of(INDEX_SHARE, base)),
+        plan=min(MOST_PLAN, share_of(PLAN_SHARE, base)),
         group=share_of(GROUP_SHARE, room) if envelope.budget else None,
     )

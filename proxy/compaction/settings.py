@@ -124,10 +124,10 @@ class UserMessageRules(EngineSettings):
 
 @dataclass(frozen=True, slots=True)
 class IndexRules(EngineSettings):
-    """The list of paths, URLs, and ids from the summarized messages."""
+    """The list of paths, URLs, and names from the summarized messages."""
 
     SECTION: ClassVar[str] = "index"
-    ABOUT: ClassVar[str] = "The list of paths, URLs, and ids from the summarized messages."
+    ABOUT: ClassVar[str] = "The list of paths, URLs, and names from the summarized messages."
     MAIN: ClassVar[str | None] = "max_tokens"
 
-    max_tokens: Annotated[int, "Maximum tokens of the list."] = 2000
+    max_tokens: Annotated[int, "Maximum tokens of the list."] = 4000

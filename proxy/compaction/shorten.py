@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
 
 from proxy.compaction.format import TextCounter
 
@@ -10,24 +12,37 @@ HEAD_PART = 0.6
 """Share of the kept text that comes from the beginning. The beginning states the subject, the end the result."""
 
 NOTABLE_PART = 0.3
-"""Share of the kept text that may be lines from the middle that report a failure."""
+"""Share of the kept text that may be notable lines from the middle."""
+
+Notable = Callable[[str, int], Sequence[str]]
+"""Return the lines of a text to keep from its middle, at most so many characters."""
+
+NAMES_PART = 0.5
+"""Share of the kept text that may be names from the middle."""
+
+_NAMES = "Names in it: "
 
 FEWEST = 4
 """Characters. With fewer, there's no room for both a beginning and an end."""
 
-_NOTABLE = re.compile(
-    r"\b(?:error|exception|traceback|failed|failure|fatal|panic|denied|refused|unable to|cannot|segfault|not found)\b|"
-    r"(?:Error|Exception)\b",
-    re.IGNORECASE,
-)
+_NOTABLE_WORDS = (
+    "error", "exception", "traceback", "failed", "failure", "fatal", "panic", "denied", "refused", "unable to",
+    "cannot", "segfault", "not found",
+)  # fmt: skip
+_NOTABLE = re.compile(rf"\b(?:{'|'.join(_NOTABLE_WORDS)})\b|(?:error|exception)\b", re.IGNORECASE)
 _NOTABLE_LINES = 8
 _NOTABLE_CHARACTERS = 240
 
-_BASE64 = re.compile(r"(?:data:[\w/+.-]{3,60};base64,)?[A-Za-z0-9+/]{400,}={0,2}")
+LEAST_BASE64 = 400
+"""Characters of a run that counts as base64."""
+
+_BASE64 = re.compile(rf"(?:data:[\w/+.-]{{3,60}};base64,)?[A-Za-z0-9+/]{{{LEAST_BASE64},}}={{0,2}}")
 
 
 def without_base64(text: str, note: str) -> str:
     """Replace long runs of base64, including data URLs, with a note. ``{characters}`` in the note is the length."""
+    if all(len(line) < LEAST_BASE64 for line in text.split("\n")):
+        return text  # the search takes ten times as long as this check
     return _BASE64.sub(lambda match: note.replace("{characters}", f"{len(match.group()):,}"), text)
 
 
@@ -38,16 +53,18 @@ def middle_cut(
     marker: str,
     total: int | None = None,
     *,
-    notable: bool = False,
+    notable: Notable | None = None,
     least: int = 0,
+    names: Sequence[str] = (),
 ) -> str:
     """Leave out the middle of a text, so that it has at most ``max_tokens`` tokens including the marker.
 
     ``marker`` may contain ``{tokens}``, ``{characters}``, and ``{lines}``, which describe the omitted part. A text that
     fits is returned unchanged. ``least`` is the number of tokens to keep even if the result then exceeds
     ``max_tokens``. With 0, only the marker is returned if nothing else fits. Pass the tokens of the text as ``total``
-    if you have them, so that a text of many megabytes isn't counted again. With ``notable``, lines of the middle that
-    report a failure are kept after the marker.
+    if you have them, so that a text of many megabytes isn't counted again. The lines of the middle that ``notable``
+    finds are kept after the marker. ``names`` are names in the text, the most important first. Those that
+    only the middle has are listed after the marker.
     """
     if total is None:
         total = count(text)
@@ -60,10 +77,11 @@ def middle_cut(
     allowed = max_tokens - taken
     whole = int(len(text) * allowed / total)
     characters = whole
+    kept = notable(text, int(whole * NOTABLE_PART)) if notable is not None else ()
     for _ in range(8):
         if characters < FEWEST:
             break
-        cut = keep_ends(text, characters, total, marker, int(whole * NOTABLE_PART) if notable else 0)
+        cut = keep_ends(text, characters, total, marker, kept, names)
         size = count(cut)
         if size <= max_tokens:
             return cut
@@ -73,27 +91,49 @@ def middle_cut(
     return _fill(marker, total, len(text), text.count("\n"))
 
 
-def keep_ends(text: str, characters: int, total: int, marker: str, notable: int = 0) -> str:
+def keep_ends(
+    text: str, characters: int, total: int, marker: str, kept: Sequence[str] = (), names: Sequence[str] = ()
+) -> str:
     """Return about ``characters`` characters from both ends of a text, with the marker between them.
 
-    Up to ``notable`` of these characters are used for lines of the middle that report a failure.
+    Lines of the middle that are ``kept`` count, and names take up to ``NAMES_PART`` of the characters.
     """
-    kept = notable_lines(text, notable)
-    characters -= sum(len(line) + 1 for line in kept)
+    room = int(characters * NAMES_PART) if names else 0
+    characters -= sum(len(line) + 1 for line in kept) + room
     head = _line_start(text, int(characters * HEAD_PART))
     tail = _line_end(text, len(text) - (characters - int(characters * HEAD_PART)))
     left_out = text[head:tail]
     tokens = max(1, round(total * len(left_out) / len(text)))
     middle = _fill(marker, tokens, len(left_out), left_out.count("\n"))
     middle += "".join(f"{line}\n" for line in kept if line in left_out)
+    if room:
+        middle += listed_names(names, room, left_out, f"{text[:head]}{middle}{text[tail:]}")
     return f"{text[:head]}{middle}{text[tail:]}"
+
+
+def listed_names(names: Sequence[str], characters: int, left_out: str, shown: str) -> str:
+    """Return a line with the first names that a text has and ``shown`` doesn't; empty if there are none."""
+    chosen: list[str] = []
+    left = characters - len(_NAMES) - 1
+    for name in names:
+        if len(name) < left and name not in shown and name in left_out:
+            chosen.append(name)
+            left -= len(name) + 1
+            shown = f"{shown} {name}"
+            if left < 5:
+                break
+    return f"{_NAMES}{' '.join(chosen)}\n" if chosen else ""
 
 
 def notable_lines(text: str, characters: int) -> list[str]:
     """Return the first lines that report a failure, without repetitions; at most ``characters`` characters."""
     lines: dict[str, None] = {}
     position = 0
-    while len(lines) < _NOTABLE_LINES and characters > 0 and (match := _NOTABLE.search(text, position)):
+    for match in _failures(text):
+        if len(lines) >= _NOTABLE_LINES or characters <= 0:
+            break
+        if match.start() < position:
+            continue
         start = text.rfind("\n", max(0, match.start() - _NOTABLE_CHARACTERS), match.start()) + 1
         start = max(start, match.start() - _NOTABLE_CHARACTERS // 2)
         end = text.find("\n", match.end(), start + _NOTABLE_CHARACTERS)
@@ -106,6 +146,23 @@ def notable_lines(text: str, characters: int) -> list[str]:
             characters -= len(line) + 1
             lines[line] = None
     return list(lines)
+
+
+def _failures(text: str) -> Iterator[re.Match[str]]:
+    """Yield the words that report a failure, in order. Looking for each of them is faster than one search for all."""
+    lowered = text.lower()
+    if len(lowered) != len(text):  # places would differ
+        lowered = text
+    ahead = [(place, word) for word in _NOTABLE_WORDS if (place := lowered.find(word)) >= 0]
+    heapify(ahead)
+    while ahead:
+        place, word = ahead[0]
+        if (match := _NOTABLE.match(text, place)) is not None:
+            yield match
+        if (place := lowered.find(word, place + 1)) >= 0:
+            heapreplace(ahead, (place, word))
+        else:
+            heappop(ahead)
 
 
 def _line_start(text: str, position: int) -> int:

@@ -6,7 +6,7 @@ The size of any range is one subtraction.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from proxy.compaction.gains import Gains
 from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, MessagePressure, kept_sizes
@@ -18,6 +18,7 @@ from proxy.compaction.rules import (
     USER_FRAME_TOKENS,
     Envelope,
     SectionLimits,
+    is_plan,
 )
 from proxy.compaction.settings import Clause, share_of
 from proxy.compaction.turn import Turn, group_starts
@@ -111,10 +112,12 @@ class Sizes:
 
     Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``.
 
+    - ``groups``: the group of each message.
     - ``users``: the user's messages as a summary message quotes them.
     - ``newest_user``: the last of them; ``newest_media``: the tokens of its media parts.
     - ``newest_user_group``: the group of the last user message; -1 if there is none.
     - ``retained``: the messages that are kept with a summary: system messages, and groups with a pinned message.
+    - ``planned``: whether one of them has a plan.
     - ``clips``: the token limit of each tool result that is too large for any prompt, by index.
     """
 
@@ -124,18 +127,22 @@ class Sizes:
         group_cap: int | None,
         pinned: frozenset[int] = frozenset(),
         retained: RetainedGroups | None = None,
+        plan_tools: Collection[str] = (),
     ) -> None:
         self.starts = group_starts(body)
         self.ends = [*self.starts[1:], len(body)] if body else []
+        self.groups = [group for group, start in enumerate(self.starts) for _ in range(start, self.ends[group])]
         self.clips: dict[int, int] = {}
         self.total = [0]
         self.users = [0]
         self.newest_user = [0]
         self.newest_media = [0]
         self.newest_user_group = [-1]
+        self.planned = [False]
         self.retained = retained or RetainedGroups(None, None)
         self._asks = [body[start].facts.kind == "user" for start in self.starts]
         self._pinned = pinned
+        self._plan_tools = plan_tools
         for group, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             self._add_group(body, group, start, end, group_cap)
 
@@ -155,10 +162,6 @@ class Sizes:
     def keeps_user_message(self, cut: int) -> bool:
         """Return whether the newest user message before a cut is kept because later messages work on it."""
         return self.newest_user[cut] > 0 and not self._asks[cut]
-
-    def group_of(self, index: int) -> int:
-        """Return the group of a message."""
-        return bisect_right(self.starts, index) - 1
 
     def _add_group(self, body: Sequence[Turn], group: int, start: int, end: int, group_cap: int | None) -> None:
         tokens = sum([turn.facts.tokens for turn in body[start:end]])
@@ -186,6 +189,7 @@ class Sizes:
         self.newest_user.append(newest)
         self.newest_media.append(newest_media)
         self.newest_user_group.append(newest_group)
+        self.planned.append(self.planned[-1] or (bool(first.calls) and is_plan(first, self._plan_tools)))
 
 
 def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> dict[int, int]:
@@ -293,7 +297,8 @@ class Projection:
         sizes = self._sizes
         limits = self._limits.for_span(sizes.total[cut])
         users = min(sizes.users[cut] - self._user_message_tokens(cut), limits.users)
-        return SUMMARY_FRAME_TOKENS + limits.summary + limits.words + limits.index + users
+        plan = limits.plan if sizes.planned[cut] else 0
+        return SUMMARY_FRAME_TOKENS + limits.summary + limits.words + limits.index + plan + users
 
     def _user_message_tokens(self, cut: int) -> int:
         return self._sizes.newest_user[cut] if self._sizes.keeps_user_message(cut) else 0

@@ -1,22 +1,54 @@
-"""Build the message that replaces the summarized part of a conversation."""
+"""Build the message that replaces the summarized part of a conversation, and count the names that a prompt has kept."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from proxy.compaction.directives import ENOUGH, INSTRUCTION_MARKS, directives, heaviest, instruction_file, rule_lines
 from proxy.compaction.format import Format, TextCounter
-from proxy.compaction.identifiers import Artefacts, identifiers, named_files, unseen
+from proxy.compaction.identifiers import FILES, Access, Names, Source, argument_text, collect, named_files, ranking
 from proxy.compaction.identifiers import index as index_of
-from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits
+from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits, newest_plan
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
 
 TAG = "conversation_summary"
 
+INDEX_TITLE = "Paths, URLs, and identifiers"
+
+READ_TITLE = "Rules in files that were read, word for word"
+
+INDEX_FRAME_TOKENS = 12
+"""Tokens of the index's title and of the line breaks around it."""
+
+PLAN_FRAME_TOKENS = 16
+"""Tokens of the plan's title and of the line breaks around it."""
+
+RULES_PART = 0.4
+"""Share of the tokens of the user's messages that is for the rules in those that don't fit."""
+
+FILES_PART = 0.25
+"""Share of the tokens of the user's messages that is for the rules in files with instructions."""
+
+SHORT_MESSAGE = 500
+"""Tokens of a user's message that isn't shortened to make room for older ones."""
+
 SMALLEST_QUOTE = 24
 """Tokens. With less room than this, no part of a text is quoted."""
+
+MOST_NAMES = 300
+"""The names that ``retention`` counts, those that are likeliest needed again. About 300 to 350 agree best with the
+names that agents need next: fewer are almost all in the index, and of more, most are never needed."""
+
+Counts = tuple[int, int, int]
+"""Numbers of names: kept in the prompt, only in the archive, and lost."""
+
+_COUNTED_KINDS = ("files", "identifiers", "numbers", "errors")
+_NUMBERS = ("number", "amount", "date", "version", "ticket", "code", "uuid", "hash")
+_ERROR_ENDINGS = ("Error", "Exception")
 
 _INTRODUCTION = (
     "The beginning of this conversation does not fit the model's input, so this note replaces it. The note is "
@@ -26,48 +58,74 @@ _INTRODUCTION = (
 _KEPT = "The complete earlier messages are in the archive as {id}."
 # A model may read a tag with spaces as a tag.
 _FENCE = re.compile(rf"<(?=\s{{0,4}}/?\s{{0,4}}(?:{TAG}|user_message)\b)", re.IGNORECASE)
+_PLAN_TITLE = "The assistant's newest plan in those messages, word for word"
+_PLAN_MARKER = "\n[… the proxy left out {tokens} tokens of this plan …]\n"
 _MESSAGE_MARKER = "\n[… the proxy left out {tokens} tokens of this message …]\n"
 _SUMMARY_MARKER = "\n[… the proxy left out {tokens} tokens of the summary …]\n"
 _OMITTED_SYSTEM = "[{count} earlier system messages are only in the summary below.]"
 _OMITTED = "[{count} earlier user messages are only in the summary below.]"
+_RULES = "[Sentences from them that state rules, word for word:]"
 
 
-def collect_identifiers(turns: Sequence[Turn], earlier: Artefacts | None, format: Format) -> Artefacts:
-    """Return the paths, URLs, and identifiers in turns, after those of ``earlier`` turns."""
-    calls = [format.arguments(turn.raw) for turn in turns]
-    texts = (
-        "\n".join([format.text(turn.raw), *(text for _, text in made)]) for turn, made in zip(turns, calls, strict=True)
-    )
-    files = (file for made in calls for tool, text in made for file in named_files(tool, text))
-    return identifiers(texts, earlier, files)
+def collect_names(turns: Sequence[Turn], earlier: Names | None, format: Format, start: int = 0) -> Names:
+    """Return the names in turns, after those of ``earlier`` turns. ``start`` is the position of the first turn."""
+    files: list[tuple[Access, str]] = []
+
+    def texts(turn: Turn) -> list[tuple[Source, str]]:
+        calls = _calls(turn, format)
+        files.extend(file for tool, text in calls for file in named_files(tool, text))
+        return _texts(turn, calls, format)
+
+    return collect(map(texts, turns), earlier, files, start)
+
+
+def texts_of(turn: Turn, format: Format) -> list[tuple[Source, str]]:
+    """Return the text of a unit and the arguments of its calls, each with its source."""
+    return _texts(turn, _calls(turn, format), format)
+
+
+def _calls(turn: Turn, format: Format) -> list[tuple[str, str]]:
+    return format.arguments(turn.raw) if turn.facts.calls else []
+
+
+def _texts(turn: Turn, calls: Sequence[tuple[str, str]], format: Format) -> list[tuple[Source, str]]:
+    source: Source = "result" if turn.facts.kind == "result" else "said"
+    return [(source, format.text(turn.raw)), *(("call", argument_text(text)) for _, text in calls)]
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryParts:
-    """The contents of a summary message.
+    """The contents of a summary message without its index.
 
     - ``dropped``: the turns that it replaces and quotes.
-    - ``found``: the identifiers in all turns before the checkpoint.
     - ``summary``: the model's text.
     - ``id``: the archive id of the dropped turns; ``None`` if they aren't archived.
     - ``omitted``: the number of system messages that only the summary covers.
     """
 
     dropped: Sequence[Turn]
-    found: Artefacts
     summary: str
     id: str | None = None
     omitted: int = 0
 
 
-def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, format: Format) -> bytes:
+class SummaryMessage(NamedTuple):
+    """A summary message without its index, and the place of the index in its text, in characters."""
+
+    raw: bytes
+    index_at: int
+
+
+def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, format: Format) -> SummaryMessage:
     """Return the JSON of the message that replaces a part of a conversation.
 
     The message contains, in this order:
 
-    - the user's messages, word for word: the first and the newest ones, ``limits.users`` tokens in all
-    - an index of paths, URLs, and identifiers that its other sections don't mention
+    - the user's messages, word for word: the first and the newest ones
+    - rules in files that calls read. With the user's messages, they take ``limits.users`` tokens
+    - an index of names, which ``with_index`` adds
     - the summary
+    - the newest plan: the arguments of a call, at most ``limits.plan`` tokens
     - the assistant's last text, at most ``limits.words`` tokens
 
     The sections that change least between checkpoints come first, so that the provider's prompt cache stays valid.
@@ -77,11 +135,9 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     words_of = [format.user_text(turn.raw) for turn in parts.dropped if turn.facts.kind == "user"]
     texts = [text for words in words_of for text, _ in words]
     labels = [label for words in words_of for _, label in words]
-    users = (
-        "\n".join(user_messages(texts, limits.users, count, labels, keep_first=rules.user_messages.keep_first))
-        if texts
-        else ""
-    )
+    read = _rules_read(parts.dropped, int(limits.users * FILES_PART), format)
+    most = limits.users - count(read)
+    users = "\n".join(user_messages(texts, most, count, labels, keep_first=rules.user_messages.keep_first))
     if parts.omitted:
         users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=parts.omitted))))
     # Escaping tags may make the summary longer than its limit.
@@ -89,16 +145,31 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     room = limits.words - USER_FRAME_TOKENS
     said = _last_words(parts.dropped, format) if room >= SMALLEST_QUOTE else ""
     words = middle_cut(fenced(said), room, count, _MESSAGE_MARKER) if said else ""
-    listed = fenced(index_of(unseen(parts.found, users + summary + words), limits.index - 12, count))
-    sections = (
-        ("The user's messages and directives, word for word, oldest first", users),
-        ("Paths, URLs, and identifiers", listed),
-        ("Summary", summary),
-        ("The assistant's last message, word for word", words),
-    )
-    written = [introduction, *(f"## {title}\n{text}" for title, text in sections if text)]
-    body = "\n\n".join(written)
-    return format.summary(rules.role, f"<{TAG}>\n{body}\n</{TAG}>")
+    first = _sections((("The user's messages and directives, word for word, oldest first", users), (READ_TITLE, read)))
+    plan = fenced(newest_plan(parts.dropped, rules.keep_newest, format))
+    plan = middle_cut(plan, limits.plan - PLAN_FRAME_TOKENS, count, _PLAN_MARKER)
+    last = ("The assistant's last message, word for word", words)
+    rest = _sections((("Summary", summary), (_PLAN_TITLE, plan), last))
+    start = f"<{TAG}>\n{introduction}{first}"
+    return SummaryMessage(format.summary(rules.role, f"{start}{rest}\n</{TAG}>"), len(start))
+
+
+def _sections(sections: Sequence[tuple[str, str]]) -> str:
+    return "".join(f"\n\n## {title}\n{text}" for title, text in sections if text)
+
+
+def with_index(
+    message: SummaryMessage, found: Names, kept: Sequence[Turn], limits: SectionLimits, format: Format
+) -> bytes:
+    """Return a summary message with the index of the names in the turns that it replaces.
+
+    ``kept`` are the turns after it. Names that they or the message contain aren't listed.
+    """
+    text = format.replaceable_text(message.raw) or ""
+    shown = "\n".join([text, *(part for turn in kept for _, part in texts_of(turn, format))])
+    listed = fenced(index_of(found, shown, limits.index - INDEX_FRAME_TOKENS, format.text_tokens))
+    section = _sections(((INDEX_TITLE, listed),))
+    return format.with_text(message.raw, text[: message.index_at] + section + text[message.index_at :])
 
 
 def _last_words(turns: Sequence[Turn], format: Format) -> str:
@@ -120,35 +191,91 @@ def user_messages(
     """Return the user's messages as quoted blocks, in order, at most ``max_tokens`` tokens in all.
 
     With ``keep_first``, the first message is always kept, then the newest ones. A message that doesn't fit loses its
-    middle, and a line states the number of omitted messages. ``labels`` replace the media parts of each message. They
-    follow its text and are never cut, so that the beginning and end of the text are kept.
+    middle, but not the rules in it. A block states the number of omitted messages, and quotes their rules. ``labels``
+    replace the media parts of each message. They follow its text and are never cut, so that the beginning and end of
+    the text are kept.
     """
     labels = labels or [""] * len(texts)
     overheads = [USER_FRAME_TOKENS + (count(fenced(label)) + 1 if label else 0) for label in labels]
     sizes = [count(fenced(text)) + overhead for text, overhead in zip(texts, overheads, strict=True)]
     if sum(sizes) <= max_tokens:
         return [_block(text, label) for text, label in zip(texts, labels, strict=True)]
+    kept = _kept_messages(texts, sizes, overheads, max_tokens, count, keep_first=keep_first)
+    if len(kept) == len(texts):
+        return [_block(kept[i], labels[i]) for i in range(len(texts))]
+    stated = {rule: weight for text in texts for rule, weight in directives(fenced(text)).items()}
+    room = min(int(max_tokens * RULES_PART), sum(len(rule) for rule in stated))
+    kept = _kept_messages(texts, sizes, overheads, max_tokens - room, count, keep_first=keep_first)
+    shown = "\n".join(kept.values())
+    lost = {rule: weight for rule, weight in stated.items() if rule not in shown}
+    listed = heaviest(lost, room - count(_RULES) - 1, lambda rule: count(rule) + 3)
+    lines = [_RULES, *(f"- {rule}" for rule in listed)] if listed else []
+    blocks = [_block(kept[i], labels[i]) for i in sorted(kept)]
+    blocks.insert(1 if 0 in kept else 0, "\n".join([_OMITTED.format(count=len(texts) - len(kept)), *lines]))
+    return blocks
+
+
+def _kept_messages(
+    texts: Sequence[str],
+    sizes: Sequence[int],
+    overheads: Sequence[int],
+    max_tokens: int,
+    count: TextCounter,
+    *,
+    keep_first: bool,
+) -> dict[int, str]:
+    """Return the texts of the messages that fit, by index: the first one, then the newest ones.
+
+    Longer ones are shortened, so that more of those that are short fit.
+    """
     left = max_tokens - 20
     kept: dict[int, str] = {}
     newest_first = range(len(texts) - 1, 0 if keep_first else -1, -1)
+    first = min(left, max_tokens // 3) if keep_first else 0
+    longest = max(SHORT_MESSAGE, _level([sizes[i] for i in newest_first], left - min(first, sizes[0])))
     for index in [0, *newest_first] if keep_first else newest_first:
-        share = min(left, max_tokens // 3) if keep_first and not index else left
+        share = first if keep_first and not index else min(left, longest)
         if sizes[index] > share:
             room = share - overheads[index]
             if room < SMALLEST_QUOTE:
                 break
-            kept[index] = middle_cut(fenced(texts[index]), room, count, _MESSAGE_MARKER)
+            kept[index] = middle_cut(fenced(texts[index]), room, count, _MESSAGE_MARKER, notable=rule_lines)
             left -= count(kept[index]) + overheads[index]
-            if index or not keep_first:
-                break
         else:
             kept[index] = fenced(texts[index])
             left -= sizes[index]
-    blocks = [_block(kept[i], labels[i]) for i in sorted(kept)]
-    omitted = len(texts) - len(kept)
-    if omitted:
-        blocks.insert(1 if 0 in kept else 0, _OMITTED.format(count=omitted))
-    return blocks
+    return kept
+
+
+def _level(sizes: Sequence[int], most: int) -> int:
+    """Return the size to which the longest messages must shrink, so that all have ``most`` tokens together."""
+    for number, size in enumerate(sorted(sizes)):
+        share = most // (len(sizes) - number)
+        if size > share:
+            return share
+        most -= size
+    return most
+
+
+def _rules_read(turns: Sequence[Turn], max_tokens: int, format: Format) -> str:
+    """Return the rules in files with instructions that calls read, below the path of each file."""
+    sources: dict[str | None, str] = {}
+    read: dict[str, str] = {}
+    for turn in turns:
+        if turn.facts.kind == "result" and (source := sources.get(turn.facts.answers)) is not None:
+            read[source] = fenced(format.text(turn.raw))
+        elif turn.facts.calls and any(map(bytes(turn.raw).__contains__, INSTRUCTION_MARKS)):
+            arguments = format.arguments(turn.raw)
+            for call, (_, text) in zip(turn.facts.calls, arguments, strict=False):
+                if (source := instruction_file(text)) is not None:
+                    sources[call.id] = source
+    found = {(source, rule): weight for source in read for rule, weight in directives(read[source], ENOUGH).items()}
+    most = max_tokens - sum(format.text_tokens(source) + 2 for source in read)
+    listed = heaviest(found, most, lambda one: format.text_tokens(one[1]) + 3)
+    return "\n".join(
+        "\n".join([f"{source}:", *(f"- {rule}" for of, rule in listed if of == source)])
+        for source in dict.fromkeys(of for of, _ in listed)
+    )
 
 
 def fenced(text: str) -> str:
@@ -159,3 +286,29 @@ def fenced(text: str) -> str:
 def _block(text: str, label: str) -> str:
     inside = "\n".join(filter(None, (fenced(text), fenced(label))))
     return f"<user_message>\n{inside}\n</user_message>"
+
+
+def retention(removed: Iterable[Names], texts: Iterable[str], *, archived: bool) -> dict[str, Counts]:
+    """Return how many of the likeliest ``removed`` names the ``texts`` of a prompt still have, by kind.
+
+    The others are in the archive if ``archived`` is true, and lost otherwise. Kinds without names are omitted. A file
+    counts as kept if the prompt has the last part of its path, because the index lists files by folder.
+    """
+    found: Names = {}
+    for names in removed:
+        found = names | found
+    text = "\n".join(texts)
+    counts = {kind: [0, 0, 0] for kind in _COUNTED_KINDS}
+    for name in ranking(found)[:MOST_NAMES]:
+        kind = found[name].kind
+        kept = (name.rstrip("/").rpartition("/")[2] if kind in FILES else name) in text
+        counts[_group(kind, name)][0 if kept else 1 if archived else 2] += 1
+    return {kind: (kept, only, lost) for kind, (kept, only, lost) in counts.items() if kept or only or lost}
+
+
+def _group(kind: str, name: str) -> str:
+    if kind in FILES:
+        return "files"
+    if kind == "error" or name.endswith(_ERROR_ENDINGS):
+        return "errors"
+    return "numbers" if kind in _NUMBERS else "identifiers"

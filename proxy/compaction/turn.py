@@ -17,6 +17,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from proxy.compaction.format import Format
+    from proxy.compaction.identifiers import Names
 
 
 Kind = Literal["system", "user", "assistant", "result", ""]
@@ -29,6 +30,20 @@ class Call:
 
     id: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileUse:
+    """A file that a call reads or writes.
+
+    A read has the lines from ``start`` to ``end`` (exclusive). ``form`` has the tool and its other arguments.
+    """
+
+    path: str
+    writes: bool = False
+    start: float = 0
+    end: float = 0
+    form: str = ""
 
 
 @dataclass(slots=True)
@@ -47,7 +62,9 @@ class Facts:
       result answers one of several calls. ``one_of_several`` caches the facts for that case, in which ``parallel`` is
       true.
     - ``forms`` caches the output of the stages, by stage and settings; ``None`` means unchanged.
+    - ``names`` are the likeliest names in a result that was shortened. Its shorter forms share them.
     - ``pinned`` caches whether the unit matches a policy's pin patterns.
+    - ``uses`` caches the ids of calls with the files that they use, and ``failed`` whether a result reports a failure.
     """
 
     kind: Kind
@@ -67,7 +84,10 @@ class Facts:
     parallel: bool = False
     one_of_several: Facts | None = None
     forms: dict[tuple[str, object], Turn | None] = field(default_factory=dict)
+    names: Names = field(default_factory=dict)
     pinned: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    uses: tuple[tuple[str, tuple[FileUse, ...]], ...] | None = None
+    failed: bool | None = None
 
     @property
     def text_tokens(self) -> int:

@@ -19,7 +19,7 @@ from proxy.config.fields import Count, Section, off_for_false
 from proxy.config.sections import PolicySection
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.errors import TooManyRequests
-from proxy.recall.search import ArchivedText, Index, Passage, read
+from proxy.recall.search import ArchivedText, Index, Match, Passage, read
 from proxy.store import StoreFailed
 from proxy.store.archive import Archive
 
@@ -75,8 +75,8 @@ TOKENS = 300
 
 TAG = "earlier_message"
 
-PASSAGES = 8
-"""Passages in a search result at most, unless the call states a number."""
+EXCHANGES = 10
+"""Exchanges in a search result at most, unless the call states a number."""
 
 MOST_ENTRIES = 64
 """Entries that a search reads: the newest checkpoint, which leads to all earlier ones, and shortened messages."""
@@ -112,12 +112,12 @@ TextCounter = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The arguments of a call. At least one of ``words`` and ``id`` is set. ``limit`` is in passages."""
+    """The arguments of a call. At least one of ``words`` and ``id`` is set. ``limit`` is in exchanges."""
 
     words: str | None = None
     id: str | None = None
     offset: int = 0
-    limit: int = PASSAGES
+    limit: int = EXCHANGES
 
 
 class Reader:
@@ -218,12 +218,11 @@ class _Entries:
     def texts(self) -> list[tuple[str, ArchivedText]]:
         return [(id, read(messages)) for id, messages in self.messages]
 
-    def search(self, words: str, limit: int) -> list[tuple[str, Passage]]:
-        """Return the best passages, each with the id of its entry."""
-        places = {passage: id for id, text in self.texts for passage in text.passages}
+    def search(self, words: str, limit: int) -> list[tuple[str, Match]]:
+        """Return the best exchanges, each with the id of its entry."""
         if self._index is None:
-            self._index = Index(list(places))
-        return [(places[passage], passage) for passage in self._index.search(words, limit)]
+            self._index = Index([text.passages for _, text in self.texts])
+        return [(self.texts[found.entry][0], found) for found in self._index.search(words, limit)]
 
     def close(self) -> None:
         if self._index is not None:
@@ -277,22 +276,37 @@ def page(id: str, text: ArchivedText, offset: int, count: TextCounter, most: int
     return f"{_QUOTED} Characters {offset} to {end} of {whole}. {more}\n<{TAG} id={id}>\n{fenced(part)}\n</{TAG}>"
 
 
-def quoted(found: Sequence[tuple[str, Passage]], count: TextCounter, most: int) -> str:
-    """Return the passages that a search found, as many as fit."""
+def quoted(found: Sequence[tuple[str, Match]], count: TextCounter, most: int) -> str:
+    """Return the passages that a search found, in its order. If not all fit, the best ones are chosen.
+
+    Questions that don't match only explain the others, so they get the room that is left.
+    """
     if not found:
         return _EMPTY
-    pieces = [f"{_QUOTED} To read on, use the id and the offset of a quote."]
-    left = most - count(pieces[0]) - 10
-    for id, passage in found:
-        head = f"<{TAG} id={id} offset={passage.start} role={fenced(passage.role[:20])}>"
-        room = left - count(head) - 12
-        part = longest_start(passage.text.strip(), count, room)
-        if not part:
-            break
-        piece = f"{head}\n{fenced(part)}\n</{TAG}>"
-        pieces.append(piece)
-        left -= count(piece) + 1
-    return "\n".join(pieces)
+    ranked = sorted(found, key=lambda one: one[1].rank)
+    wanted = [(id, passage) for id, exchange in ranked for passage in exchange.passages]
+    wanted += [(id, exchange.question) for id, exchange in ranked if exchange.question is not None]
+    beginning = f"{_QUOTED} To read on, use the id and the offset of a quote."
+    left = most - count(beginning) - 10
+    quotes: dict[tuple[str, Passage], str] = {}
+    for id, passage in wanted:
+        text = passage.text.strip()
+        if not quotes:  # at least a part of the best one
+            text = longest_start(text, count, left - count(_quote(id, passage, "")) - 2)
+        quote = _quote(id, passage, text)
+        if text and (size := count(quote) + 1) <= left:
+            quotes[id, passage] = quote
+            left -= size
+    lines = [beginning]
+    for id, exchange in found:
+        passages = {*exchange.passages, *([exchange.question] if exchange.question else [])}
+        shown = sorted((passage for passage in passages if (id, passage) in quotes), key=lambda one: one.start)
+        lines += [quotes[id, passage] for passage in shown]
+    return "\n".join(lines)
+
+
+def _quote(id: str, passage: Passage, text: str) -> str:
+    return f"<{TAG} id={id} offset={passage.start} role={fenced(passage.role[:20])}>\n{fenced(text)}\n</{TAG}>"
 
 
 def longest_start(text: str, count: TextCounter, room: int) -> str:

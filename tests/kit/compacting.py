@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from proxy.compaction.fit import fit
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import Artefacts
+from proxy.compaction.identifiers import Names
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, SEPARATOR, UNBOUNDED, Bounds
-from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
+from proxy.compaction.render import OutgoingMessage, RenderedConversation, before_cut, render
 from proxy.compaction.rules import Envelope, Pins, Rules
 from proxy.compaction.settings import Clause, IndexRules, Trigger, UserMessageRules, any_met
 from proxy.compaction.stages import ArgumentRules, DuplicateRules, MediaRules, ResultRules
-from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
+from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message, with_index
 from proxy.compaction.turn import Turn, head_length
 from proxy.dialects.units import decode
 from tests.kit.conversations import FORMAT
@@ -115,17 +115,17 @@ def summary_text(dropped: Sequence[Turn]) -> str:
     return f"{len(dropped)} messages went by; the last had {dropped[-1].facts.tokens} tokens."
 
 
-_COLLECTED: dict[tuple[type[Format], tuple[bytes, ...]], Artefacts] = {}
+_COLLECTED: dict[tuple[type[Format], tuple[bytes, ...]], Names] = {}
 
 
-def _identifiers(dropped: Sequence[Turn], format: Format) -> Artefacts:
-    """Collect the identifiers of the same messages once, as the proxy does. A growing conversation repeats them."""
+def _names(dropped: Sequence[Turn], format: Format) -> Names:
+    """Collect the names in the same messages once, as the proxy does. A growing conversation repeats them."""
     key = type(format), tuple(bytes(turn.raw) for turn in dropped)
     found = _COLLECTED.get(key)
     if found is None:
         if len(_COLLECTED) > 100:
             _COLLECTED.clear()
-        found = _COLLECTED[key] = collect_identifiers(dropped, None, format)
+        found = _COLLECTED[key] = collect_names(dropped, None, format)
     return found
 
 
@@ -155,8 +155,14 @@ def send(
         apart = {*plan.pinned, plan.current_user_message.get(plan.cut, -1)}
         quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
         kept = "0123456789abcdef0123" if policy.archive else None
-        parts = SummaryParts(quoted, _identifiers(dropped, format), summary(dropped), kept)
-        raw = summary_message(parts, plan.limits_at(plan.cut), policy, format)
+        message = summary_message(
+            SummaryParts(quoted, summary(dropped), kept), plan.limits_at(plan.cut), policy, format
+        )
+        # As in the proxy: later messages may replace kept ones, but don't change the index.
+        seen = plan.seen[plan.cut]
+        places = (*before_cut(plan), *range(plan.cut, seen))
+        shown = policy.shortest(turns[head : head + seen], places, format)
+        raw = with_index(message, _names(dropped, format), shown, plan.limits_at(plan.cut), format)
         piece = OutgoingMessage(raw, format.tokens(raw), None)
     rendered: RenderedConversation = render(turns, head, plan, policy, piece, format)
     room = None if budget is None else budget - FIXED

@@ -55,6 +55,10 @@ class _Encoding:
         encode = self._short if len(text) < 2_000 else self._real.encode
         return encode(text, disallowed_special=disallowed_special)
 
+    def encode_ordinary(self, text: str) -> list[int]:
+        """See ``tiktoken.Encoding``."""
+        return self._short(text, disallowed_special=())
+
 
 class _Counter(ChatCounter):
     @cached_property

@@ -20,6 +20,9 @@ NAME = "arguments"
 KEPT_KEYS = frozenset(
     {"path", "file_path", "filename", "file", "paths", "url", "uri", "id", "command", "cmd", "query", "pattern"}
 )
+# The text that an edit replaced. The file doesn't have it anymore, so the model hardly needs it.
+REPLACED_KEYS = frozenset({"old_string", "oldString", "old_str", "oldStr", "old_text", "oldText"})
+
 _KEPT_ENDINGS = ("_path", "_url", "_id", "_file")
 
 _NOTE = (
@@ -53,12 +56,18 @@ class ArgumentRules(StageRules):
         "the original. Default: a note that says that it isn't part of the value.",
     ] = None
     tools: Annotated[tuple[str, ...], 'The tools whose arguments may be cut; "*" for all tools.'] = WRITING_TOOLS
+    max_replaced: Annotated[int, "Maximum characters of the text that an edit replaced."] = 400
+
+    @property
+    def least(self) -> int:
+        """Return the characters up to which no string is cut."""
+        return min(self.max_length, self.max_replaced)
 
     def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Arguments:
         return Arguments(self, format, archive=archive)
 
     def is_costly(self, facts: Facts) -> bool:
-        return facts.kind != "result" and bool(facts.calls) and facts.tokens > self.max_length // 8
+        return facts.kind != "result" and bool(facts.calls) and facts.tokens > self.least // 8
 
 
 class Arguments(Stage):
@@ -72,13 +81,17 @@ class Arguments(Stage):
     def __init__(self, rules: ArgumentRules, format: Format, *, archive: bool, every_key: bool = False) -> None:
         super().__init__(rules)
         self._rules = rules
+        self._least = rules.least
         self._format = format
         self._archive = archive
         self._every_key = every_key
-        self._key = (NAME, (rules.max_length, rules.truncation_text, rules.tools, archive, every_key))
+        self._key = (
+            NAME,
+            (rules.max_length, rules.max_replaced, rules.truncation_text, rules.tools, archive, every_key),
+        )
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
-        if not turn.facts.calls or len(turn.raw) <= self._rules.max_length:
+        if not turn.facts.calls or len(turn.raw) <= self._least:
             return None
         forms = turn.facts.forms
         if self._key not in forms:
@@ -89,7 +102,7 @@ class Arguments(Stage):
         note = self._note(turn)
 
         def rewrite(name: str, arguments: str) -> str | None:
-            if not self._applies(name) or len(arguments) <= self._rules.max_length:
+            if not self._applies(name) or len(arguments) <= self._least:
                 return None
             return self._shorter(arguments, note)
 
@@ -120,7 +133,8 @@ class Arguments(Stage):
     def _cut(self, value: Any, note: str, key: str = "", depth: int = 0) -> Any:
         if isinstance(value, str):
             stays = not self._every_key and (key in KEPT_KEYS or key.endswith(_KEPT_ENDINGS))
-            if stays or len(value) <= self._rules.max_length:
+            most = self._least if key in REPLACED_KEYS else self._rules.max_length
+            if stays or len(value) <= most:
                 return value
             cut = value[:KEPT_CHARACTERS] + note.replace("{characters}", str(len(value) - KEPT_CHARACTERS))
             return cut if len(cut) < len(value) else value

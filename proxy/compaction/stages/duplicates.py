@@ -1,4 +1,4 @@
-"""Replace repeated tool results: of identical results, only the newest is kept in full."""
+"""Replace repeated tool results, and reads of files that were read again or changed afterwards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from functools import cached_property
 from typing import Annotated, ClassVar
 
 from proxy.compaction.format import Format
+from proxy.compaction.identifiers import collect, ranking
+from proxy.compaction.shorten import listed_names
+from proxy.compaction.stages.reads import Superseded, superseded_reads
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
 from proxy.compaction.turn import Turn
 
@@ -17,18 +20,35 @@ _REFERENCE = (
     "[The compaction proxy left out this result, because a later call in this conversation returned an identical "
     "result.{kept} This note is not part of the result.]"
 )
+_NOTES = {
+    "read": (
+        "[The compaction proxy left out this result, because a later call in this conversation read {file} again."
+        "{kept} This note is not part of the result.]"
+    ),
+    "written": (
+        "[The compaction proxy left out this content of {file}, because a later call in this conversation changed the "
+        "file.{kept} This note is not part of the result.]"
+    ),
+}
+
+NAMES_PART = 0.25
+"""Share of an outdated read that its names may take. They help to find the place again."""
+
+MOST_NAMES = 2_000
+"""Characters. The names of an outdated read aren't longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class DuplicateRules(StageRules):
-    """Replace older exact copies of a tool result with a reference to the newest one."""
+    """Replace older exact copies of a tool result, and older reads of a file that was read again or changed."""
 
     NAME: ClassVar[str] = NAME
     SECTION: ClassVar[str] = "duplicates"
-    ABOUT: ClassVar[str] = "Replace copies of tool results; null turns this off."
+    ABOUT: ClassVar[str] = "Replace copies of tool results, and outdated reads of files; null turns this off."
     MAIN: ClassVar[str | None] = "min_length"
 
-    min_length: Annotated[int, "Minimum characters of a result to compare."] = 200
+    min_length: Annotated[int, "Minimum characters of a result to replace."] = 200
+    reads: Annotated[bool, "Replace results of reading a file once a later call read or changed it."] = True
 
     def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
         return _Duplicates(self, body, format, archive=archive)
@@ -41,24 +61,54 @@ class _Duplicates(Stage):
 
     def __init__(self, rules: DuplicateRules, body: Sequence[Turn], format: Format, *, archive: bool) -> None:
         super().__init__(rules)
-        self._min_length = rules.min_length
+        self._rules = rules
         self._body = body
         self._format = format
         self._archive = archive
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
-        if index not in self._next_copies:
+        if index not in self._next:
             return None
+        read = self._reads.get(index)
         forms = turn.facts.forms
-        key = (NAME, self._archive)
+        key = (NAME, (self._archive, None if read is None else (read.event, read.path)))
         if key not in forms:
-            text = _REFERENCE.replace("{kept}", kept_as(turn, archive=self._archive))
+            kept = kept_as(turn, archive=self._archive)
+            text = _REFERENCE.replace("{kept}", kept) if read is None else self._note(turn, read, kept)
             forms[key] = turn.rewritten(self._format.with_result(turn.raw, text), self._format)
         return forms[key]
 
     def later(self) -> dict[int, int]:
-        """Return the next copy of each result that has one."""
-        return self._next_copies
+        """Return the first later message that makes each result superfluous."""
+        return self._next
+
+    def _note(self, turn: Turn, read: Superseded, kept: str) -> str:
+        note = _NOTES[read.event].replace("{kept}", kept).replace("{file}", read.path)
+        if read.event == "read":
+            return note
+        text = self._format.text(turn.raw)
+        names = ranking(collect([[("result", text)]]))
+        listed = listed_names(names, min(int(len(text) * NAMES_PART), MOST_NAMES), text, note)
+        return f"{note}\n{listed}".rstrip("\n")
+
+    @cached_property
+    def _next(self) -> dict[int, int]:
+        copies = self._next_copies
+        return copies | {index: read.later for index, read in self._reads.items()}
+
+    @cached_property
+    def _reads(self) -> dict[int, Superseded]:
+        """Return the reads that were repeated or outdated before their next copy."""
+        if not self._rules.reads:
+            return {}
+        copies, facts = self._next_copies, [turn.facts for turn in self._body]
+        return {
+            index: read
+            for index, read in superseded_reads(self._body, self._format).items()
+            if facts[index].length >= self._rules.min_length
+            and not facts[index].media
+            and read.later < copies.get(index, len(facts))
+        }
 
     @cached_property
     def _next_copies(self) -> dict[int, int]:
@@ -66,7 +116,7 @@ class _Duplicates(Stage):
         copies: dict[int, int] = {}
         for index, turn in enumerate(self._body):
             facts = turn.facts
-            if facts.kind != "result" or facts.length < self._min_length:
+            if facts.kind != "result" or facts.length < self._rules.min_length:
                 continue
             if facts.said in newest:
                 copies[newest[facts.said]] = index

@@ -1,6 +1,7 @@
 """Shorten old tool results.
 
-The beginning, the end, and lines that report failures are kept. A note states how much was left out.
+First, a result gets a form that loses nothing. If that is still too long, the beginning, the end, and lines that report
+failures are kept. A note states how much was left out.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, ClassVar
 
+from proxy.compaction.directives import rule_lines
 from proxy.compaction.format import Format
-from proxy.compaction.shorten import middle_cut, without_base64
+from proxy.compaction.identifiers import collect, ranking
+from proxy.compaction.shorten import middle_cut, notable_lines, without_base64
+from proxy.compaction.stages.lossless import lossless
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
 from proxy.compaction.turn import Facts, Turn
 
@@ -29,6 +33,12 @@ _MARKER = (
 )
 _BASE64_NOTE = "[The compaction proxy left out {characters} characters of base64 here.{kept}]"
 
+
+LEAST_LOSSLESS = 200
+"""Tokens. Shorter results get no other form, because that would hardly save anything."""
+
+NAMES = 100
+"""Names of a shortened result that are remembered, the likeliest ones."""
 
 LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")
 """Tools whose results DeepAgents never evicts."""
@@ -48,11 +58,15 @@ class ResultRules(StageRules):
         default_factory=dict
     )
     exclude: Annotated[tuple[str, ...], "Tools whose results this stage doesn't change."] = LISTING_TOOLS
+    lossless: Annotated[
+        bool, "Also remove colors, indentation of JSON, numbers and copies of lines, and repeated paths."
+    ] = True
 
     @property
     def least(self) -> int:
-        """Return the tokens up to which no result is shortened."""
-        return min([self.max_tokens, *self.max_tokens_per_tool.values()])
+        """Return the tokens up to which no result is changed."""
+        least = min([self.max_tokens, *self.max_tokens_per_tool.values()])
+        return min(least, LEAST_LOSSLESS) if self.lossless else least
 
     def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
         return _Results(self, body, format, archive=archive)
@@ -80,9 +94,9 @@ class _Results(Stage):
             return None
         name = self._names.get(index, "")
         limit = self._rules.max_tokens_per_tool.get(name, self._rules.max_tokens)
-        if facts.text_tokens <= limit or name in self._rules.exclude:
+        if name in self._rules.exclude or (facts.text_tokens <= limit and not self._rules.lossless):
             return None
-        key = (NAME, (limit, self._archive))
+        key = (NAME, (limit, self._archive, self._rules.lossless))
         if key not in facts.forms:
             facts.forms[key] = self._reduced(turn, limit)
         return facts.forms[key]
@@ -91,13 +105,20 @@ class _Results(Stage):
         text = self._format.replaceable_text(turn.raw)
         if not text:
             return None
+        reduced: Turn | None = None
+        if self._rules.lossless and (compact := lossless(text)) != text:
+            reduced = turn.rewritten(self._format.with_text(turn.raw, compact), self._format)
+            text = compact if reduced else text
+        if (reduced or turn).facts.text_tokens <= limit:
+            return reduced
         kept = kept_as(turn, archive=self._archive)
         bare = without_base64(text, _BASE64_NOTE.replace("{kept}", kept))
-        elided = turn.rewritten(self._format.with_text(turn.raw, bare), self._format) if bare != text else None
-        if elided is not None and elided.facts.text_tokens <= limit:
-            return elided
+        if bare != text:
+            reduced = turn.rewritten(self._format.with_text(turn.raw, bare), self._format) or reduced
+            if (reduced or turn).facts.text_tokens <= limit:
+                return reduced
         marker = _MARKER.replace("{kept}", kept)
-        return shortened(elided or turn, int(limit * KEPT_PART), self._format, marker) or elided
+        return shortened(reduced or turn, int(limit * KEPT_PART), self._format, marker) or reduced
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -116,14 +137,21 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn 
     frame = format.frame_tokens(turn.raw, turn.facts)
     # A text far over the limit isn't counted again. The tokens of its message are accurate enough.
     total = turn.facts.text_tokens - frame if len(text) > max_tokens * 16 else None
+    is_result = turn.facts.kind == "result"
+    said = rule_lines if turn.facts.kind == "user" else None
+    found = collect([[("result", text)]]) if is_result else {}
+    names = ranking(found)
+    if not turn.facts.names:  # otherwise this is a shorter form, with fewer names
+        turn.facts.names.update((name, found[name]) for name in names[:NAMES])
     cut = middle_cut(
         text,
         max_tokens - frame,
         format.inner_tokens(turn.facts),
         marker,
         total,
-        notable=turn.facts.kind == "result",
-        least=0 if turn.facts.kind == "result" else LEAST_TEXT,
+        notable=notable_lines if is_result else said,
+        least=0 if is_result else LEAST_TEXT,
+        names=names,
     )
     return turn.rewritten(format.with_text(turn.raw, cut), format)
 
@@ -133,7 +161,8 @@ def _tool_names(body: Sequence[Turn]) -> dict[int, str]:
     names: dict[int, str] = {}
     latest: dict[str, str] = {}
     for index, turn in enumerate(body):
-        latest.update({call.id: call.name for call in turn.facts.calls})
+        for call in turn.facts.calls:
+            latest[call.id] = call.name
         if turn.facts.answers in latest:
             names[index] = latest[turn.facts.answers]
     return names

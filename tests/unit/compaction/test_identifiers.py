@@ -1,4 +1,4 @@
-"""Test the collection of paths, URLs, and identifiers."""
+"""Test the collection of names, their ranking, and their index."""
 
 from __future__ import annotations
 
@@ -8,107 +8,159 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.identifiers import MOST, PIECE, Access, identifiers, index
+from proxy.compaction.identifiers import (
+    MOST,
+    PIECE,
+    Access,
+    Mention,
+    Names,
+    argument_text,
+    collect,
+    index,
+    ranking,
+)
 from proxy.compaction.summary_message import fenced
 from proxy.summary import prompt as transcript
 from proxy.summary.quality import Written, checked
 from tests.kit.conversations import FORMAT, result, text_tokens, turn
 
 
+def in_results(*texts: str, files: list[tuple[Access, str]] | None = None) -> Names:
+    return collect(([("result", text)] for text in texts), None, files or [])
+
+
+def listing(found: Names, tokens: int = 500, shown: str = "") -> list[str]:
+    return index(found, shown, tokens, text_tokens).split("\n")
+
+
 @pytest.mark.parametrize(
-    ("text", "kind", "found"),
+    ("text", "kind", "names"),
     [
         ("see https://example.org/a?b=1#c.", "url", ["https://example.org/a?b=1#c"]),
         ('"http://localhost:8080/x", then', "url", ["http://localhost:8080/x"]),
         ("open /etc/hosts and ~/notes/todo", "path", ["/etc/hosts", "~/notes/todo"]),
-        ("in src/app/main.py:42, ../lib/util.ts", "path", ["src/app/main.py"]),
-        ("from '../lib/util.ts'", "import", ["../lib/util.ts"]),
+        ("in src/app/main.py:42, ../lib/util.ts", "path", ["src/app/main.py", "../lib/util.ts"]),
         ("./run/me now; read/write and/or", "path", ["./run/me"]),
-        ("fix ABC-123 and X2-9, not AB-12-34", "ticket", ["ABC-123", "X2-9"]),
+        ("see main.go, a.test.ts, and fmt.Println", "file", ["main.go", "a.test.ts"]),
+        ("fix ABC-123 and X2-9, not AB-12-34; closes #4711", "ticket", ["ABC-123", "X2-9", "#4711"]),
         (
-            "E1234, ERR_NO_FILE, HTTP-404, UTF-8, TS2345, E12345x, ERRORS-1",
+            "E1234, HTTP-404, UTF-8, TS2345, E12345x, ERRORS-1",
             "error",
-            ["E1234", "ERR_NO_FILE", "HTTP-404", "UTF-8", "TS2345"],
+            ["E1234", "HTTP-404", "UTF-8", "TS2345"],
         ),
-        ("E1234, HTTP-404, UTF-8, TS2345", "ticket", []),
         ("book 4WQ150, FACT-7QX2A (ORD-8F-3K2)", "code", ["4WQ150", "FACT-7QX2A", "ORD-8F-3K2"]),
+        ("order #W2378156, and half of it", "code", ["#W2378156"]),
         ("not 123456, CONSTANT, UTF-8, x4WQ150, 4WQ150y or A1B2", "code", []),
         ("id 123e4567-e89b-12d3-a456-426614174000!", "uuid", ["123e4567-e89b-12d3-a456-426614174000"]),
-        ("commit 0123456789abcdef, deadbeefcafe", "hash", ["0123456789abcdef"]),
+        ("commit 0123456789abcdef, deadbeefcafe, 1a2b3c4", "hash", ["0123456789abcdef", "1a2b3c4"]),
+        ("getUser(HttpClient, MAX_SIZE, plain, Title)", "name", ["getUser", "HttpClient", "MAX_SIZE"]),
+        ("a snake_case name, URLs and $homeDir", "name", ["snake_case", "homeDir"]),
+        ("call client.sendRequest", "name", ["sendRequest"]),
+        ("run it with --no-verify -n --x", "flag", ["--no-verify"]),
+        ("write to ann.lee@example.org.", "email", ["ann.lee@example.org"]),
+        ("it costs $1,234.50 or € 99, due 2026-03-05", "amount", ["$1,234.50", "€ 99"]),
+        ("it costs $1,234.50, due 2026-03-05 at v1.22.0", "date", ["2026-03-05"]),
+        ("item 1151293680, zip 19122, line 42", "number", ["1151293680", "19122"]),
+        ("Yusuf paid us. He is happy, is He? Paid in full.", "proper", ["Yusuf"]),
         ("nothing at all here, 2024, a-b, I/O", "path", []),
     ],
-)
-def test_what_is_found(text: str, kind: str, found: list[str]) -> None:
-    assert identifiers([text])[kind] == found
+)  # fmt: skip
+def test_what_is_found(text: str, kind: str, names: list[str]) -> None:
+    assert [name for name, mention in in_results(text).items() if mention.kind == kind] == names
 
 
-def test_each_stands_once_in_the_order_of_its_last_mention() -> None:
-    earlier = identifiers(["/a/one /a/two"])
-    assert identifiers(["/a/three then /a/one"], earlier)["path"] == ["/a/two", "/a/three", "/a/one"]
+def test_mentions_are_counted_by_their_place_and_added_to_earlier_ones() -> None:
+    first = collect([[("said", "getUser? getUser!"), ("call", "getUser")], [("result", "getUser")]])
+    assert first == {"getUser": Mention("name", 4, 3, 1, 1, 1)}
+    both = collect([[("result", "getUser other_name")]], first, start=2)
+    assert both == {"getUser": Mention("name", 5, 4, 1, 1, 2), "other_name": Mention("name", 1, 1, 0, 0, 2)}
+    assert first["getUser"].count == 4
 
 
-def test_of_very_many_the_newest_are_kept() -> None:
-    found = identifiers([" ".join(f"AB-{n}" for n in range(MOST + 50))])["ticket"]
-    assert (len(found), found[0], found[-1]) == (MOST, "AB-50", f"AB-{MOST + 49}")
+def test_escapes_in_embedded_json_are_no_part_of_names() -> None:
+    assert list(in_results(r'{"text": "call\n\tgetUser\nthen"}')) == ["getUser"]
+    arguments = r'{"edits": [{"old": "\tgetUser\n", "count": 12345}], "ok": true, "none": null}'
+    assert argument_text(arguments).split() == ["edits", "ok", "none", "old", "count", "getUser", "12345"]
+    assert argument_text("not JSON") == "not JSON"
+    assert argument_text("[" * 100_000) == "[" * 100_000
 
 
-def test_the_index_puts_files_under_their_folder_and_takes_the_newest_first() -> None:
-    found = identifiers(["/src/a.py /src/b.py /lib/c.py AB-1 https://example.org/x"])
-    assert index(found, 500, text_tokens).split("\n") == [
-        "- AB-1",
-        "- https://example.org/x",
-        "- /src/: a.py b.py",
+def test_names_that_calls_and_messages_mention_come_first() -> None:
+    found = collect([
+        [("result", "inResult inResult")],
+        [("call", "inCall")],
+        [("said", "inText")],
+        [("result", "often often_named often_named often_named FACT-7QX2A Word")],
+    ])  # fmt: skip
+    assert ranking(found) == ["FACT-7QX2A", "inCall", "inText", "often_named", "inResult", "Word"]
+
+
+def test_of_very_many_the_likeliest_are_kept() -> None:
+    found = in_results("wanted_name " * 90 + " ".join(f"AB-{n}" for n in range(MOST + 50)))
+    assert (len(found), "wanted_name" in found) == (MOST, True)
+
+
+def test_the_index_puts_files_under_their_folder() -> None:
+    text = "/src/a.py /src/b.py /lib/c.py AB-1 https://example.org/x getUser"
+    assert listing(in_results(text)) == [
         "- /lib/: c.py",
+        "- /src/: a.py b.py",
+        "- AB-1 https://example.org/x getUser",
     ]
-    few = index(identifiers([" ".join(f"/src/file{n}.py" for n in range(100))]), 30, text_tokens)
-    assert "file99.py" in few
-    assert "file0.py" not in few
 
 
-def test_files_that_calls_wrote_or_read_come_first_and_noise_last() -> None:
+def test_what_is_shown_is_not_listed() -> None:
+    found = in_results("getUser other_name /src/a.py")
+    assert listing(found, shown="call getUser in /src/a.py") == ["- other_name"]
+    assert listing(found, shown="getUser other_name /src/a.py") == [""]
+
+
+def test_files_that_calls_wrote_or_read_come_first() -> None:
     read: list[tuple[Access, str]] = [("read", "/src/a.py"), ("read", "/lib/c.py"), ("read", "notes.md")]
     written: list[tuple[Access, str]] = [("written", "/src/a.py"), ("written", "/src/b.py"), ("read", "/src/a.py")]
-    texts = ["AB-1 E1234 ../x/y.ts /src/a.py https://example.org/x ERR_GONE ORD-8F-3K2 /etc/hosts"]
-    found = identifiers(texts, identifiers([], None, read), [*written, ("file", "/srv/data"), ("file", "/lib/c.py")])
-    assert index(found, 500, text_tokens).split("\n") == [
+    files: list[tuple[Access, str]] = [*read, *written, ("file", "/srv/data"), ("file", "/lib/c.py")]
+    assert listing(in_results("/src/a.py ../x/y.ts /etc/hosts", files=files)) == [
         "- /src/ (written): b.py a.py",
-        "- ./ (read): notes.md",
         "- /lib/ (read): c.py",
-        "- AB-1",
-        "- https://example.org/x",
+        "- ./ (read): notes.md",
         "- /srv/: data",
-        "- ORD-8F-3K2",
-        "- /etc/: hosts",
         "- ../x/: y.ts",
-        "- E1234, ERR_GONE",
+        "- /etc/: hosts",
     ]
 
 
-def test_rare_identifiers_have_room_beside_many_files() -> None:
-    files: list[tuple[Access, str]] = [
-        (access, f"/{access}/part{n}/file{n}.py") for n in range(400) for access in ("written", "read")
+def test_a_folder_that_many_lines_share_is_named_once() -> None:
+    root = "/home/ann/projects/shop"
+    files = [f"{root}/{folder}/{name}.py" for folder in ("api", "web/views", "db") for name in ("a1", "b2", "c3", "d4")]
+    assert listing(in_results(" ".join([*files, "/etc/hosts"]))) == [
+        f"- in {root}/:",
+        "  - api/: a1.py b2.py c3.py d4.py",
+        "  - db/: a1.py b2.py c3.py d4.py",
+        "  - web/views/: a1.py b2.py c3.py d4.py",
+        "- /etc/: hosts",
     ]
-    listed = index(identifiers(["AB-1 https://example.org/x"], None, files), 400, text_tokens)
-    for last in ("/written/ (written): ", "part399/file399.py", "/read/ (read): ", "- AB-1", "- https://example.org/x"):
-        assert last in listed
-    assert listed.count("(written)") == listed.count("(read)") == 1
+
+
+def test_a_relative_path_is_the_same_file_as_the_longer_one() -> None:
+    found = collect([[("call", "/home/ann/shop/api/a1.py"), ("result", "api/a1.py ./api/a1.py a1.py a2.py")]])
+    assert listing(found) == ["- /home/ann/shop/api/: a1.py", "- ./: a2.py"]
 
 
 def test_names_with_spaces_are_quoted() -> None:
     files: list[tuple[Access, str]] = [("read", "/a/b.py"), ("read", "/a/two words.md")]
-    assert index(identifiers([], None, files), 500, text_tokens) == '- /a/ (read): b.py "two words.md"'
+    assert listing(in_results("", files=files)) == ['- /a/ (read): b.py "two words.md"']
 
 
 @pytest.mark.parametrize("limit", [0, 50, 400, 2_000])
 def test_long_names_of_shared_folders_stay_in_the_limit(limit: int) -> None:
     folders = [f"/{n % 90}/{'long-name-' * 9}{n}" for n in range(300)]
     files: list[tuple[Access, str]] = [("read", f"{folder}/{n} {n}.py") for n in range(3) for folder in folders]
-    assert text_tokens(index(identifiers([], None, files), limit, text_tokens)) <= limit
+    assert text_tokens(index(in_results("", files=files), "", limit, text_tokens)) <= limit
 
 
 def test_small_folders_share_the_line_of_their_parent() -> None:
     paths = "/a/b/one.py /a/b/two.py /a/c/three.py /a/d/1.py /a/d/2.py /a/d/3.py /a/d/4.py /e/f/5.py"
-    assert index(identifiers([paths]), 500, text_tokens).split("\n") == [
+    assert sorted(listing(in_results(paths))) == [
         "- /a/: b/one.py b/two.py c/three.py",
         "- /a/d/: 1.py 2.py 3.py 4.py",
         "- /e/f/: 5.py",
@@ -117,12 +169,8 @@ def test_small_folders_share_the_line_of_their_parent() -> None:
 
 @pytest.mark.parametrize("folders", [1, 7, 400])
 def test_the_index_uses_its_tokens_up(folders: int) -> None:
-    found = identifiers([" ".join(f"/src/part{n % folders}/file{n}.py" for n in range(400))])
-    listed = index(found, 400, text_tokens)
-    assert 330 < text_tokens(listed) <= 400
-    # The newest are listed, and none that is older than an omitted one.
-    there = [f"file{n}.py" in listed for n in range(400)]
-    assert there == sorted(there)
+    found = in_results(" ".join(f"/src/part{n % folders}/file{n}.py some_name{n}" for n in range(400)))
+    assert 300 < text_tokens(index(found, "", 400, text_tokens)) <= 400
 
 
 @pytest.mark.parametrize("before", range(PIECE - 60, PIECE + 10, 7))
@@ -130,19 +178,23 @@ def test_nothing_is_missed_where_a_long_text_is_parted(before: int) -> None:
     text = (
         "w" * (before % 50) + " word" * (before // 5) + " https://example.org/a/rather/long/address.html\n/a/b.py AB-1 "
     )
-    found = identifiers([text + "word " * 9000])
-    assert found["url"] == ["https://example.org/a/rather/long/address.html"]
-    assert (found["path"], found["ticket"]) == (["/a/b.py"], ["AB-1"])
+    assert list(in_results(text + "word " * 9000)) == [
+        "/a/b.py",
+        "AB-1",
+        "https://example.org/a/rather/long/address.html",
+    ]
 
 
-words = st.sampled_from(("/a/b", "src/x.py", "AB-1", "https://e.org/", "0123456789abcdef", "日本/語.txt", "x" * 90))
+words = st.sampled_from(
+    ("/a/b", "src/x.py", "AB-1", "https://e.org/", "0123456789abcdef", "日本/語.txt", "x" * 90, "aName")
+)
 
 
 @given(st.lists(st.tuples(words, st.integers(0, 999)), max_size=200), st.integers(0, 400))
 def test_the_index_takes_no_more_than_its_tokens(items: list[tuple[str, int]], limit: int) -> None:
     files: list[tuple[Access, str]] = [(("written", "read", "file")[n % 3], f"{word}{n % 7}") for word, n in items[::2]]
-    found = identifiers((f"{word}{number}" for word, number in items), None, files)
-    assert text_tokens(index(found, limit, text_tokens)) <= limit
+    found = in_results(*(f"{word}{number}" for word, number in items), files=files)
+    assert text_tokens(index(found, "", limit, text_tokens)) <= limit
 
 
 LENGTH = 1 << 18
@@ -159,7 +211,7 @@ def regex_users() -> dict[str, Callable[[str], object]]:
         return checked(Written(text, "stop"), source_tokens=10**9, max_tokens=10**9, count=len)
 
     return {
-        "artefacts": lambda text: identifiers([text]),
+        "artefacts": lambda text: in_results(text),
         "summary fence": fenced,
         "transcript fence": transcript.fenced,
         "base64": lambda text: transcript.entries([turn(result("a", text))], FORMAT),
@@ -174,3 +226,12 @@ def test_expressions_are_linear(name: str, block: str) -> None:
     """Match a long text of near matches."""
     text = (block * (LENGTH // len(block) + 1))[:LENGTH]
     regex_users()[name](text)
+
+
+LONG = ("", f"{'x' * 299}Y", f"{'x' * 299}Yz", f"{'x' * 290}Y{'z' * 20}")
+
+
+@given(st.text("aB9_./-é漢→ \n(", max_size=30), st.sampled_from(LONG), st.sampled_from(("é ", "漢 ", "→ ")))
+def test_words_are_the_same_next_to_other_scripts(text: str, long: str, other: str) -> None:
+    """Texts in ASCII are split in another way."""
+    assert in_results(f"{other}{text} {long} see_this") == in_results(f"{text} {long} see_this")

@@ -22,7 +22,8 @@ BODY = turns(
 
 def assembled(checkpoints: list[int], pending: int | None = None, pinned: frozenset[int] = frozenset()) -> Plan:
     sizes = Sizes(BODY, None, pinned, RetainedGroups(LIMITS.system, LIMITS.newest))
-    return assemble_plan(BODY, sizes, {}, LIMITS, pinned, checkpoints, pending)
+    made = {checkpoint: len(sizes) for checkpoint in checkpoints}
+    return assemble_plan(BODY, sizes, {}, LIMITS, pinned, made, pending)
 
 
 def test_without_checkpoints_the_plan_is_empty() -> None:
@@ -37,6 +38,7 @@ def test_group_indexes_become_message_indexes() -> None:
     assert plan.upcoming == 4
     assert plan.cut == 2
     assert not plan.empty
+    assert plan.seen == {2: len(BODY)}
     assert plan.replaced == {at: sum(turn.facts.tokens for turn in BODY[:at]) for at in (2, 4)}
 
 

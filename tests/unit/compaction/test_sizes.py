@@ -30,7 +30,7 @@ def test_totals_by_group() -> None:
     assert sizes.newest_user_group == [-1, 0, 0, 0, 0, 4]
     assert sizes.retained.tokens == [0, 0, 0, 5, 5, 5]
     assert sizes.retained.messages == [0, 0, 0, 1, 1, 1]
-    assert [sizes.group_of(index) for index in range(7)] == [0, 1, 1, 1, 2, 3, 4]
+    assert [sizes.groups[index] for index in range(7)] == [0, 1, 1, 1, 2, 3, 4]
 
 
 def test_the_newest_question_is_carried_where_what_follows_is_work_on_it() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from proxy.compaction.gains import Gains, LateGains, PlainGains, stage_gains
 from proxy.compaction.sizes import Sizes
+from proxy.compaction.stages import ArgumentRules
 from proxy.compaction.turn import Turn
 from tests.kit.compacting import rules
 from tests.kit.conversations import FORMAT, assistant, call, result, turns, user
@@ -41,7 +43,7 @@ def test_a_repeated_result_saves_tokens_once_its_copy_has_arrived() -> None:
     gains, lighter = gains_of(repeated("word " * 150), duplicates=True)
     late = gains["duplicates"]
     assert isinstance(late, LateGains)
-    assert "duplicates" not in lighter
+    assert not any(lighter["duplicates"])
     assert late.potential(0, 2, 2) == 0
     assert late.potential(0, 2, 3) > 0
 
@@ -56,3 +58,23 @@ def test_a_repeated_result_counts_only_savings_beyond_other_stages() -> None:
 def repeated(text: str) -> list[Turn]:
     exchanges = [message for id_ in "ab" for message in (assistant(None, call(id_)), result(id_, text))]
     return turns([user("go"), *exchanges, user("on")])
+
+
+def test_a_plan_saves_tokens_once_there_is_a_newer_one() -> None:
+    plans = [(assistant(None, call(id_, "TodoWrite", text=LONG)), result(id_, "ok")) for id_ in "ab"]
+    body = turns(
+        [user("go"), *plans[0], assistant(None, call("c", "write_file", text=LONG)), result("c", "ok"), *plans[1]]
+    )
+    policy = replace(rules(), stages=(ArgumentRules(tools=("*",)),))
+    gains, lighter = stage_gains(policy.applied_to(body, FORMAT), body, Sizes(body, None), frozenset())
+    late = gains["arguments"]
+    assert isinstance(late, LateGains)
+    other = late.potential(0, 3, 3)
+    assert other > 0
+    assert late.potential(1, 2, 3) == 0
+    assert late.potential(1, 2, 4) > 0
+    assert late.potential(3, 4, 4) == 0, "the newest plan stays"
+    assert [bool(saved) for saved in lighter["arguments"]] == [False, False, True, False]
+    stage = policy.applied_to(body, FORMAT)[0]
+    assert stage.later() == {1: 5}
+    assert [stage.reduce(index, body[index]) is None for index in (1, 3, 5)] == [False, False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,10 +16,11 @@ from proxy.compaction.sizes import Sizes
 from proxy.compaction.summary_message import (
     TAG,
     SummaryParts,
-    collect_identifiers,
+    collect_names,
     fenced,
     summary_message,
     user_messages,
+    with_index,
 )
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.units import decode, text_of
@@ -39,16 +41,14 @@ from tests.kit.conversations import (
 )
 
 ROOMY = SectionLimits(summary=4000, users=20_000, newest=20_000, system=20_000, words=2000, index=2000, group=None)
+RULES_TITLE = "[Sentences from them that state rules, word for word:]"
 BLOCK = re.compile(r"<user_message>\n(.*?)\n</user_message>", re.DOTALL)
 
 
 def note(messages: list[Message], summary: str = "They worked.", room: SectionLimits = ROOMY) -> str:
     dropped = turns(messages)
-    message = decode(
-        summary_message(
-            SummaryParts(dropped, collect_identifiers(dropped, None, FORMAT), summary), room, rules(), FORMAT
-        )
-    )
+    bare = summary_message(SummaryParts(dropped, summary), room, rules(), FORMAT)
+    message = decode(with_index(bare, collect_names(dropped, None, FORMAT), (), room, FORMAT))
     assert (message["role"], set(message)) == ("user", {"role", "content"})
     return text_of(message)
 
@@ -89,9 +89,9 @@ def test_what_the_assistant_said_last_is_in_it() -> None:
 
 
 def test_it_says_where_the_messages_are_kept() -> None:
-    parts = SummaryParts(turns([user("go")]), {}, "so far", "0123456789abcdef0123")
+    parts = SummaryParts(turns([user("go")]), "so far", "0123456789abcdef0123")
     assert "complete earlier messages are in the archive as 0123456789abcdef0123." in text_of(
-        decode(summary_message(parts, ROOMY, rules(), FORMAT))
+        decode(summary_message(parts, ROOMY, rules(), FORMAT).raw)
     )
     assert "archive" not in note([user("go")])
 
@@ -133,6 +133,91 @@ def test_the_users_messages_take_no_more_than_their_tokens(drawn: list[tuple[int
     assert len(shown) == len(texts) or len(blocks) == len(shown) + 1
     if sum(text_tokens(fenced(text)) + 12 for text in texts) <= limit:
         assert [BLOCK.findall(block) for block in blocks] == [[fenced(text)] for text in texts]
+
+
+RULE = "Never push to the main branch without my approval."
+
+
+def test_the_rules_of_omitted_messages_are_listed_word_for_word() -> None:
+    texts = [
+        "Fix the build.",
+        f"{'with words ' * 30}\n{RULE}",
+        *(f"message {n} {'with words ' * 10}" for n in range(40)),
+    ]
+    blocks = user_messages(texts, 400, text_tokens)
+    assert blocks[1].endswith(f"user messages are only in the summary below.]\n{RULES_TITLE}\n- {RULE}")
+    assert sum(text_tokens(block) + 1 for block in blocks) <= 400
+
+
+def test_if_there_is_no_room_for_all_rules_the_heaviest_are_listed() -> None:
+    others = [f"We need number {n} as a format." for n in range(100)]
+    texts = [
+        "Fix the build.",
+        *others[:50],
+        RULE,
+        *others[50:],
+        *(f"message {n} {'with words ' * 10}" for n in range(40)),
+    ]
+    blocks = user_messages(texts, 400, text_tokens)
+    assert f"\n- {RULE}" in blocks[1]
+    assert 3 < sum(other in blocks[1] for other in others) < 50
+
+
+def test_a_shortened_message_keeps_its_rules() -> None:
+    filler = "x y z\n" * 1000
+    blocks = user_messages(["Fix the build.", f"{filler}{RULE}\n{filler}", "newest"], 300, text_tokens)
+    assert len(blocks) == 3
+    assert f"tokens of this message …]\n{RULE}\n" in blocks[1]
+    assert blocks[1].startswith("<user_message>\nx y z\n")
+
+
+def test_long_messages_make_room_for_short_ones() -> None:
+    short = [f"short {n} {'with words ' * 20}" for n in range(8)]
+    blocks = user_messages(["first", *short[:4], "long " * 5000, *short[4:]], 1500, text_tokens)
+    assert [BLOCK.findall(block) for block in blocks if "long " not in block] == [
+        ["first"],
+        *([text] for text in short),
+    ]
+    assert text_tokens(blocks[5]) > 800
+
+
+def reading(path: str, text: str, id_: str = "r") -> list[Message]:
+    return [assistant(None, call(id_, "read_file", path=path)), result(id_, text)]
+
+
+def test_rules_in_files_with_instructions_are_quoted_with_their_file() -> None:
+    filler = "The build is green.\n" * 20
+    text = note(
+        [
+            user("go"),
+            *reading("/srv/AGENTS.md", f"# Guide\n{filler}- {RULE}\n{filler}", "a"),
+            *reading("/srv/app.py", "# Never call this twice.", "b"),
+            *reading("docs/CLAUDE.md", "Always use tabs.\nNever close </conversation_summary> yourself.", "c"),
+            *reading("/srv/AGENTS.md", f"- {RULE}\n- Don't edit generated files.", "d"),
+        ]
+    )
+    start = text.index("## Rules in files that were read, word for word\n")
+    assert text[start : text.index("\n\n", start)].split("\n")[1:] == [
+        "/srv/AGENTS.md:",
+        f"- {RULE}",
+        "- Don't edit generated files.",
+        "docs/CLAUDE.md:",
+        "- Always use tabs.",
+        "- Never close &lt;/conversation_summary> yourself.",
+    ]
+    assert "Never call this twice" not in text
+    assert text.index("directives, word for word") < start < text.index("## Paths")
+
+
+@given(st.integers(20, 600), st.integers(1, 80), st.integers(1, 60))
+def test_the_users_messages_and_rules_of_files_share_their_tokens(limit: int, messages: int, rules_read: int) -> None:
+    said = [user(f"message {n} with words") for n in range(messages)]
+    file = "\n".join(f"- Never use number {n} in your replies." for n in range(rules_read))
+    room = replace(ROOMY, users=limit)
+    text = note([*said, *reading("AGENTS.md", file)], room=room)
+    bare = note([user(""), *reading("README.md", file)], room=room)
+    # The titles and the frame of a message don't count.
+    assert text_tokens(text) <= text_tokens(bare) + limit + 60
 
 
 TAGS = [
@@ -195,7 +280,7 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     text = f"<{TAG}> and line {budget} of the notes\n" * room.summary
     summary = middle_cut(text, room.summary, COUNTER.text, "")
     body = turns(messages, COUNTER.format)
-    parts = SummaryParts(body, collect_identifiers(body, None, FORMAT), summary, "0123456789abcdef0123")
-    raw = summary_message(parts, room, rules(), COUNTER.format)
+    message = summary_message(SummaryParts(body, summary, "0123456789abcdef0123"), room, rules(), COUNTER.format)
+    raw = with_index(message, collect_names(body, None, FORMAT), (), room, COUNTER.format)
     users = min(Sizes(body, None).users[-1], room.users)
     assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.words + room.index + users

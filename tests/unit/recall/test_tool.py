@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -56,12 +57,20 @@ def test_the_schema_is_strict() -> None:
     assert PARAMETERS["additionalProperties"] is False
 
 
-def result(most: int = 1_000, tenant: str = "t", roots: tuple[str, ...] = (ID,), **arguments: Any) -> str:
+CONTENTS = (("user", "the cutoff date is Thursday"), ("user", HOSTILE), ("user", "filler " * 3_000))
+
+
+def result(
+    most: int = 1_000,
+    tenant: str = "t",
+    roots: tuple[str, ...] = (ID,),
+    contents: Sequence[tuple[str, str]] = CONTENTS,
+    **arguments: Any,
+) -> str:
     async def run() -> str:
         store = SqliteStore(None)
         archive = Archive(store)
-        contents = ("the cutoff date is Thursday", HOSTILE, "filler " * 3_000)
-        messages = tuple(json.dumps({"role": "user", "content": content}).encode() for content in contents)
+        messages = tuple(json.dumps({"role": role, "content": content}).encode() for role, content in contents)
         archive.keep("t", [Removed(ID, messages)], 3_600)
         try:
             with contextlib.closing(Reader(archive).conversation(tenant, roots)) as conversation:
@@ -77,6 +86,21 @@ def test_a_search_quotes_the_passage_with_its_place() -> None:
     text = result(query="cutoff")
     assert f"<earlier_message id={ID} offset=" in text
     assert "the cutoff date is Thursday" in text
+
+
+def test_a_question_gets_only_the_room_that_its_answer_leaves() -> None:
+    contents = [("user", "why " * 300), ("assistant", f"{'so ' * 150} The password is orchardplum.")]
+    assert "why" in (both := result(1_000, contents=contents, query="password"))
+    assert both.index("why") < both.index("orchardplum")
+    alone = result(300, contents=contents, query="password")
+    assert "orchardplum" in alone
+    assert "why" not in alone
+
+
+def test_the_best_passages_are_chosen_if_not_all_fit() -> None:
+    words = "filler " * 100
+    contents = [("user", f"the cutoff date {words}"), *[("user", f"{words} the date {words}")] * 5]
+    assert "the cutoff date" in result(500, contents=contents, query="cutoff date")
 
 
 def test_quotes_cannot_be_closed() -> None:

@@ -1,0 +1,299 @@
+"""Write the text of a tool result in fewer characters, without a loss.
+
+Each form can be undone, except for what a terminal wouldn't show: colors, and progress that a later one overwrote. A
+form applies only if the original has no line that looks like its notes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from operator import and_, eq
+from unicodedata import combining, east_asian_width
+
+MOST_CHARACTERS = 1_000_000
+"""Longer texts stay as they are."""
+
+# Colors and a hidden cursor. Other escapes move the cursor, so they stay.
+_COLORS = re.compile(r"\x1b\[(?:[\d;:]*m|\?25[hl])")
+_ERASING = re.compile(r"\x1b\[\d*K")
+# These erase nothing in a line without carriage returns.
+_IDLE = re.compile(r"^(?:\x1b\[[0-2]?K)+|\x1b\[0?K")
+_ERASED_LINE = re.compile(r"\x1b\[2K")
+_ERASED_REST = re.compile(r"(?:\x1b\[[\d;:]*m)*\x1b\[0?K")
+
+_NOTE = "[The compaction proxy left out "
+"""The beginning of the notes in place of numbers and copies."""
+
+_REPEATED = "[The compaction proxy left out {count} copies of the line above.]"
+_REPEATED_LINE = re.compile(r"\[The compaction proxy left out (\d+) copies of the line above\.\]")
+_FEWEST_COPIES = 2
+
+_NUMBERS = "[The compaction proxy left out the numbers of the next {count} lines. The first one is {first}]"
+_NUMBERS_LINE = re.compile(
+    r"\[The compaction proxy left out the numbers of the next (\d+) lines\. The first one is (.*)\]"
+)
+_NUMBERED = re.compile(r"( *)(\d{1,7})(→|\t|\| ?)")
+_FEWEST_NUMBERED = 8
+
+_GROUPS = "[The compaction proxy wrote the path of search results once, above the lines of a file.]"
+_FOUND = re.compile(r"([^:\n]{4,300}):(\d{1,7}):")
+_PLACE = re.compile(r":\d{1,7}:")
+_GROUPED = re.compile(r" (\d{1,7})([:-])")
+_FEWEST_FOUND = 2
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\s+', re.DOTALL)
+_SPACE = " \t\n\r"
+_DEEPEST = 200
+_LINED = 1
+"""The depth up to which each value of a JSON text keeps a line of its own."""
+
+
+def lossless(text: str) -> str:
+    """Return a shorter form of a text; the text itself if there is none."""
+    if len(text) > MOST_CHARACTERS:
+        return text
+    text = as_shown(text)
+    if (compact := compact_json(text)) is not None:
+        return compact
+    return folded(grouped(without_numbers(text)))
+
+
+def as_shown(text: str) -> str:
+    """Remove colors, and the parts of lines that a terminal overwrites after a carriage return."""
+    if "\r" in text:
+        text = _without_overwritten(text)
+    return "\n".join(map(_without_colors, text.split("\n"))) if "\x1b" in text else text
+
+
+def _without_colors(line: str) -> str:
+    line = _COLORS.sub("", line)
+    return line if "\r" in line.removesuffix("\r") else _IDLE.sub("", line)
+
+
+def _without_overwritten(text: str) -> str:
+    lines = text.split("\n")
+    for place, line in enumerate(lines):
+        body = line.removesuffix("\r")
+        if "\r" in body:
+            lines[place] = _overwritten(body) + line[len(body) :]
+    return "\n".join(lines)
+
+
+def _overwritten(line: str) -> str:
+    kept: list[str] = []
+    for part in line.split("\r"):
+        if _ERASED_LINE.search(part) or _ERASED_REST.match(part):
+            kept.clear()
+        width = _width(part)
+        while kept and width is not None and (before := _width(kept[-1])) is not None and before <= width:
+            if len(kept) > 1 and _ERASING.search(kept[-1]):
+                break  # it also erased a part of those before it
+            kept.pop()
+        kept.append(part)
+    return "\r".join(kept)
+
+
+def _width(part: str) -> int | None:
+    """Return the columns of a part of a line; ``None`` if its characters may have other widths than one column."""
+    shown = _ERASING.sub("", _COLORS.sub("", part))
+    if not shown.isprintable() or not (shown.isascii() or all(map(_is_narrow, shown))):
+        return None
+    return len(shown)
+
+
+def _is_narrow(character: str) -> bool:
+    return east_asian_width(character) not in ("W", "F") and not combining(character)
+
+
+def compact_json(text: str) -> str | None:
+    """Return a JSON text without white space between tokens; ``None`` if the text isn't JSON or has no such space.
+
+    The tokens stay as they are. The values of the outermost array or object keep a line of their own.
+    """
+    start = text[:200].lstrip(_SPACE)[:1]
+    if start not in ("{", "[") or ("\n" not in text and ": " not in text and ", " not in text):
+        return None
+    parts: list[str] = []
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        token = match.group()
+        if token.isspace():
+            if token.strip(_SPACE):
+                return None
+            if "\n" in token and depth <= _LINED and parts:
+                parts.append("\n")
+            continue
+        depth += (token in ("{", "[")) - (token in ("}", "]"))
+        if depth > _DEEPEST:
+            return None
+        parts.append(token)
+    compact = "".join(parts).rstrip("\n")
+    return compact if len(compact) < len(text) and _is_json(text) else None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def without_numbers(text: str) -> str:
+    """Remove the numbers before consecutive lines. A note before them has the first one."""
+    lines = text.split("\n")
+    if len(lines) < _FEWEST_NUMBERED or not any(map(_NUMBERED.match, lines)) or _has_note(text, lines, _NUMBERS_LINE):
+        return text
+    made: list[str] = []
+    place = 0
+    while place < len(lines):
+        match = _NUMBERED.match(lines[place])
+        end = place + 1
+        if match is not None:
+            form, first = _numbers(match)
+            while end < len(lines) and lines[end].startswith(form % (first + end - place)):
+                end += 1
+            if end - place >= _FEWEST_NUMBERED:
+                made.append(_NUMBERS.format(count=end - place, first=match.group()))
+                made += [line[len(form % n) :] for n, line in enumerate(lines[place:end], first)]
+                place = end
+                continue
+        made += lines[place:end]
+        place = end
+    return "\n".join(made)
+
+
+def _numbers(first: re.Match[str]) -> tuple[str, int]:
+    """Return the form of the numbers of lines, and the first one."""
+    spaces, digits, sign = first.groups()
+    if digits[0] == "0":
+        return f"{spaces}%0{len(digits)}d{sign}", int(digits)
+    return f"%{len(spaces) + len(digits)}d{sign}", int(digits)
+
+
+def _has_note(text: str, lines: Sequence[str], note: re.Pattern[str]) -> bool:
+    """Return whether a line of a text looks like a note."""
+    return _NOTE in text and any(map(note.fullmatch, lines))
+
+
+def with_numbers(text: str) -> str:
+    """Undo ``without_numbers``."""
+    lines = text.split("\n")
+    made: list[str] = []
+    place = 0
+    while place < len(lines):
+        note = _NUMBERS_LINE.fullmatch(lines[place])
+        first = _NUMBERED.fullmatch(note[2]) if note else None
+        place += 1
+        if note is None or first is None:
+            made.append(lines[place - 1])
+            continue
+        count = int(note[1])
+        form, number = _numbers(first)
+        made += [form % n + line for n, line in enumerate(lines[place : place + count], number)]
+        place += count
+    return "\n".join(made)
+
+
+def grouped(text: str) -> str:
+    """Write the path of search results (``path:line:text``) once for all results of a file that follow each other."""
+    lines = text.split("\n")
+    if len(lines) < _FEWEST_FOUND or _PLACE.search(text) is None or _GROUPS in lines:
+        return text
+    if (text.startswith(" ") or "\n " in text) and any(map(_GROUPED.match, lines)):
+        return text
+    made = [_GROUPS]
+    place = 0
+    for path, start, end in _runs(lines):
+        made += lines[place:start]
+        made.append(f"{path}:")
+        made += [f" {line[len(path) + 1 :]}" for line in lines[start:end]]
+        place = end
+    return "\n".join([*made, *lines[place:]]) if place else text
+
+
+def _runs(lines: list[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield each run of results of one file: its path, its start, and its end."""
+    taken = place = 0
+    while place < len(lines):
+        match = _FOUND.match(lines[place])
+        if match is None or not _is_path(match[1]):
+            place += 1
+            continue
+        path = match[1]
+        start, end = place, place + 1
+        while start > taken and _is_found(lines[start - 1], path):
+            start -= 1
+        while end < len(lines) and _is_found(lines[end], path):
+            end += 1
+        if end - start >= _FEWEST_FOUND:
+            yield path, start, end
+            taken = end
+        place = end
+
+
+def _is_path(text: str) -> bool:
+    return ("/" in text or "." in text) and any(map(str.isalpha, text))
+
+
+def _is_found(line: str, path: str) -> bool:
+    """Return whether a line is a result in a file, or a line around one (``path-line-text``)."""
+    if not line.startswith(path):
+        return False
+    rest = line[len(path) :]
+    match = _GROUPED.match(f" {rest[1:]}")
+    return match is not None and rest[0] == match[2]
+
+
+def ungrouped(text: str) -> str:
+    """Undo ``grouped``."""
+    note, *lines = text.split("\n")
+    if note != _GROUPS:
+        return text
+    made: list[str] = []
+    path = ""
+    inside = False
+    for line in lines:
+        match = _GROUPED.match(line)
+        if match is None:
+            inside = False
+        elif not inside:
+            path = made.pop()[:-1]
+            inside = True
+        made.append(line if match is None else f"{path}{match[2]}{line[1:]}")
+    return "\n".join(made)
+
+
+def folded(text: str) -> str:
+    """Replace the copies of a line that follow it with their number."""
+    lines = text.split("\n")
+    same = list(map(eq, lines, lines[1:]))
+    if not any(map(and_, same, same[1:])) or _has_note(text, lines, _REPEATED_LINE):
+        return text  # no line has two copies
+    made: list[str] = []
+    place = 0
+    while place < len(lines):
+        line = lines[place]
+        end = place + 1
+        while end < len(lines) and lines[end] == line:
+            end += 1
+        copies = end - place - 1
+        made.append(line)
+        if copies:
+            note = _REPEATED.format(count=copies)
+            # Many empty lines are one token.
+            worth = copies >= _FEWEST_COPIES and line.strip() and copies * (len(line) + 1) > 2 * len(note)
+            made += [note] if worth else lines[place + 1 : end]
+        place = end
+    return "\n".join(made)
+
+
+def unfolded(text: str) -> str:
+    """Undo ``folded``."""
+    made: list[str] = []
+    for line in text.split("\n"):
+        match = _REPEATED_LINE.fullmatch(line)
+        made += [made[-1]] * int(match[1]) if match and made else [line]
+    return "\n".join(made)

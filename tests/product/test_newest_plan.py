@@ -1,0 +1,94 @@
+"""An agent's newest plan stays word for word, on all three APIs by official SDKs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.any_api import Upstream, sdk, strings, units
+from tests.kit.messages import assistant, call, result, user, words
+from tests.kit.three_apis import PATHS
+
+CASES = [
+    ("chat", "write_todos"),
+    ("chat", "todowrite"),
+    ("chat", "todo_write"),
+    ("chat", "set_goals"),
+    ("responses", "update_plan"),
+    ("messages", "TodoWrite"),
+    ("messages", "mcp__notes__set_goals"),
+]
+POLICY = {"keep_newest": ["set_goals", "mcp__notes__set_goals"], "truncate_args": {"tools": ["*"], "max_length": 300}}
+
+
+def plan(number: int, size: int = 6, note: int = 90) -> str:
+    todos = [{"content": f"Step {number}.{i} <b>é</b> {words(5)}", "status": "pending"} for i in range(size)]
+    return json.dumps({"todos": todos, "note": words(note)}, ensure_ascii=False)
+
+
+def planned(tool: str, number: int, **sizes: int) -> list[Any]:
+    made = assistant(None, call(f"plan{number}", tool))
+    made["tool_calls"][0]["function"]["arguments"] = plan(number, **sizes)
+    return [made, result(f"plan{number}", "The plan is updated.")]
+
+
+def work(start: int, end: int) -> list[Any]:
+    turns = (
+        [assistant(None, call(f"w{n}", "run", n=n)), result(f"w{n}", words(700, f"w{n}x"))] for n in range(start, end)
+    )
+    return [message for turn in turns for message in turn]
+
+
+@pytest.mark.parametrize(("api", "tool"), CASES)
+def test_the_newest_plan_is_in_every_prompt(api: str, tool: str, tmp_path: Path) -> None:
+    start = [user("Do it all."), *planned(tool, 1), *work(0, 6), *planned(tool, 2)]
+    whole = [*start, *work(6, 70)]
+    upstream = Upstream()
+    with sdk(api, tmp_path, upstream, {**POLICY, "prepare": None}) as send:
+        for end in range(len(start), len(whole) + 1, 4):
+            send(whole[:end])
+    prompts = upstream.bodies
+    summarized = ["conversation_summary" in "".join(strings(units(body))) for body in prompts]
+    assert not summarized[0]
+    assert summarized[-1]
+    for body in prompts:
+        assert any(plan(2) in text for text in strings(body)), "the newest plan, also after several checkpoints"
+    firsts = [json.dumps(units(body)[0]) for body, has in zip(prompts, summarized, strict=True) if has]
+    assert len(set(firsts)) >= 2, "several checkpoints"
+    assert not any(plan(1) in text for text in strings(prompts[-1]))
+    changed = sum(old != new[: len(old)] for old, new in itertools.pairwise(map(units, prompts)))
+    assert changed <= len(set(firsts)) + 1, "between checkpoints, prompts only grow"
+
+
+def test_a_large_plan_is_cut(tmp_path: Path) -> None:
+    upstream = Upstream()
+    with sdk("chat", tmp_path, upstream, POLICY) as send:
+        send([user("Do it all."), *planned("write_todos", 1, size=200), *work(0, 24)])
+    text = "".join(strings(upstream.bodies[-1]))
+    assert "Step 1.0 " in text
+    assert "tokens of this plan" in text
+    assert plan(1, size=200) not in text
+
+
+@pytest.mark.parametrize("api", list(PATHS))
+def test_stages_shorten_a_plan_only_once_there_is_a_newer_one(api: str, tmp_path: Path) -> None:
+    anytime = {"trigger": {"tokens": 2_000}, "keep": {"messages": 1}}
+    policy = {
+        "trigger": None,
+        "truncate_args": {"tools": ["*"], "max_length": 300, **anytime},
+        "evict_results": {"max_tokens": 200, **anytime},
+    }
+    messages = [user("Do it all."), *planned("TodoWrite", 1, note=900), *work(0, 5)]
+    upstream = Upstream()
+    with sdk(api, tmp_path, upstream, policy) as send:
+        send(messages)
+        send([*messages, *planned("TodoWrite", 2, note=900), *work(5, 9)])
+    first, second = (list(strings(body)) for body in upstream.bodies)
+    assert any("left out" in text for text in first)
+    assert any(plan(1, note=900) in text for text in first)
+    assert not any(plan(1, note=900) in text for text in second)
+    assert any(plan(2, note=900) in text for text in second)

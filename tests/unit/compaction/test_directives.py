@@ -1,0 +1,139 @@
+"""Test the search for sentences that state rules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.quality.constraints import OWN
+from proxy.compaction.directives import (
+    ENOUGH,
+    LONGEST,
+    MOST,
+    SAID,
+    directives,
+    heaviest,
+    instruction_file,
+    rule_lines,
+)
+
+RULES = [
+    "Never push to the main branch.",
+    "Always answer in French, please.",
+    "From now on, use tabs.",
+    "Before you delete a file, ask me.",
+    "Actually, the port is 8081, not 8080.",
+    "I'd prefer short answers without headings.",
+    "Don’t mention my employer.",
+    "We must not exceed the budget of 5,000.",
+    "All of this has to be done by Monday, not later.",
+]
+NO_RULES = [
+    "The build finished in 12 seconds.",
+    "src/app/main.py:12: undefined name 'parse'",
+    "2026-11-25 10:00:01 INFO server listening on port 8080",
+    "    if not self._rules:",
+    "return [x for x in every if not x.only]",
+    '{"never": true, "always": ["must"]}',
+    "Here is the log of the last run:",
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "form", ["{}", "Some text first. {}", "- {}", "12. {}", "> {}", "    34→- {}", "  7\t{}", "# {}"]
+)
+def test_a_rule_is_found_word_for_word(rule: str, form: str) -> None:
+    text = f"The log is below.\n{form.format(rule)}\nAll tests passed."
+    assert directives(text, ENOUGH)[rule] >= ENOUGH
+
+
+@pytest.mark.parametrize("text", NO_RULES)
+def test_other_lines_are_not_rules(text: str) -> None:
+    assert directives(text, ENOUGH) == {}
+
+
+def test_most_wordings_that_the_search_was_not_made_for_are_found() -> None:
+    wordings = json.loads(OWN.read_text())
+    assert len(wordings) == 30
+    assert sum(wording in directives(wording) for wording in wordings) >= 27
+    assert sum(wording in directives(wording, ENOUGH) for wording in wordings) >= 18
+
+
+@pytest.mark.parametrize(
+    "text", ["Antworte immer auf Deutsch.", "Réponds toujours en français.", "Responde siempre en español."]
+)
+def test_rules_of_users_in_other_languages_are_found_by_a_few_words(text: str) -> None:
+    assert list(directives(text)) == [text]
+
+
+def test_a_wrapped_sentence_is_one_rule() -> None:
+    rule = "Never change the files below the folder with the generated\ncode without asking me."
+    assert rule in directives(f"# Rules\n- {rule}\n- Use tabs.\nx = 1")
+    # Short lines aren't wrapped.
+    assert list(directives("Never use tabs\nalways use spaces")) == ["Never use tabs", "always use spaces"]
+
+
+def test_the_heaviest_rules_that_fit_stay_in_order() -> None:
+    text = "Use tabs here.\nNever, under any circumstances, push to main.\nPlease keep my name out of it."
+    assert rule_lines(text, 1000) == text.split("\n")
+    assert rule_lines(text, 50) == [text.split("\n")[1]]
+    assert rule_lines(text, 7) == []
+    assert heaviest({"a": 1, "b": 3, "c": 2}, 2, len) == ["b", "c"]
+
+
+def test_of_a_huge_text_both_ends_are_searched() -> None:
+    filler = "The build is green.\n" * (MOST // 20)
+    found = directives(f"Never push.\n{filler}Never pull.\n{filler}Never fetch.")
+    assert list(found) == ["Never push.", "Never fetch."]
+
+
+@pytest.mark.parametrize(
+    "piece", ["", "a", "\n", " ", "1", ". ", "* ", '."\t', "don't ", ", ", "never, ", "x" * 60 + "\n", "\ud800", "## "]
+)
+def test_the_time_is_linear_for_any_text(piece: str) -> None:
+    # A quadratic search of a megabyte would take minutes and reach the limit for each test.
+    text = piece * (1_000_000 // max(1, len(piece)))
+    assert all(len(rule) <= LONGEST for rule in directives(text))
+    instruction_file(text)
+
+
+@given(st.lists(st.sampled_from([*RULES, *NO_RULES, "\n", " ", "- ", "x" * 80, '."', "\u2028", "\ud800", "é", "。"])))
+def test_rules_are_parts_of_the_text(pieces: list[str]) -> None:
+    for joint in ("", "\n", " "):
+        text = joint.join(pieces)
+        found = directives(text)
+        assert all(rule in text and rule == rule.strip() for rule in found)
+        assert all(weight >= SAID for weight in found.values())
+        assert list(directives(text, ENOUGH)) == [rule for rule, weight in found.items() if weight >= ENOUGH]
+        room = len(text) // 2
+        lines = rule_lines(text, room)
+        assert set(lines) <= set(found)
+        assert sum(len(line) + 1 for line in lines) <= room
+
+
+@given(st.text())
+def test_any_text_can_be_searched(text: str) -> None:
+    assert all(rule in text for rule in directives(text))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [
+        ('{"file_path": "/repo/AGENTS.md"}', "/repo/AGENTS.md"),
+        ('{"cmd": ["bash", "-lc", "cat docs/CLAUDE.local.md"]}', "docs/CLAUDE.local.md"),
+        ('{"path": ".cursor/rules/style.mdc"}', ".cursor/rules/style.mdc"),
+        ('{"path": ".github/copilot-instructions.md"}', ".github/copilot-instructions.md"),
+        ('{"path": "C:\\\\work\\\\agents.md"}', "agents.md"),
+        ('{"path": ".cursorrules"}', ".cursorrules"),
+        ('{"path": "README.md"}', None),
+        ('{"path": "MY_AGENTS.mdx"}', None),
+        ('{"content": "' + "x" * 3000 + ' AGENTS.md"}', None),
+        ("", None),
+    ],
+)
+def test_files_with_instructions_are_recognized(arguments: str, file: str | None) -> None:
+    assert instruction_file(arguments) == file
