@@ -1,7 +1,106 @@
-"""Storage for summaries, archived messages, and learned limits."""
+"""Storage for summaries, archived messages, and learned limits, at the address in the configuration."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxy.errors import ConfigurationError
 from proxy.store.guarded import Guarded
-from proxy.store.interface import Entry, ManagedStore, Refused, Store, StoreFailed
-from proxy.store.opening import open_store
+from proxy.store.interface import Backend, Entry, ManagedStore, Refused, Store, StoreFailed
+from proxy.store.sealing import AesGcmCodec, SealedStore
+from proxy.store.sqlite import SqliteStore
 
-__all__ = ["Entry", "Guarded", "ManagedStore", "Refused", "Store", "StoreFailed", "open_store"]
+if TYPE_CHECKING:
+    from proxy.store.redis_store import RedisLimits
+
+__all__ = [
+    "Entry",
+    "Guarded",
+    "ManagedStore",
+    "Refused",
+    "Store",
+    "StoreFailed",
+    "is_redis",
+    "open_archive",
+    "open_limits",
+    "open_store",
+    "store_file",
+    "unreadable",
+]
+
+
+def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = None) -> ManagedStore:
+    """Return the store at ``sqlite:///relative/path``, ``sqlite:////absolute/path``, ``sqlite://``, or ``redis://host``.
+
+    The first of the ``keys``, 32 bytes each, encrypts new entries; all of them decrypt. ``max_bytes`` is the size of a
+    file that maintenance enforces. The store connects at first use. Raises ``ConfigurationError`` for other addresses.
+    """
+    store = _backend(url, max_bytes)
+    return SealedStore(store, keys) if keys else store
+
+
+async def unreadable(url: str, keys: Sequence[bytes] = ()) -> int:
+    """Count the entries of a store that are encrypted with other keys than these. Raises ``StoreFailed``."""
+    store = _backend(url)
+    try:
+        readable = {"", *(AesGcmCodec(key).id for key in keys)}
+        return sum(count for codec, count in (await store.counts()).items() if codec not in readable)
+    finally:
+        await store.aclose()
+
+
+def _backend(url: str, max_bytes: int | None = None) -> Backend:
+    if is_redis(url):
+        # Only who uses Redis needs its package.
+        from proxy.store.redis_store import RedisStore
+
+        return RedisStore(url)
+    return SqliteStore(store_file(url), max_bytes)
+
+
+def open_archive(
+    url: str | None, options: Mapping[str, str] | None = None, keys: Sequence[bytes] = ()
+) -> ManagedStore | None:
+    """Return the object storage of the archive, or ``None`` if ``url`` is: then the archive is in the store.
+
+    ``options`` are the ``endpoint`` and ``region`` of a bucket on S3. See ``open_store`` for ``keys``. Raises
+    ``ConfigurationError`` if a folder can't be created, or the environment lacks the name of an account.
+    """
+    if url is None:
+        return None
+    from obstore.exceptions import BaseError
+
+    from proxy.store.object_store import ObjectsStore
+
+    try:
+        store = ObjectsStore(url, options)
+    except (BaseError, OSError) as error:
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise ConfigurationError(f"archive.url: cannot open {url} ({reason})") from error
+    return SealedStore(store, keys) if keys else store
+
+
+def open_limits(url: str) -> RedisLimits | None:
+    """Return the counts of all replicas, or ``None`` if the store isn't on Redis."""
+    if not is_redis(url):
+        return None
+    from proxy.store.redis_store import RedisLimits
+
+    return RedisLimits(url)
+
+
+def is_redis(url: str) -> bool:
+    """Return whether an address is that of a Redis or Valkey server."""
+    return url.startswith(("redis:", "rediss:", "redis+", "rediss+"))
+
+
+def store_file(url: str) -> Path | None:
+    """Return the file at an address, or ``None`` without a file. Raises ``ConfigurationError`` for other addresses."""
+    if url == "sqlite://" or is_redis(url):
+        return None
+    scheme, separator, path = url.partition(":///")
+    if scheme == "sqlite" and separator and path:
+        return Path(path).expanduser()
+    raise ConfigurationError(f"store.url: {scheme}:// is not a store of this version; use sqlite:///path/to/file.db")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import structlog
 from cachetools import LRUCache
 
+from proxy.store.cache_budget import CacheBudget, TenantMemory
 from proxy.store.forgetting import drop
 from proxy.store.interface import Store, StoreFailed
 from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
@@ -20,9 +21,6 @@ from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
 log = structlog.get_logger(__name__)
 
 KIND = "item"
-
-CACHED_BYTES = 64_000_000
-"""Maximum bytes of items in each process's memory. The least recently used ones are read from the store again."""
 
 LARGEST = 1_000_000
 """Bytes. Larger items, such as generated images, aren't remembered."""
@@ -61,13 +59,13 @@ class Item(NamedTuple):
 class ItemMemory(TenantCache[Item]):
     """Remember items in memory, and write them to the store in the background. Requests only wait for reads."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
-        """Use ``clock`` for seconds."""
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time, most: int = CacheBudget().items) -> None:
+        """Use ``clock`` for seconds. ``most`` is the bytes of items in memory. Others are read from the store again."""
         self._clock = clock
         self._sizes: LRUCache[Place, int] = LRUCache(SIZES)
         self._missed: LRUCache[Place, bool] = LRUCache(SIZES)
         codec = Codec(_encoded, _decoded, damaged=(ValueError,))
-        super().__init__(store, KIND, codec, LRUCache(CACHED_BYTES, getsizeof=self._size), PENDING_BYTES)
+        super().__init__(store, KIND, codec, TenantMemory(most, self._size), PENDING_BYTES)
 
     def keep(self, tenant: str, id: str, item: bytes, seconds: float) -> None:
         """Keep an item for at least ``seconds`` after its last use. Call this in the event loop.

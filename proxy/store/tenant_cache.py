@@ -16,13 +16,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import structlog
-from cachetools import LRUCache
 
 from proxy.constants import UNDECODABLE
 from proxy.store.forgetting import drop
@@ -44,6 +43,9 @@ BYTES = 4_000_000
 
 INLINE_BYTES = 32_768
 """Bytes of values that are encoded or decoded on the event loop. More are processed in a thread."""
+
+GATHER_SECONDS = 0.02
+"""Seconds to wait for the values of further requests before a write, unless someone waits for it."""
 
 LATE_SECONDS = 1.0
 """Age of the oldest waiting entry from which requests wait for the writer."""
@@ -133,6 +135,8 @@ class WriteBehind(Generic[V]):
         """Set for a moment after each write, completed or failed."""
         self._hurry = asyncio.Event()
         """Set when the process ends."""
+        self._wanted = asyncio.Event()
+        """Set when someone waits for a write, or many values wait."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -162,6 +166,8 @@ class WriteBehind(Generic[V]):
         loop = asyncio.get_running_loop()
         self._waiting[place] = Waiting(value, size, seconds, loop.time() if before is None else before.since)
         self._bytes += size - (0 if before is None else before.size)
+        if self._bytes >= BYTES or len(self._waiting) >= ENTRIES:
+            self._wanted.set()
         if self._task is None:
             # The task writes the entries of many requests, so its log lines name none.
             self._task = loop.create_task(self._write_all(), context=Context())
@@ -181,6 +187,7 @@ class WriteBehind(Generic[V]):
     async def written(self, place: Place) -> bool:
         """Wait until a value is written or dropped, or the store fails. Return whether it no longer waits."""
         while place in self._waiting and self._task is not None and not self._pause:
+            self._wanted.set()
             await self._attempted.wait()
         return place not in self._waiting
 
@@ -199,6 +206,7 @@ class WriteBehind(Generic[V]):
     async def drained(self, seconds: float = CLOSING_SECONDS) -> bool:
         """Wait until nothing waits. Return false after ``seconds`` without a completed write."""
         while self._waiting and self._task is not None:
+            self._wanted.set()
             if not await self._progressed(seconds):
                 break
         return not self._waiting
@@ -206,6 +214,7 @@ class WriteBehind(Generic[V]):
     async def aclose(self) -> int:
         """Write what waits, and drop it if the store fails for too long. Return the number of dropped values."""
         self._hurry.set()
+        self._wanted.set()
         await self.drained(CLOSING_SECONDS)
         if self._task is not None:
             await cancelled(self._task)
@@ -226,8 +235,17 @@ class WriteBehind(Generic[V]):
         oldest = next(iter(self._waiting.values()))
         return asyncio.get_running_loop().time() - oldest.since > LATE_SECONDS
 
+    async def _gather(self) -> None:
+        """Wait a moment, because each write costs as much as some more values in it."""
+        if not self._wanted.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GATHER_SECONDS):
+                    await self._wanted.wait()
+        self._wanted.clear()
+
     async def _write_all(self) -> None:
         try:
+            await self._gather()
             while batch := self._batch():
                 self._gauge.set(len(self._waiting))
                 async with self._turn:
@@ -341,7 +359,7 @@ class TenantCache(ABC, Generic[V]):
         store: Store | None,
         kind: str,
         codec: Codec[V],
-        memory: LRUCache[Any, Any],
+        memory: MutableMapping[Any, Any],
         pending_bytes: int,
     ) -> None:
         """``memory`` keeps values, unless a subclass keeps something else there, such as the time of a write.

@@ -49,7 +49,8 @@ class SummarySettings(Section):
     max_tokens: Count = 4000
     """Maximum tokens of a summary."""
     timeout: Seconds = 45
-    """Seconds that one model has for a summary, all chunks together. Then the fallback, then a digest."""
+    """Seconds that a request waits for one model, all chunks together. Then the fallback, then a digest. The last
+    model's call continues in the background."""
     role: Literal["user", "assistant", "system", "developer"] = "user"
     """The role of the message that contains the summary."""
     redact_secrets: bool = False

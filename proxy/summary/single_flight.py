@@ -1,6 +1,6 @@
 """Single flight: concurrent callers for one checkpoint wait for the same summary, in one process and across workers.
 
-The proxy continues to make a summary after the client that started it disconnects, within bounds.
+The proxy continues to make a summary after the client that started it disconnects or stops waiting, within bounds.
 
 A lease in the store lets one of several workers make a summary while the others wait for it. A lease that isn't renewed
 ends after a few seconds, so a dead worker delays the others only that long. Its value is the worker's token. So a
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 import structlog
@@ -25,7 +26,7 @@ log = structlog.get_logger(__name__)
 V = TypeVar("V")
 
 LEFT_OF_A_TENANT = 8
-"""Maximum summaries per tenant that continue after their clients disconnect."""
+"""Maximum summaries per tenant that continue after no caller waits anymore."""
 
 LEFT = 32
 """Maximum summaries per process that continue. Each one holds its conversation in memory."""
@@ -34,11 +35,44 @@ Place = tuple[str, ...]
 """A tenant and the key of a checkpoint."""
 
 
+class Progress:
+    """The tries of a summary in progress. ``began`` is when the current one began, in the event loop's time."""
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self._limit: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def trying(self, seconds: float, *, last: bool) -> AsyncIterator[None]:
+        """Limit one try to ``seconds``. Callers can't skip the ``last`` one. Raises ``TimeoutError``."""
+        async with asyncio.timeout(seconds) as limit:
+            self.began = _now()
+            self._limit = None if last else limit
+            try:
+                yield
+            finally:
+                self._limit = None
+
+    def skip(self) -> bool:
+        """End the current try if another one follows. Return whether one does."""
+        if self._limit is None:
+            return False
+        self._limit.reschedule(_now())
+        self._limit = None
+        self.began = _now()  # the other callers wait for the next try
+        return True
+
+
+class NothingToAsk(Exception):
+    """Ends a task ahead of need that would call no model. A digest is made quickly once a request needs it."""
+
+
 class InFlight:
     """A summary in progress, and the number of callers that wait for it."""
 
-    def __init__(self, task: asyncio.Task[Any]) -> None:
+    def __init__(self, task: asyncio.Task[Any], progress: Progress) -> None:
         self.task = task
+        self.progress = progress
         self.waiting = 0
 
 
@@ -56,22 +90,44 @@ class SingleFlight(Generic[V]):
         """Return the tasks in progress."""
         return [flight.task for flight in self._flights.values()]
 
-    async def run(self, place: Place, make: Callable[[], Coroutine[Any, Any, V]]) -> V:
-        """Return the result of the task for a place. Start the task if none is in progress."""
+    async def run(
+        self,
+        place: Place,
+        make: Callable[[Progress], Coroutine[Any, Any, V]],
+        seconds: float | None = None,
+        *,
+        skips: bool = True,
+    ) -> V | None:
+        """Return the result of the task for a place. Start the task if none is in progress.
+
+        Return ``None`` if it isn't done after ``seconds``. The task continues. With ``skips``, first skip each try that
+        takes so long, except the last one.
+        """
         flight = self._flights.get(place)
         if flight is None:
-            flight = self._flights[place] = InFlight(asyncio.ensure_future(make()))
+            progress = Progress()
+            flight = self._flights[place] = InFlight(asyncio.ensure_future(make(progress)), progress)
             flight.task.add_done_callback(lambda task: self._landed(place, task))
         flight.waiting += 1
+        disconnected = True
         try:
-            result: V = await asyncio.shield(flight.task)
+            done = await _done(flight, seconds, skips=skips)
+            disconnected = False
         finally:
             flight.waiting -= 1
             if flight.waiting == 0 and not flight.task.done():
-                self._left(place)
+                self._left(place, disconnected=disconnected)
+        if not done:
+            return None
+        result: V = flight.task.result()
         return result
 
-    def _left(self, place: Place) -> None:
+    def cancel(self, forgotten: Callable[[str], bool]) -> None:
+        """Cancel the tasks of forgotten tenants that no caller waits for."""
+        for place in [place for place, flight in self._flights.items() if not flight.waiting and forgotten(place[0])]:
+            self._cancel(place)
+
+    def _left(self, place: Place, *, disconnected: bool) -> None:
         """Let a task continue without callers, unless there are too many such tasks.
 
         If the tenant has too many, cancel this task. If the process has too many, cancel the newest task of the tenant
@@ -84,7 +140,7 @@ class SingleFlight(Generic[V]):
         elif len(alone) > LEFT:
             tenant, _ = of_tenants.most_common(1)[0]
             self._cancel(next(other for other in reversed(alone) if other[0] == tenant))
-        else:
+        elif disconnected:
             log.info("summary.client_left", makings=len(alone))
 
     def _cancel(self, place: Place) -> None:
@@ -96,8 +152,26 @@ class SingleFlight(Generic[V]):
         if flight is None or flight.task is not task:
             return
         del self._flights[place]
-        if flight.waiting == 0 and not task.cancelled() and (error := task.exception()) is not None:
+        error = None if task.cancelled() else task.exception()
+        if flight.waiting == 0 and error is not None and not isinstance(error, NothingToAsk):
             log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
+
+
+async def _done(flight: InFlight, seconds: float | None, *, skips: bool) -> bool:
+    """Wait until a task is done. Return false if a try takes more than ``seconds``. See ``SingleFlight.run``."""
+    joined = _now()
+    while not flight.task.done():
+        left = None if seconds is None else max(joined, flight.progress.began if skips else 0) + seconds - _now()
+        if left is None or left > 0:
+            # Unlike wait_for and shield, this doesn't cancel the task, and adds no future that holds its error.
+            await asyncio.wait({flight.task}, timeout=left)
+        elif not skips or not flight.progress.skip():
+            return False
+    return True
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 KIND = "making"

@@ -1,5 +1,7 @@
 """Summaries by checkpoint: read from the store, made once for all callers that wait, or replaced by a digest.
 
+A request waits for a slow model only so long. Then it gets a digest, which the summary replaces once it's made.
+
 If several workers make a summary for one checkpoint, all of them use the first one stored.
 """
 
@@ -10,24 +12,26 @@ import contextlib
 import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import structlog
 from cachetools import LRUCache
 
-from proxy.compaction.identifiers import Artefacts
+from proxy.compaction.identifiers import Names
 from proxy.constants import DAY
 from proxy.store import Store, StoreFailed
+from proxy.store.cache_budget import CacheBudget, TenantMemory
 from proxy.store.forgetting import drop
 from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
-from proxy.summary.single_flight import Lease, SingleFlight
+from proxy.summary.single_flight import Lease, NothingToAsk, Progress, SingleFlight
 from proxy.telemetry.metrics import GIVEN_UP
 
 log = structlog.get_logger(__name__)
 
-KIND = "summary"
+KIND = "summary.2"
 """Incompatible formats of ``StoredSummary`` get kinds of their own, so versions of the proxy can share a store."""
 
 LIFETIME = 30 * DAY
@@ -35,6 +39,9 @@ LIFETIME = 30 * DAY
 
 REMEMBERED = 500
 """Entries that each process keeps in memory."""
+
+MENTION = 100
+"""About the bytes of a name's mentions in memory."""
 
 FAILURES = 3
 """Failed attempts after which the proxy stops calling models for a conversation."""
@@ -47,7 +54,7 @@ class SummaryLimits:
     After ``digest_lifetime`` the proxy calls a model again in place of a digest. Until then the prompt stays the same.
     A request waits ``saving`` until its summary is stored. Before, with the lease, it reads this summary and earlier
     ones for ``looking``. A worker looks for the summary of another one every ``poll``. When the process ends, it
-    releases its leases for ``closing``.
+    releases its leases for ``closing``. If nobody waits for the other one's summary, it looks only every ``slow_poll``.
 
     Memory keeps the most recently used ``entries`` of at most ``bytes``, but always the newest one. At most ``bytes``
     wait to be stored. Memory also keeps the failures of ``failed`` checkpoints.
@@ -58,8 +65,9 @@ class SummaryLimits:
     looking: float = 1.5
     closing: float = 5.0
     poll: float = 0.1
+    slow_poll: float = 2.0
     entries: int = REMEMBERED
-    bytes: int = 32_000_000
+    bytes: int = CacheBudget().summaries
     failed: int = 5_000
 
 
@@ -78,18 +86,20 @@ class NativeResult(msgspec.Struct, frozen=True):
     covers: tuple[bytes, ...] = ()
 
 
-Cause = Literal["waiting", "failed", "breaker_open", "given_up", "over_budget", "no_model", "not_stored"]
-"""The reason for a digest. ``waiting``: the model writes the summary in the background. ``not_stored``: the proxy
-stores nothing for this caller."""
+Cause = Literal["waiting", "timeout", "failed", "breaker_open", "given_up", "over_budget", "no_model", "not_stored"]
+"""The reason for a digest. ``waiting``: the model writes the summary in the background. ``timeout``: the model was
+slower than requests wait, so it goes on in the background, or is called there again. ``not_stored``: the proxy stores
+nothing for this caller."""
 
 
 class StoredSummary(msgspec.Struct, frozen=True):
-    """The entry for a checkpoint: the text, and the complete message that replaces the turns before it.
+    """The entry for a checkpoint: the text, and the message that replaces the turns before it, without its index.
 
-    ``tokens`` is the size of the message. ``found`` contains the paths, URLs, and identifiers in the turns. ``digest``
-    is true if no model wrote the text. ``until`` is when the proxy replaces a digest, in the event loop's time.
-    ``unasked`` is true if the proxy called no model, and ``given_up`` if it won't call one again. ``over_budget`` is
-    true if the team's budget for summaries was used up. ``cause`` is a ``Cause``, or that of a later version.
+    ``found`` contains the names in the turns. ``index_at`` is the place of their index in the text of the message; 0 if
+    it gets none. ``digest`` is true if no model wrote the text. ``until`` is when the proxy replaces a digest, in the
+    event loop's time. ``unasked`` is true if the proxy called no model, and ``given_up`` if it won't call one again.
+    ``over_budget`` is true if the team's budget for summaries was used up. ``cause`` is a ``Cause``, or that of a later
+    version. ``replaced`` is the cause of the digest that a summary replaced.
 
     ``native`` is set if the provider compacted the turns. ``text`` is empty if its result is encrypted. Versions that
     don't have this field use other keys.
@@ -97,8 +107,8 @@ class StoredSummary(msgspec.Struct, frozen=True):
 
     text: str
     message: bytes
-    tokens: int
-    found: Artefacts
+    found: Names
+    index_at: int = 0
     digest: bool = False
     until: float = 0.0
     unasked: bool = False
@@ -106,10 +116,26 @@ class StoredSummary(msgspec.Struct, frozen=True):
     over_budget: bool = False
     cause: str | None = None
     native: NativeResult | msgspec.UnsetType = msgspec.UNSET
+    replaced: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def late(self) -> bool:
+        """Return whether this is a digest that a summary of a slow model may replace without a request that waits."""
+        return self.digest and self.cause == "timeout" and not self.given_up
 
 
-SummaryFactory = Callable[[StoredSummary | None, int], Awaitable[StoredSummary]]
-"""Makes an entry from the previous one, if any, and the position where that one ends."""
+SummaryFactory = Callable[[StoredSummary | None, int, Progress], Awaitable[StoredSummary]]
+"""Makes an entry from the previous one, if any, and the position where that one ends. Reports its tries."""
+
+DigestFactory = Callable[[StoredSummary | None, int], Awaitable[StoredSummary]]
+"""Makes a digest with the cause ``timeout`` from the previous entry, if any, and the position where that one ends."""
+
+
+class Patience(NamedTuple):
+    """The seconds that a request waits for one model, and the digest that it gets then."""
+
+    seconds: float
+    digest: DigestFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +148,6 @@ class Checkpoint:
     position: int
     key: str
     content: str = ""
-
-
-class _Memory(LRUCache[Place, StoredSummary]):
-    """Entries by tenant and key."""
-
-    def __init__(self, limits: SummaryLimits) -> None:
-        super().__init__(limits.bytes, getsizeof=lambda entry: min(_size_of(entry), limits.bytes))
-        self._entries = limits.entries
-
-    def __setitem__(self, place: Place, entry: StoredSummary) -> None:
-        super().__setitem__(place, entry)
-        if len(self) > self._entries:
-            self.popitem()
 
 
 CODEC = Codec(
@@ -150,15 +163,12 @@ class SummaryCache(TenantCache[StoredSummary]):
     """
 
     def __init__(self, store: Store, limits: SummaryLimits) -> None:
-        super().__init__(store, KIND, CODEC, _Memory(limits), limits.bytes)
+        super().__init__(store, KIND, CODEC, TenantMemory(limits.bytes, _size_of, limits.entries), limits.bytes)
 
     def get(self, *place: str) -> StoredSummary | None:
-        """Return the entry in memory. Drop a digest when it expires."""
+        """Return the entry in memory, unless it's an expired digest."""
         entry = super().get(*place)
-        if entry is None or not entry.digest or _now() < entry.until:
-            return entry
-        del self._memory[place]
-        return None
+        return None if entry is None or (entry.digest and _now() >= entry.until) else entry
 
     def peek(self, place: Place) -> StoredSummary | None:
         """Return the entry in memory, also an expired digest."""
@@ -166,16 +176,20 @@ class SummaryCache(TenantCache[StoredSummary]):
         return entry
 
     async def find(self, place: Place) -> StoredSummary | None:
-        """Return the entry, or ``None``. Raises ``StoreFailed``."""
+        """Return the entry, or ``None``. Raises ``StoreFailed``.
+
+        A late digest in memory doesn't hide a summary that another worker has stored since.
+        """
         entry = self.get(*place)
-        if entry is not None:
+        if entry is not None and not entry.late:
             return entry
         stored = await self.read(*place)
         # Another caller may have made it during the read.
         entry = self.get(*place)
-        if entry is None and stored is not None:
+        if stored is not None and (entry is None or entry.late):
             self.remember(place, stored)
-        return entry or stored
+            return stored
+        return entry
 
     async def _store_batch(self, batch: Sequence[tuple[Place, Waiting[StoredSummary]]]) -> None:
         """Store entries unless other workers have stored theirs first. Raises ``StoreFailed``."""
@@ -213,12 +227,15 @@ class SummaryCache(TenantCache[StoredSummary]):
 class Summaries:
     """Provide the entry for a conversation's last checkpoint."""
 
-    def __init__(self, store: Store, limits: SummaryLimits | None = None) -> None:
-        """``limits`` defaults to ``DEFAULT_LIMITS``."""
-        self._limits = limits or DEFAULT_LIMITS
+    def __init__(self, store: Store, limits: SummaryLimits | None = None, memory: int | None = None) -> None:
+        """``limits`` defaults to ``DEFAULT_LIMITS``. ``memory`` replaces its bytes."""
+        limits = limits or DEFAULT_LIMITS
+        self._limits = limits if memory is None else replace(limits, bytes=memory)
         self._store = store
         self.cache = SummaryCache(store, self._limits)
         self._failures: LRUCache[Place, int] = LRUCache(self._limits.failed)
+        # The times until which no model is asked for these checkpoints ahead of need, because there was none to ask.
+        self._unaskable: LRUCache[Place, float] = LRUCache(self._limits.failed)
         self._flights: SingleFlight[StoredSummary] = SingleFlight()
         self._background: set[asyncio.Task[None]] = set()
         self._releasing: set[asyncio.Task[None]] = set()
@@ -233,37 +250,58 @@ class Summaries:
             return self.cache.get(tenant, key)
 
     async def obtain(
-        self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory
+        self,
+        tenant: str,
+        checkpoints: Sequence[Checkpoint],
+        make: SummaryFactory,
+        patience: Patience | None = None,
     ) -> tuple[StoredSummary, Origin]:
         """Return the entry for the last checkpoint. If there is none, make it from the latest earlier one.
 
-        Concurrent callers for one checkpoint share the same task. It continues after the last of them disconnects,
-        within its own timeouts, so that the client's next attempt finds the summary.
+        Concurrent callers for one checkpoint share the same task. It continues after the last of them disconnects or
+        has waited long enough, within its own timeouts, so that the conversation's next request finds the summary.
         """
         place = tenant, checkpoints[-1].key
         entry = await self.stored(*place)
         if entry is not None:
             return entry, "digest" if entry.digest else "stored"
-        entry = await self._flights.run(place, lambda: self._make(tenant, checkpoints, make))
-        return entry, "digest" if entry.digest else "made"
+        late = self.cache.peek(place)
+        if late is not None and late.late:  # no request waits for this model again
+            self.begin(tenant, checkpoints, make, patience)
+            return late, "digest"
+        seconds = None if patience is None else patience.seconds
+        made = await self._made(place, partial(self._make, tenant, checkpoints, make), seconds)
+        if made is None and patience is not None:
+            made = await self._late_digest(tenant, checkpoints, patience)
+        assert made is not None  # noqa: S101 - without patience, a caller waits until the task is done
+        return made, "digest" if made.digest else "made"
 
-    def begin(self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory) -> None:
-        """Make an entry ahead of need, in the background."""
+    def begin(
+        self,
+        tenant: str,
+        checkpoints: Sequence[Checkpoint],
+        make: SummaryFactory,
+        patience: Patience | None = None,
+    ) -> None:
+        """Make an entry in the background, ahead of need or after the model was too slow.
+
+        Once it takes longer than ``patience``, it counts toward the summaries that nobody waits for.
+        """
         place = tenant, checkpoints[-1].key
-        if place in self._flights or self.cache.get(*place) is not None:
+        if place in self._flights or self.cache.get(*place) is not None or self._unaskable.get(place, 0) > _now():
             return
+        seconds = None if patience is None else patience.seconds
 
         async def ahead() -> None:
-            await self.obtain(tenant, checkpoints, make)
+            if await self.stored(*place) is None:
+                try:
+                    await self._flights.run(place, partial(self._make, tenant, checkpoints, make), seconds, skips=False)
+                except NothingToAsk:
+                    self._unaskable[place] = _now() + self._limits.digest_lifetime
 
         task = asyncio.ensure_future(ahead())
         self._background.add(task)
         task.add_done_callback(self._ended)
-
-    @property
-    def busy(self) -> bool:
-        """Return whether summaries are being made in the background."""
-        return bool(self._background)
 
     def given_up(self, tenant: str, checkpoints: Sequence[Checkpoint]) -> bool:
         """Return whether summaries of a conversation failed so often that the proxy stops calling models for it.
@@ -280,8 +318,9 @@ class Summaries:
         return failures >= FAILURES
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the entries of forgotten tenants, and return those tenants."""
-        return self.cache.forget(forgotten) | drop(self._failures, forgotten)
+        """Drop the entries of forgotten tenants, and return those tenants. Cancel summaries that nobody waits for."""
+        self._flights.cancel(forgotten)
+        return self.cache.forget(forgotten) | drop(self._failures, forgotten) | drop(self._unaskable, forgotten)
 
     async def settled(self) -> None:
         """Wait until the write in progress has ended."""
@@ -303,7 +342,9 @@ class Summaries:
             for task in late:
                 task.cancel()
 
-    async def _make(self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory) -> StoredSummary:
+    async def _make(
+        self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory, progress: Progress
+    ) -> StoredSummary:
         """Make the entry, or wait for the worker that is making it."""
         place = tenant, checkpoints[-1].key
         lease = Lease(self._store, *place)
@@ -315,13 +356,15 @@ class Summaries:
             previous, position = await self._latest(tenant, checkpoints if lease.held else checkpoints[:-1])
             if previous is not None and position == checkpoints[-1].position:
                 return previous
-            entry = await make(previous, position)
+            entry = await self._within_bounds(place, make(previous, position, progress))
             if entry.digest:
                 # Another worker may have taken over while this one was paused.
-                if lease.held and (stored := await self.stored(*place)) is not None:
+                if lease.held and (stored := await self.stored(*place)) is not None and not stored.digest:
                     return stored
                 return self._keep_digest(tenant, checkpoints, entry)
             self._failures.pop(place, None)
+            if (shown := self.cache.peek(place)) is not None and shown.digest:
+                entry = msgspec.structs.replace(entry, replaced=shown.cause or msgspec.UNSET)
             self.cache.remember(place, entry)
             if not self.cache.save(place, entry, LIFETIME):
                 log.warning("summary.not_stored", summaries=1)
@@ -333,14 +376,45 @@ class Summaries:
             if lease.held or lease.pending:
                 self._later(self._released(lease, place))
 
+    async def _made(
+        self,
+        place: Place,
+        make: Callable[[Progress], Coroutine[Any, Any, StoredSummary]],
+        seconds: float | None,
+    ) -> StoredSummary | None:
+        """Return the entry that a task makes; ``None`` if that takes too long."""
+        while True:
+            try:
+                return await self._flights.run(place, make, seconds)
+            except NothingToAsk:  # this request joined a task ahead of need
+                continue
+
+    async def _within_bounds(self, place: Place, making: Awaitable[StoredSummary]) -> StoredSummary:
+        """Return the made entry. Count a failure if it's canceled late, because too many are being made."""
+        try:
+            return await making
+        except asyncio.CancelledError:
+            if (shown := self.cache.peek(place)) is not None and shown.late:
+                self._failures[place] = self._failures.get(place, 0) + 1
+            raise
+
     async def _made_elsewhere(self, lease: Lease, place: Place) -> StoredSummary | None:
-        """Return the entry that another worker is making; ``None`` if it ends without one."""
+        """Return the entry that another worker is making; ``None`` if it ends without one.
+
+        If requests have a digest by then, return their digest, so that the workers don't all try in turn.
+        """
         while True:
             free = await lease.free()
             entry = await self.stored(*place)
-            if entry is not None or free:
+            if entry is not None and not entry.late:
                 return entry
-            await asyncio.sleep(self._limits.poll)
+            shown = self.cache.peek(place)
+            late = shown if shown is not None and shown.late else None
+            if free and late is not None:
+                return self._keep_late(place, late)
+            if free:
+                return entry
+            await asyncio.sleep(self._limits.poll if late is None else self._limits.slow_poll)
 
     async def _released(self, lease: Lease, place: Place) -> None:
         """Release a lease after the summary is stored, so that a waiting worker finds the summary.
@@ -376,6 +450,21 @@ class Summaries:
         task.add_done_callback(self._releasing.discard)
         return task
 
+    async def _late_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], patience: Patience) -> StoredSummary:
+        """Return the digest for requests that have waited long enough, or the summary if it's just been made."""
+        place = tenant, checkpoints[-1].key
+        entry = await patience.digest(*await self._latest(tenant, checkpoints[:-1]))
+        if (shown := await self.stored(*place)) is not None:  # also the digest of another request that waited
+            return shown
+        log.warning("summary.timed_out", seconds=patience.seconds)
+        return self._keep_late(place, entry)
+
+    def _keep_late(self, place: Place, entry: StoredSummary) -> StoredSummary:
+        """Keep a digest in place of a slow model's summary. After its lifetime, the proxy calls a model again."""
+        entry = msgspec.structs.replace(entry, until=_now() + self._limits.digest_lifetime)
+        self.cache.remember(place, entry)
+        return entry
+
     def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: StoredSummary) -> StoredSummary:
         """Keep a digest in this process for its lifetime, or without limit after too many failures."""
         place = tenant, checkpoints[-1].key
@@ -387,6 +476,10 @@ class Summaries:
             GIVEN_UP.inc()
             log.warning("summary.given_up", failures=FAILURES)
         until = math.inf if given_up else _now() + self._limits.digest_lifetime
+        shown = self.cache.peek(place)
+        if shown is not None and shown.late:  # the conversation's prompts keep their bytes
+            names = ("cause", "unasked", "over_budget")
+            entry = msgspec.structs.replace(shown, **{name: getattr(entry, name) for name in names})
         entry = msgspec.structs.replace(entry, until=until, given_up=given_up)
         self.cache.remember(place, entry)
         return entry
@@ -403,6 +496,7 @@ def _now() -> float:
 
 def _size_of(entry: StoredSummary) -> int:
     """Return the approximate bytes of an entry in memory."""
-    texts = (text for found in entry.found.values() for text in found)
     covers = entry.native.covers if entry.native else ()
-    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *covers, *texts)))
+    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *covers, *entry.found))) + MENTION * len(
+        entry.found
+    )

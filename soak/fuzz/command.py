@@ -104,7 +104,7 @@ def read_settings(data: bytes) -> None:
 
 def read_message(data: bytes) -> None:
     """Read the text of a message: secrets, other tools' summaries, identifiers, and the block around a summary."""
-    from proxy.compaction.identifiers import identifiers
+    from proxy.compaction.identifiers import collect
     from proxy.compaction.summary_message import TAG, fenced
     from proxy.dialects.units import summary_in
     from proxy.summary.prompt import Redaction
@@ -112,7 +112,7 @@ def read_message(data: bytes) -> None:
     text = data.decode("utf-8", "replace")
     Redaction(secrets=True)(text)
     summary_in({"role": "user", "content": text})
-    identifiers([text], None, [])
+    collect([[("result", text), ("call", text)]])
     if f"</{TAG}>" in fenced(text):
         raise Finding("the text closes the block")
 

@@ -85,9 +85,9 @@ def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: Red
         for _ in range(2):
             done = call(new, "store", "migrate", "--from", source, "--config", str(config))
             assert done.returncode == 0, done.stderr
-            assert "summary: " in done.stdout
-        assert status(old / "config.yaml")["store"]["kinds"]["summary"] == {
-            **status(config)["store"]["kinds"]["summary"],
+            assert "summary.2: " in done.stdout
+        assert status(old / "config.yaml")["store"]["kinds"]["summary.2"] == {
+            **status(config)["store"]["kinds"]["summary.2"],
             "first_expires_seconds": pytest.approx(30 * 86_400, abs=60),
             "last_expires_seconds": pytest.approx(30 * 86_400, abs=60),
         }

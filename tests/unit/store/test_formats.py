@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import zstandard
 
+from proxy.compaction.identifiers import Mention
 from proxy.records import redis as redis_records
 from proxy.records.model import RecordQuery
 from proxy.records.redis import RedisRecords
@@ -21,6 +22,7 @@ from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
 from proxy.summary import store as module
+from proxy.summary.single_flight import Progress
 from proxy.summary.store import Checkpoint, StoredSummary, Summaries
 from tests.kit.records import record
 from tests.kit.redis_server import RedisServer
@@ -53,8 +55,8 @@ def test_each_version_has_its_own_summary_and_both_are_forgotten(
     async def summary(version: str, kind: str, text: str) -> str:
         """Return the text of the summary that a new replica of a version uses. It would make ``text``."""
 
-        async def make(previous: StoredSummary | None, position: int) -> StoredSummary:
-            return StoredSummary(text, b"{}", 7, {})
+        async def make(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
+            return StoredSummary(text, b"{}", {})
 
         monkeypatch.setattr(module, "KIND", kind)
         store = store_of(version)
@@ -66,13 +68,13 @@ def test_each_version_has_its_own_summary_and_both_are_forgotten(
             await store.aclose()
 
     async def test(store: ManagedStore) -> None:
-        for version, kind, text in (("1", "summary", "A"), ("1", "summary.2", "B"), ("2", "summary.2", "C")):
+        for version, kind, text in (("1", "summary.2", "A"), ("1", "summary.3", "B"), ("2", "summary.3", "C")):
             own = "B" if text == "C" and isinstance(opened(version), SqliteStore) else text
             for attempt in (text, "another"):
                 assert await summary(version, kind, attempt) == own
-        assert await summary("1", "summary", "another") == "A"
+        assert await summary("1", "summary.2", "another") == "A"
         assert (await forget(store, "team:a")).total() == (2 if isinstance(opened("1"), SqliteStore) else 3)
-        for version, kind in (("1", "summary"), ("1", "summary.2"), ("2", "summary.2")):
+        for version, kind in (("1", "summary.2"), ("1", "summary.3"), ("2", "summary.3")):
             assert await summary(version, kind, "new") == "new"
 
     with_store(lambda: store_of("1"), test)
@@ -112,15 +114,16 @@ def test_records_of_all_versions_are_removed(redis: RedisServer, monkeypatch: py
 
 
 def test_the_formats_of_these_kinds() -> None:
-    """If this test fails, give the kind another name, such as ``summary.2``. See ``Store``."""
+    """If this test fails, give the kind another name, such as ``summary.3``. See ``Store``."""
     stored = bytes.fromhex(
-        "8aa474657874a14ea76d657373616765c4027b7da6746f6b656e7307a5666f756e6481a47061746891a22f61a6646967657374c2"
-        "a5756e74696ccb0000000000000000a7756e61736b6564c2a8676976656e5f7570c2ab6f7665725f627564676574c2a56361757365c0"
+        "8aa474657874a14ea76d657373616765c4027b7da5666f756e6481a22f6196a4706174680102030405a8696e6465785f617409a6"
+        "646967657374c2a5756e74696ccb0000000000000000a7756e61736b6564c2a8676976656e5f7570c2ab6f7665725f6275646765"
+        "74c2a56361757365c0"
     )
-    summary = StoredSummary("N", b"{}", 7, {"path": ["/a"]})
+    summary = StoredSummary("N", b"{}", {"/a": Mention("path", 1, 2, 3, 4, 5)}, 9)
     assert msgspec.msgpack.decode(stored, type=StoredSummary) == summary
     assert msgspec.msgpack.encode(summary) == stored
-    assert module.KIND == "summary"
+    assert module.KIND == "summary.2"
     entry = bytes.fromhex("82a86d6573736167657391c4027b7da870726576696f7573a3616263")
     assert msgspec.msgpack.decode(entry, type=archive._Entry) == archive._Entry([b"{}"], "abc")
     assert msgspec.msgpack.encode(archive._Entry([b"{}"], "abc")) == entry

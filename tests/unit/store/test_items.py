@@ -121,11 +121,9 @@ def test_a_store_that_fails_leaves_the_items_in_memory_and_they_are_written_when
     run(test)
 
 
-def test_large_items_and_long_ids_are_not_kept_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CACHED_BYTES", 3_000_000)
-
+def test_large_items_and_long_ids_are_not_kept_and_memory_is_bounded() -> None:
     async def test(store: Watched, clock: Clock) -> None:
-        memory = ItemMemory(store, clock)
+        memory = ItemMemory(store, clock, 3_000_000)
         memory.keep("a", "large", b"x" * (LARGEST + 1), MONTH)
         memory.keep("a", "i" * (LONGEST_ID + 1), b"x", MONTH)
         assert await memory.find("a", ["large", "i" * (LONGEST_ID + 1)], MONTH) == {}
@@ -155,11 +153,9 @@ def test_too_many_pending_items_are_written_at_their_next_use(monkeypatch: pytes
     run(test)
 
 
-def test_an_item_that_waits_is_found_although_the_cache_has_no_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CACHED_BYTES", 2_000)
-
+def test_an_item_that_waits_is_found_although_the_cache_has_no_room_for_it() -> None:
     async def test(store: Watched, clock: Clock) -> None:
-        memory = ItemMemory(store, clock)
+        memory = ItemMemory(store, clock, 2_000)
         for n in range(3):
             memory.keep("a", f"msg_{n}", b"x" * 900, MONTH)
         assert len(await memory.find("a", ["msg_0", "msg_1", "msg_2"], MONTH)) == 3

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from proxy.errors import ConfigurationError
+from proxy.store import open_archive
 from proxy.store.forgetting import remove
 from proxy.store.interface import StoreFailed
-from proxy.store.opening import open_archive
 from tests.kit.object_server import CREDENTIALS, INSTALLED, MISSING, ObjectServer, object_server
 from tests.kit.stores import Clock, contents
 

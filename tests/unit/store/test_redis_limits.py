@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from proxy.store import StoreFailed
-from proxy.store.redis_limits import Admission, RedisLimits
+from proxy.store.redis_store import Admission, RedisLimits
 from tests.kit.redis_server import RedisServer
 
 

@@ -132,7 +132,7 @@ def test_a_newer_value_replaces_one_that_waits() -> None:
     async def test(cache: Cache, shelf: Shelf) -> None:
         shelf.gate = asyncio.Event()
         cache.save(("t", "k"), b"one".ljust(100), 60)
-        await asyncio.sleep(0)
+        await asyncio.sleep(2 * tenant_cache.GATHER_SECONDS)
         cache.save(("t", "k"), b"two".ljust(50), 60)
         cache.save(("t", "k"), b"three".ljust(70), 60)
         assert (cache.get("t", "k"), cache.writes.bytes, len(cache.writes)) == (b"three".ljust(70), 70, 1)
@@ -210,11 +210,38 @@ def test_a_value_that_cannot_be_encoded_is_dropped_alone(monkeypatch: pytest.Mon
     run(test)
 
 
+def test_values_of_one_moment_are_written_together() -> None:
+    async def test(cache: Cache, shelf: Shelf) -> None:
+        cache.add("a")
+        await asyncio.sleep(0)
+        cache.add("b")
+        await asyncio.sleep(0.001)
+        cache.add("c")
+        await cache.writes._attempted.wait()
+        assert shelf.writes == [["a", "b", "c"]]
+
+    run(test)
+
+
+def test_who_waits_for_a_value_does_not_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenant_cache, "GATHER_SECONDS", 3_600.0)
+
+    async def test(cache: Cache, shelf: Shelf) -> None:
+        cache.add("a")
+        await asyncio.sleep(0)
+        assert await cache.writes.written(("t", "a"))
+        cache.add("b")
+        await cache.aclose()
+        assert shelf.writes == [["a"], ["b"]]
+
+    run(test)
+
+
 def test_forgotten_tenants_leave_nothing_that_waits() -> None:
     async def test(cache: Cache, shelf: Shelf) -> None:
         shelf.gate = asyncio.Event()
         cache.add("first", tenant="a")
-        await asyncio.sleep(0)
+        await asyncio.sleep(2 * tenant_cache.GATHER_SECONDS)
         cache.add("k", tenant="a")
         cache.add("k", tenant="b")
         assert cache.forget(lambda tenant: tenant == "a") == {"a"}

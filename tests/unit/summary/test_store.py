@@ -11,9 +11,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.compaction.identifiers import Mention
 from proxy.store import Entry, Store, StoreFailed, open_store, tenant_cache
 from proxy.summary import single_flight
-from proxy.summary.store import KIND, Checkpoint, StoredSummary, Summaries, SummaryFactory, SummaryLimits
+from proxy.summary.single_flight import NothingToAsk, Progress
+from proxy.summary.store import KIND, Checkpoint, Patience, StoredSummary, Summaries, SummaryFactory, SummaryLimits
 
 NO_DIGESTS = SummaryLimits(digest_lifetime=0.0)
 pytestmark = pytest.mark.anyio
@@ -23,7 +25,7 @@ FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20
 
 def entry(text: str, *, digest: bool = False) -> StoredSummary:
     return StoredSummary(
-        text, b'{"role":"user","content":"%s"}' % text.encode(), 7, {"path": ["/a/" + text]}, digest=digest
+        text, b'{"role":"user","content":"%s"}' % text.encode(), {f"/a/{text}": Mention("path")}, digest=digest
     )
 
 
@@ -100,7 +102,7 @@ class Maker:
         if not held:
             self.go.set()
 
-    async def __call__(self, previous: StoredSummary | None, position: int) -> StoredSummary:
+    async def __call__(self, previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
         self.calls.append((previous.text if previous else None, position))
         self.began.set()
         try:
@@ -249,7 +251,7 @@ async def test_no_more_than_so_many_go_on_without_a_client(
 async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summaries, shelf: Shelf) -> None:
     go = asyncio.Event()
 
-    async def broken(previous: StoredSummary | None, position: int) -> StoredSummary:
+    async def broken(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
         await go.wait()
         raise LookupError("a fault of ours")
 
@@ -348,6 +350,100 @@ async def test_who_waited_for_a_slow_store_while_it_was_made_does_not_make_it_ag
     assert slow.calls == []
 
 
+def patience(seconds: float = 0.05) -> Patience:
+    async def digest(previous: StoredSummary | None, position: int) -> StoredSummary:
+        return msgspec.structs.replace(entry("for now", digest=True), cause="timeout")
+
+    return Patience(seconds, digest)
+
+
+async def test_who_lost_patience_gets_a_digest_that_the_summary_replaces(summaries: Summaries, shelf: Shelf) -> None:
+    make = Maker(held=True)
+    got, origin = await summaries.obtain("t", [FIRST], make, patience())
+    assert (got.text, got.cause, origin) == ("for now", "timeout", "digest")
+    assert await summaries.obtain("t", [FIRST], make, patience()) == (got, "digest")
+    assert not shelf.kept, "no digest is stored"
+    make.go.set()
+    await turns_of_the_loop(50)
+    got, origin = await summaries.obtain("t", [FIRST], make, patience())
+    assert (got.text, got.replaced, origin) == ("made", "timeout", "stored")
+    assert len(make.calls) == 1
+
+
+@pytest.mark.parametrize("limits", [NO_DIGESTS])
+async def test_no_request_waits_for_the_next_call_after_a_late_one(summaries: Summaries) -> None:
+    late = Maker(held=True)
+    first, _ = await summaries.obtain("t", [FIRST], late, patience())
+    late.digest = True
+    late.go.set()
+    await turns_of_the_loop(50)
+    summaries.cache.remember(("t", FIRST.key), first)  # as if the call had ended late, too
+    again = Maker("again", held=True)
+    got, origin = await summaries.obtain("t", [FIRST], again, patience(3600.0))
+    assert (got.message, origin) == (first.message, "digest")
+    await again.began.wait()
+    again.go.set()
+    await turns_of_the_loop(50)
+    assert (await summaries.obtain("t", [FIRST], again))[0].text == "again"
+
+
+async def test_a_late_digest_does_not_hide_the_summary_of_another_worker(summaries: Summaries, shelf: Shelf) -> None:
+    make = Maker(held=True)
+    await summaries.obtain("t", [FIRST], make, patience())
+    shelf.kept["t", KIND, FIRST.key] = msgspec.msgpack.encode(entry("of another"))
+    assert (await summaries.obtain("t", [FIRST], make, patience()))[0].text == "of another"
+
+
+async def test_forgetting_a_tenant_ends_summaries_that_nobody_waits_for(summaries: Summaries, shelf: Shelf) -> None:
+    make, others = Maker(held=True), Maker(held=True)
+    await summaries.obtain("t", [FIRST], make, patience())
+    await summaries.obtain("other", [FIRST], others, patience())
+    summaries.forget(lambda tenant: tenant == "t")
+    await turns_of_the_loop(50)
+    assert (make.cancelled, others.cancelled) == (1, 0)
+    assert not shelf.kept
+    assert not summaries.given_up("t", [FIRST])
+
+
+async def test_late_summaries_over_the_bound_count_as_failures(
+    summaries: Summaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise each pause would end with another call that is canceled."""
+    monkeypatch.setattr(single_flight, "LEFT_OF_A_TENANT", 0)
+    make = Maker(held=True)
+    for number in range(3):
+        assert not summaries.given_up("t", [FIRST])
+        await summaries.obtain("t", [FIRST], make, patience())
+        await asyncio.gather(*summaries._background)
+        await turns_of_the_loop(50)
+        assert make.cancelled == number + 1
+        shown = summaries.cache.peek(("t", FIRST.key))
+        assert shown is not None
+        summaries.cache.remember(("t", FIRST.key), msgspec.structs.replace(shown, until=0.0))
+    assert summaries.given_up("t", [FIRST])
+
+
+async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(summaries: Summaries) -> None:
+    skipped: list[bool] = []
+    ended = asyncio.Event()
+
+    async def two(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
+        for last in (False, True):
+            try:
+                async with progress.trying(3600, last=last):
+                    await asyncio.sleep(0.2 if last else 3600)
+                skipped.append(False)
+            except TimeoutError:
+                skipped.append(True)
+        ended.set()
+        return entry("by the second")
+
+    got, _ = await summaries.obtain("t", [FIRST], two, patience(0.05))
+    assert got.text == "for now"
+    await ended.wait()
+    assert skipped == [True, False]
+
+
 async def test_a_store_that_fails_fails_no_request(summaries: Summaries, shelf: Shelf) -> None:
     shelf.failing = True
     make = Maker()
@@ -408,7 +504,7 @@ async def test_a_store_that_fails_for_an_earlier_summary_leaves_what_is_in_memor
 
 
 async def test_an_error_reaches_all_who_wait_and_the_next_one_tries_again(summaries: Summaries, shelf: Shelf) -> None:
-    async def broken(previous: StoredSummary | None, position: int) -> StoredSummary:
+    async def broken(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
         await asyncio.sleep(0)
         raise LookupError("a fault of ours")
 
@@ -435,6 +531,49 @@ async def test_made_ahead_in_the_background_once(summaries: Summaries, shelf: Sh
     summaries.begin("t", [FIRST], make)
     await turns_of_the_loop()
     assert len(make.calls) == 1
+
+
+class Unaskable(Maker):
+    """Find no model to ask."""
+
+    async def __call__(self, previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
+        await super().__call__(previous, position, progress)
+        raise NothingToAsk
+
+
+@pytest.mark.parametrize(("limits", "calls"), [(SummaryLimits(), 1), (NO_DIGESTS, 2)])
+async def test_without_a_model_nothing_is_made_ahead(calls: int, summaries: Summaries, shelf: Shelf) -> None:
+    ahead = Unaskable()
+    with capture_logs() as logs:
+        for _ in range(2):
+            summaries.begin("t", [FIRST], ahead)
+            await turns_of_the_loop(20)
+    assert (len(ahead.calls), shelf.leases, logs) == (calls, {}, [])
+    found, origin = await summaries.obtain("t", [FIRST], Maker("digest", digest=True))
+    assert (found.text, origin) == ("digest", "digest")
+
+
+async def test_a_request_that_waits_for_a_task_ahead_makes_its_own_digest(summaries: Summaries, shelf: Shelf) -> None:
+    ahead, own = Unaskable(held=True), Maker("digest", digest=True)
+    summaries.begin("t", [FIRST], ahead)
+    await ahead.began.wait()
+    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], own)) for _ in range(3)]
+    await turns_of_the_loop()
+    with capture_logs() as logs:
+        ahead.go.set()
+        found = await asyncio.gather(*callers)
+    assert [(one.text, origin) for one, origin in found] == [("digest", "digest")] * 3
+    assert (len(ahead.calls), len(own.calls), logs) == (1, 1, [])
+
+
+async def test_forgotten_tenants_may_be_asked_about_again(summaries: Summaries, shelf: Shelf) -> None:
+    ahead = Unaskable()
+    summaries.begin("t", [FIRST], ahead)
+    await turns_of_the_loop(20)
+    assert summaries.forget(lambda tenant: tenant == "t") == {"t"}
+    summaries.begin("t", [FIRST], ahead)
+    await turns_of_the_loop(20)
+    assert len(ahead.calls) == 2
 
 
 @pytest.mark.parametrize("limits", [SummaryLimits(saving=0.0, closing=0.0)])
@@ -512,7 +651,7 @@ async def test_after_three_failures_the_proxy_stops_calling_models_for_a_convers
 async def test_a_digest_without_a_call_is_no_failure_and_a_success_resets_the_count(
     summaries: Summaries, shelf: Shelf
 ) -> None:
-    async def unasked(previous: StoredSummary | None, position: int) -> StoredSummary:
+    async def unasked(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
         return msgspec.structs.replace(entry("digest", digest=True), unasked=True)
 
     failing = Maker("digest", digest=True)

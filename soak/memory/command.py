@@ -1,0 +1,228 @@
+"""Check that ever new conversations take a bounded amount of memory, and no more CPU time with each request.
+
+Thirteen teams use all three APIs. Each conversation has two requests and never returns. Half of the requests are over
+the trigger, so the proxy makes summaries and archives messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+import psutil
+import yaml
+from aiohttp import web
+
+from bench.servers import free_port
+from soak.processes import running
+from tests.kit.three_apis import Answer, request
+
+TEAMS = 13
+WINDOW = 4_000
+APIS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+LEVEL_AFTER = 20_000
+"""Requests after which memory must not grow anymore."""
+
+MOST = 450_000_000
+"""Bytes of resident memory that the proxy may take."""
+
+GROWTH = 1.05
+"""The factor by which memory may still vary."""
+
+DEARER = 1.15
+"""The factor by which the CPU time of a request may vary."""
+
+STRETCH = 2_000
+"""Requests between two samples."""
+
+AT_ONCE = 16
+SUMMARY = "Goal: go on as agreed. Done so far: what was asked for, with {}. Next: the rest of the work, step by step."
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The proxy after a number of requests: resident bytes, and the CPU seconds of each request since the last one."""
+
+    requests: int
+    memory: int
+    cpu: float
+
+
+@click.command()
+@click.option("--minutes", default=60.0, show_default=True, help="Minutes of load.")
+@click.option("--rate", default=120.0, show_default=True, help="Requests a second; 0 for as many as possible.")
+@click.option("--requests", default=0, help="Stop after this number of requests.")
+@click.option("--cache-memory", default="256MB", show_default=True, help="The proxy's server.cache_memory.")
+@click.option("--seed", default=1, show_default=True)
+def main(minutes: float, rate: float, requests: int, cache_memory: str, seed: int) -> None:
+    """Run the check and print the samples. The exit status is 1 if memory or CPU time grew."""
+    with tempfile.TemporaryDirectory() as folder:
+        load = asyncio.run(loaded(Path(folder), minutes * 60, rate, requests, seed, cache_memory))
+    sys.exit(report(load))
+
+
+class Load:
+    """Send conversations, and sample the proxy."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, pid: int, seed: int) -> None:
+        self.samples: list[Sample] = []
+        self.failed: list[str] = []
+        self.compacted = self.sent = 0
+        self._http = http
+        self._url = url
+        self._process = psutil.Process(pid)
+        self._chance = random.Random(seed)  # noqa: S311 - no secret
+        self._cpu = self._seconds()
+
+    async def one(self, number: int) -> None:
+        """Send both requests of a conversation."""
+        api = [*APIS][number % len(APIS)]
+        messages = conversation(self._chance, number, large=number % 2 == 0)
+        for turn in range(2):
+            raw = request(api, "m", messages, stream=False)
+            headers = {"authorization": f"Bearer {key_of(number % TEAMS)}", "content-type": "application/json"}
+            async with self._http.post(self._url + APIS[api], data=raw, headers=headers) as answer:
+                text = await answer.text()
+                self.compacted += answer.headers.get("x-compaction") == "compacted"
+            if answer.status != 200:
+                self.failed.append(f"{answer.status}: {text[:300]}")
+            self.sent += 1
+            if self.sent % STRETCH == 0:
+                self.sample()
+            messages += [{"role": "assistant", "content": f"Answer {turn}."}, {"role": "user", "content": "Go on."}]
+
+    def sample(self) -> None:
+        """Take a sample."""
+        before = self.samples[-1].requests if self.samples else 0
+        seconds, since = self._seconds(), self.sent - before
+        sample = Sample(self.sent, self._process.memory_info().rss, (seconds - self._cpu) / max(1, since))
+        self.samples.append(sample)
+        self._cpu = seconds
+        click.echo(f"{sample.requests:,} requests: {sample.memory / 1e6:.0f} MB, {sample.cpu * 1e3:.1f} ms of CPU each")
+
+    def _seconds(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+
+async def loaded(folder: Path, seconds: float, rate: float, most: int, seed: int, memory: str = "256MB") -> Load:
+    """Run the load for ``seconds``, or until ``most`` requests were sent."""
+    upstream, runner = await _upstream()
+    file, port, log = folder / "config.yaml", free_port(), folder / "proxy.log"
+    file.write_text(yaml.safe_dump(_settings(folder, upstream, memory)))
+    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
+    starting = running(command, log, f"http://127.0.0.1:{port}/livez", 60)
+    pid = await asyncio.to_thread(starting.__enter__)
+    try:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(trust_env=False, connector=connector) as http:
+            load = Load(http, f"http://127.0.0.1:{port}", pid, seed)
+            await _under_load(load, seconds, rate, most)
+            if not load.samples:
+                load.sample()
+    finally:
+        await asyncio.to_thread(starting.__exit__, None, None, None)
+        await runner.cleanup()
+    return load
+
+
+async def _under_load(load: Load, seconds: float, rate: float, most: int) -> None:
+    loop = asyncio.get_running_loop()
+    begun, number, slots = loop.time(), 0, asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int) -> None:
+        try:
+            await load.one(number)
+        finally:
+            slots.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        while loop.time() - begun < seconds and not 0 < most <= 2 * number:
+            await slots.acquire()
+            tasks.create_task(one(number))
+            number += 1
+            if rate:
+                await asyncio.sleep(max(0.0, begun + 2 * number / rate - loop.time()))
+
+
+def conversation(chance: random.Random, number: int, *, large: bool) -> list[dict[str, Any]]:
+    """Return a conversation with new words. A large one is over the trigger."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
+    for turn in range(8 if large else 2):
+        for role in ("user", "assistant"):
+            words = " ".join(f"w{chance.randrange(1_000_000)}_item" for _ in range(70))
+            messages.append({"role": role, "content": f"turn {turn} of {number}: {words} in src/file_{number}.py"})
+    return [*messages, {"role": "user", "content": f"And now, {number}?"}]
+
+
+def key_of(team: int) -> str:
+    """Return the key of a team."""
+    return f"cp-team-{team}"
+
+
+async def _upstream() -> tuple[int, web.AppRunner]:
+    """Start an upstream that answers every request, and return its port."""
+
+    async def answered(asked: web.Request) -> web.Response:
+        api = next(api for api, path in APIS.items() if path == asked.path)
+        digest = hashlib.sha256(await asked.read()).hexdigest()
+        _, body = Answer(text=SUMMARY.format(digest), id=digest[:20]).parts(api, stream=False)
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application(client_max_size=1 << 26)
+    app.add_routes([web.post(path, answered) for path in APIS.values()])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    return port, runner
+
+
+def _settings(folder: Path, upstream: int, memory: str) -> dict[str, Any]:
+    digests = [hashlib.sha256(key_of(team).encode()).hexdigest() for team in range(TEAMS)]
+    profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
+    return {
+        "auth": {"mode": "keys"},
+        "server": {"cache_memory": memory},
+        "store": {"url": f"sqlite:///{folder}/store.db"},
+        "upstreams": {"main": {"base_url": f"http://127.0.0.1:{upstream}/v1", "api_key": "sk-up", "speaks": [*APIS]}},
+        "models": [{"match": "*", "upstream": "main", "profile": profile}],
+        "teams": {f"team-{team}": {"keys": [f"sha256:{digest}"]} for team, digest in enumerate(digests)},
+    }
+
+
+def report(load: Load) -> int:
+    """Print the result. Return 1 if memory or CPU time grew, or a request failed."""
+    click.echo(f"{load.sent:,} requests, {load.compacted:,} compacted, {len(load.failed)} failed")
+    problems = [*load.failed[:5], *grown(load.samples)]
+    for problem in problems:
+        click.echo(problem)
+    return 1 if problems else 0
+
+
+def grown(samples: Sequence[Sample]) -> list[str]:
+    """Return what grew after memory should be level."""
+    largest = max((sample.memory for sample in samples), default=0)
+    problems = [] if largest <= MOST else [f"memory reached {largest / 1e6:.0f} MB, target: {MOST / 1e6:.0f} MB"]
+    level = [sample for sample in samples if sample.requests > LEVEL_AFTER]
+    if len(level) >= 6:
+        third = len(level) // 3
+        first, last = level[:third], level[-third:]
+        if _mean(last, "memory") > GROWTH * _mean(first, "memory"):
+            problems.append("memory grew after it should be level")
+        if _mean(last, "cpu") > DEARER * _mean(first, "cpu"):
+            problems.append("the CPU time of a request grew")
+    return problems
+
+
+def _mean(samples: Sequence[Sample], name: str) -> float:
+    return sum(float(getattr(sample, name)) for sample in samples) / len(samples)
