@@ -7,7 +7,7 @@ from pathlib import Path
 
 from proxy.records.model import RecordStore
 from proxy.records.sqlite import SqliteRecords
-from proxy.store.opening import is_redis, store_file
+from proxy.store import is_redis, store_file
 
 
 def open_records(url: str, keys: Sequence[bytes] = ()) -> RecordStore:

@@ -6,14 +6,16 @@ They are encrypted if the store has keys.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
 import structlog
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from proxy.constants import DAY
 from proxy.store.sealing import AesGcmCodec, Unreadable
@@ -75,7 +77,8 @@ class LedgerLabels(msgspec.Struct, frozen=True, order=True):
     upstream: str | None
 
 
-class LedgerSums(msgspec.Struct, omit_defaults=True):
+@dataclass(slots=True)
+class LedgerSums:
     """The sums of a row.
 
     Counts of requests: ``requests``, ``compacted``, ``avoided`` (compacted because they were larger than the model
@@ -115,12 +118,65 @@ class LedgerSums(msgspec.Struct, omit_defaults=True):
 
     def add(self, other: LedgerSums) -> None:
         """Add the sums of another row."""
-        for name, amount in zip(SUMS, astuple(other), strict=True):
+        for name, amount in zip(SUMS, amounts_of(other), strict=True):
             if amount:
                 setattr(self, name, getattr(self, name) + amount)
 
+    def add_record(self, record: RequestRecord) -> None:
+        """Add a record."""
+        if record.kind == "summary":
+            self._add_summary(record)
+            return
+        self.requests += 1
+        refused = record.status >= 400
+        if refused:
+            self.errors += 1
+        usage, cost, before = record.usage, record.cost, record.before
+        if usage is not None:
+            self.input += usage.input or 0
+            self.output += usage.output or 0
+            self.cache_read += usage.cache_read or 0
+            self.cache_write += usage.cache_write or 0
+        if cost is not None:
+            self.cost += cost.sent
+            self.as_received += cost.as_received
+            self.forecast_cost += cost.sent if cost.forecast is None else cost.forecast
+        elif usage is not None:
+            self.unpriced += 1
+        if (usage is not None and usage.estimated) or (cost is not None and cost.estimated):
+            self.estimated += 1
+        if record.verdict == "compacted":
+            self.compacted += 1
+            if not (record.fits or refused):
+                self.avoided += 1
+        elif record.verdict == "shadow":
+            self.shadow += 1
+        if record.forecast is not None:
+            self.would_compact += 1
+            if not record.fits:
+                self.would_avoid += 1
+        if before is not None:
+            sent = before if record.sent is None else record.sent
+            self.received += before
+            self.sent += sent
+            self.forecast += sent if record.forecast is None else record.forecast
 
-SUMS: tuple[str, ...] = LedgerSums.__struct_fields__
+    def _add_summary(self, record: RequestRecord) -> None:
+        self.summaries += 1
+        usage, cost = record.usage, record.cost
+        if usage is not None:
+            self.summary_input += usage.input or 0
+            self.summary_output += usage.output or 0
+        if cost is not None:
+            self.summary_cost += cost.sent
+        elif usage is not None:
+            self.unpriced += 1
+
+
+SUMS: tuple[str, ...] = tuple(field.name for field in fields(LedgerSums))
+
+amounts_of: Callable[[LedgerSums], tuple[int, ...]] = attrgetter(*SUMS)
+"""Return the amounts of a row, in the order of ``SUMS``."""
 
 
 class RecordStore(ABC):
@@ -170,39 +226,17 @@ class RecordStore(ABC):
 
 def sums_of(record: RequestRecord) -> LedgerSums:
     """Return what one record adds to the ledger."""
-    usage, cost = record.usage, record.cost
     sums = LedgerSums()
-    if usage is not None:
-        read, written = usage.cache_read or 0, usage.cache_write or 0
-        if record.kind == "summary":
-            sums.summary_input, sums.summary_output = usage.input or 0, usage.output or 0
-        else:
-            sums.input, sums.output = usage.input or 0, usage.output or 0
-            sums.cache_read, sums.cache_write = read, written
-    if cost is None:
-        sums.unpriced = int(usage is not None)
-    elif record.kind == "summary":
-        sums.summary_cost = cost.sent
-    else:
-        sums.cost, sums.as_received, sums.estimated = cost.sent, cost.as_received, int(cost.estimated)
-        sums.forecast_cost = cost.sent if cost.forecast is None else cost.forecast
-    if record.kind == "summary":
-        sums.summaries = 1
-        return sums
-    if usage is not None and usage.estimated:
-        sums.estimated = 1
-    sums.requests = 1
-    sums.errors = int(record.status >= 400)
-    sums.shadow = int(record.verdict == "shadow")
-    sums.compacted = int(record.verdict == "compacted")
-    sums.avoided = int(record.verdict == "compacted" and not record.fits and record.status < 400)
-    sums.would_compact = int(record.forecast is not None)
-    sums.would_avoid = int(record.forecast is not None and not record.fits)
-    if record.before is not None:
-        sums.received = record.before
-        sums.sent = record.before if record.sent is None else record.sent
-        sums.forecast = sums.sent if record.forecast is None else record.forecast
+    sums.add_record(record)
     return sums
+
+
+def summed(records: Sequence[RequestRecord]) -> dict[LedgerLabels, LedgerSums]:
+    """Return what records add to the ledger, by row."""
+    rows: defaultdict[LedgerLabels, LedgerSums] = defaultdict(LedgerSums)
+    for record in records:
+        rows[labels_of(record)].add_record(record)
+    return rows
 
 
 def labels_of(record: RequestRecord) -> LedgerLabels:
@@ -238,6 +272,9 @@ _RECORD, _ROW = "record", "ledger"
 _DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError)
 """Errors of a value that a store returned. Another version of the proxy may have written it, with other fields."""
 
+REMEMBERED = 2_000
+"""Names, and rows of the ledger, whose encoding a store remembers. Each takes up to about 1 KB."""
+
 LOGGED = 1_000
 """Unreadable rows that a process logs, each once."""
 
@@ -254,18 +291,34 @@ class RecordCodec:
         """Encrypt with the first of the ``keys``, 32 bytes each, and decrypt with all of them."""
         self._codecs = [AesGcmCodec(key) for key in keys]
         self._logged: set[str] = set()
+        # Most records have the labels of earlier ones, and digests take longer than anything else in a write.
+        self._name = lru_cache(REMEMBERED)(self._new_name)
+        self._row = lru_cache(REMEMBERED)(self._new_row)
 
     def record(self, record: RequestRecord) -> tuple[str, str, bytes]:
         """Return the codec's id, the tenant's name in the store, and the record's value."""
         return self._sealed(record.tenant, _RECORD, record.id, msgspec.msgpack.encode(record))
+
+    def stored(self, record: RequestRecord) -> tuple[tuple[str, str | None, str | None, str | None], bytes]:
+        """Return the names of the tenant, team, policy, and model in the store, and the record's value."""
+        if not self._codecs:
+            return (record.tenant, record.team, record.policy, record.model), msgspec.msgpack.encode(record)
+        _, tenant, value = self.record(record)
+        team, policy, model = (self.name(kind, getattr(record, kind)) for kind in ("team", "policy", "model"))
+        return (tenant, team, policy, model), value
 
     def row(self, labels: LedgerLabels, source: str = "") -> tuple[str, str, str, bytes]:
         """Return the key of a ledger's row, the codec's id, the tenant's name in the store, and the row's value.
 
         Rows that were copied from a ``source`` have keys of their own.
         """
+        return self._row(labels, source)
+
+    def _new_row(self, labels: LedgerLabels, source: str) -> tuple[str, str, str, bytes]:
         plain = msgspec.msgpack.encode(labels)
-        key = self.name("labels", plain.hex() + source) or ""
+        key = plain.hex() + source
+        if self._codecs:
+            key = self._codecs[0].name("labels", key)
         return key, *self._sealed(labels.tenant, _ROW, key, plain)
 
     def open_record(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
@@ -309,7 +362,11 @@ class RecordCodec:
 
     def name(self, kind: str, name: str | None) -> str | None:
         """Return the name of a team, policy, or model in the store, by the first key."""
-        return name if name is None or not self._codecs else self._codecs[0].name(kind, name)
+        return name if name is None or not self._codecs else self._name(kind, name)
+
+    def _new_name(self, kind: str, name: str) -> str:
+        codec = self._codecs[0]
+        return codec.tenant(name) if kind == "tenant" else codec.name(kind, name)
 
     @property
     def ids(self) -> list[str]:
@@ -325,8 +382,7 @@ class RecordCodec:
     def _sealed(self, tenant: str, kind: str, key: str, value: bytes) -> tuple[str, str, bytes]:
         if not self._codecs:
             return "", tenant, value
-        codec = self._codecs[0]
-        name = codec.tenant(tenant)
+        codec, name = self._codecs[0], self._name("tenant", tenant)
         return codec.id, name, codec.seal((name, kind, key), value)
 
     def _opened(self, tenant: str, kind: str, codec_id: str, key: str, value: bytes) -> bytes | None:

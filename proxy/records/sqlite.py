@@ -19,10 +19,10 @@ from proxy.records.model import (
     RecordCodec,
     RecordQuery,
     RecordStore,
+    amounts_of,
     bounded,
-    labels_of,
     row_order,
-    sums_of,
+    summed,
 )
 from proxy.store.sqlite_worker import BUSY_SECONDS, SqliteWorker
 from proxy.telemetry.record import RequestRecord, first_id
@@ -41,7 +41,6 @@ CREATE TABLE IF NOT EXISTS records (
     kind TEXT NOT NULL, parent TEXT, expires REAL NOT NULL, codec TEXT NOT NULL, value BLOB NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS records_tenant ON records (tenant, id);
-CREATE INDEX IF NOT EXISTS records_facets ON records (id, kind, tenant, team, policy, model, verdict);
 CREATE INDEX IF NOT EXISTS records_parent ON records (parent) WHERE parent IS NOT NULL;
 CREATE TABLE IF NOT EXISTS ledger (
     key TEXT PRIMARY KEY, day INTEGER NOT NULL, tenant TEXT NOT NULL, codec TEXT NOT NULL, labels BLOB NOT NULL, {_SUMS}
@@ -50,15 +49,29 @@ CREATE INDEX IF NOT EXISTS ledger_day ON ledger (day);
 CREATE INDEX IF NOT EXISTS ledger_tenant ON ledger (tenant, day);
 """
 
+ROWS = (100, 50, 20, 10, 5, 2, 1)
+"""Records per statement. Fewer statements take less CPU and pass the interpreter lock between threads less often.
+
+Old versions of SQLite don't accept the parameters of more records.
+"""
+
+_RECORD = "(?1, ?2, ?, ?, ?, ?, ?, ?, ?, nullif(?, ''), ?)"
+"""A row of records. All rows of a statement share the expiration time and the codec."""
+
 # Interpolates only constants of this module.
 _ROW = (
     f"INTO ledger (key, day, tenant, codec, labels, {', '.join(SUMS)}) "
     f"VALUES (?, ?, ?, ?, ?, {', '.join('?' * len(SUMS))})"
 )
 _SET = f"INSERT OR REPLACE {_ROW}"
-_ADDED = ", ".join(f"{name} = min({name} + excluded.{name}, {LARGEST_SUM})" for name in SUMS)
-_ADD = f"INSERT {_ROW} ON CONFLICT (key) DO UPDATE SET labels = excluded.labels, {_ADDED}"
-_PUT = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_NEW = f"INSERT {_ROW}"
+_ADDED = ", ".join(f"{name} = min({name} + ?{place}, {LARGEST_SUM})" for place, name in enumerate(SUMS, 6))
+_ADD = f"UPDATE ledger SET labels = ?5, {_ADDED} WHERE key = ?1"  # noqa: S608
+_COLUMNS_PUT = "expires, codec, id, tenant, team, policy, model, verdict, kind, parent, value"
+_PUT = {
+    rows: f"INSERT INTO records ({_COLUMNS_PUT}) VALUES {', '.join([_RECORD] * rows)}"  # noqa: S608
+    for rows in ROWS
+}
 _LEDGER = f"SELECT tenant, codec, key, labels, {', '.join(SUMS)} FROM ledger WHERE day BETWEEN ? AND ?"  # noqa: S608
 _COLUMNS = "tenant, codec, id, value"
 
@@ -85,18 +98,10 @@ class SqliteRecords(RecordStore):
         expires = self._clock() + seconds
 
         def write(db: sqlite3.Connection) -> None:
-            with db:
-                db.execute("BEGIN IMMEDIATE")
-                marks = ", ".join("?" * len(records))
-                stored = db.execute(f"SELECT id FROM records WHERE id IN ({marks})", [one.id for one in records])  # noqa: S608
-                known = {id for (id,) in stored}
-                new = [record for record in records if record.id not in known]
-                sums: dict[LedgerLabels, LedgerSums] = {}
-                for record in new if ledger else ():
-                    sums.setdefault(labels_of(record), LedgerSums()).add(sums_of(record))
-                db.executemany(_PUT, [self._row(record, expires) for record in new])
-                for labels, of in sums.items():
-                    db.execute(_ADD, self._added_row(db, labels, of))
+            try:
+                self._write(db, records, expires, ledger=ledger)
+            except sqlite3.IntegrityError:
+                self._write(db, records, expires, ledger=ledger, repeated=True)
 
         await self._writer.run(write)
 
@@ -202,14 +207,16 @@ class SqliteRecords(RecordStore):
         self._writer.mends = self._reader.mends = True
         if self._path is not None and not await self._reader.run_without_database(self._path.exists):
             return
+        # No query of this version uses it. Earlier versions created it.
+        await self._writer.run(lambda db: db.execute("DROP INDEX IF EXISTS records_facets"))
         now = self._clock()
-        over = "id <= (SELECT id FROM records ORDER BY id DESC LIMIT 1 OFFSET ?)"
-        for table, key, condition, value in (
-            ("records", "id", "expires <= ?", now),
-            ("records", "id", over, most),
-            ("ledger", "key", "day < ?", now // DAY - LEDGER_DAYS),
+        expired, oldest, over = "WHERE expires <= ?", "ORDER BY id", "max(0, (SELECT count(*) FROM records) - ?)"
+        for table, key, which, limit, value in (
+            ("records", "id", expired, BATCH, now),
+            ("records", "id", oldest, f"min({BATCH}, {over})", most),
+            ("ledger", "key", "WHERE day < ?", BATCH, now // DAY - LEDGER_DAYS),
         ):
-            sql = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} WHERE {condition} LIMIT {BATCH})"  # noqa: S608
+            sql = f"DELETE FROM {table} WHERE {key} IN (SELECT {key} FROM {table} {which} LIMIT {limit})"  # noqa: S608
             while await self._writer.run(lambda db, sql=sql, value=value: _delete(db, sql, value)):  # type: ignore[misc]
                 pass
 
@@ -218,25 +225,52 @@ class SqliteRecords(RecordStore):
         if self._reader is not self._writer:
             await self._reader.aclose()
 
-    def _row(self, record: RequestRecord, expires: float) -> tuple[object, ...]:
-        codec, tenant, value = self._codec.record(record)
-        names = [self._codec.name(name, getattr(record, name)) for name in ("team", "policy", "model")]
-        return record.id, tenant, *names, record.verdict, record.kind, record.parent, expires, codec, value
+    def _write(
+        self,
+        db: sqlite3.Connection,
+        records: Sequence[RequestRecord],
+        expires: float,
+        *,
+        ledger: bool,
+        repeated: bool = False,
+    ) -> None:
+        """Store records in one transaction. ``repeated``: some may be stored already."""
+        with db:
+            db.execute("BEGIN IMMEDIATE")
+            new = _not_stored(db, records) if repeated else records
+            self._insert(db, new, expires)
+            for labels, sums in summed(new).items() if ledger else ():
+                self._add(db, labels, sums)
+
+    def _insert(self, db: sqlite3.Connection, records: Sequence[RequestRecord], expires: float) -> None:
+        start = 0
+        for size in ROWS:
+            while len(records) - start >= size:
+                values: list[object] = [expires, self._codec.ids[0]]
+                for record in records[start : start + size]:
+                    names, value = self._codec.stored(record)
+                    # For `bytes` and `None`, the module looks for an adapter, which takes longer than a copy.
+                    values += record.id, *names, record.verdict, record.kind, record.parent or "", bytearray(value)
+                db.execute(_PUT[size], values)
+                start += size
 
     def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums, source: str = "") -> tuple[object, ...]:
         key, codec, tenant, value = self._codec.row(labels, source)
-        amounts = (min(getattr(sums, name), LARGEST_SUM) for name in SUMS)
-        return key, labels.day, tenant, codec, value, *amounts
+        amounts = amounts_of(sums)
+        if max(amounts) > LARGEST_SUM:
+            amounts = tuple(min(amount, LARGEST_SUM) for amount in amounts)
+        return key, labels.day, tenant, codec, bytearray(value), *amounts
 
-    def _added_row(self, db: sqlite3.Connection, labels: LedgerLabels, sums: LedgerSums) -> tuple[object, ...]:
-        """Return the row to add to, which is that of all others if its tenant or day has too many rows."""
+    def _add(self, db: sqlite3.Connection, labels: LedgerLabels, sums: LedgerSums) -> None:
+        """Add sums to their row, or to that of all others if its tenant or day has too many rows."""
         row = self._ledger_row(labels, sums)
-        if db.execute("SELECT 1 FROM ledger WHERE key = ?", row[:1]).fetchone():
-            return row
-        same = "SELECT count(*) FROM ledger WHERE tenant = ? AND day = ?"
-        ((own,),) = db.execute(same, (row[2], labels.day))
+        if db.execute(_ADD, row).rowcount:
+            return
+        ((own,),) = db.execute("SELECT count(*) FROM ledger WHERE tenant = ? AND day = ?", (row[2], labels.day))
         ((all_,),) = db.execute("SELECT count(*) FROM ledger WHERE day = ?", (labels.day,))
-        return self._ledger_row(bounded(labels, own, all_), sums)
+        row = self._ledger_row(bounded(labels, own, all_), sums)
+        if not db.execute(_ADD, row).rowcount:
+            db.execute(_NEW, row)
 
     def _opened(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
         return self._codec.open_record(tenant, codec, id, value)
@@ -255,6 +289,14 @@ def _prepare(db: sqlite3.Connection) -> None:
 def _missing(db: sqlite3.Connection) -> list[str]:
     columns = {row[1] for row in db.execute("PRAGMA table_info(ledger)")}
     return [name for name in SUMS if name not in columns]
+
+
+def _not_stored(db: sqlite3.Connection, records: Sequence[RequestRecord]) -> list[RequestRecord]:
+    """Return the records that aren't stored, each once."""
+    marks = ", ".join("?" * len(records))
+    stored = db.execute(f"SELECT id FROM records WHERE id IN ({marks})", [record.id for record in records])  # noqa: S608
+    known = {id for (id,) in stored}
+    return list({record.id: record for record in records if record.id not in known}.values())
 
 
 def _among(column: str, names: Sequence[str], conditions: list[str], values: list[Any]) -> None:

@@ -68,6 +68,7 @@ def _histogram(name: str, text: str, label: str, values: str, buckets: Sequence[
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30)
 _LONG_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 200_000, 400_000, 1_000_000)
+_SHARES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 1)
 
 _NAME = "its name"
 _API = "`chat`, `responses`, `messages`, `other`"
@@ -130,6 +131,14 @@ SIZE_BEFORE = _histogram(
     "compaction_request_before_tokens", "Input tokens of a request as received.", "policy", _NAME, _TOKENS
 )
 SIZE_SENT = _histogram("compaction_request_sent_tokens", "Input tokens of a request as sent.", "policy", _NAME, _TOKENS)
+NAMES_KEPT = _histogram(
+    "compaction_names_kept_ratio",
+    "Share of the likeliest names in the removed messages that the prompt still has.",
+    "policy",
+    _NAME,
+    _SHARES,
+    note="Each compacted request counts, with the share at its last checkpoint.",
+)
 SUMMARIES = _counter(
     "compaction_summaries",
     "Summaries by outcome.",
@@ -223,7 +232,7 @@ def refused(reason: str) -> Counter:
 
 
 FLUSH_SECONDS = 0.1
-"""Seconds until a finished request is in the metrics. A worker that is killed loses the requests of that time."""
+"""Seconds until a request is in the metrics. A worker that is killed loses the requests of that time."""
 
 NONE = "-"
 """The value of a label without a name, such as the team of a caller without a team."""
@@ -277,6 +286,7 @@ class RequestMetrics:
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
+        self._begun = 0
         self._kept: list[_Count | _Observations] = []
         # Each cache has an entry per combination of configured names.
         self._count = cache(self._new_count)
@@ -299,12 +309,25 @@ class RequestMetrics:
         labels = (outcome, team or NONE, policy or NONE, upstream or NONE, api, status)
         return self._count(REQUESTS, *labels), self._observations(OVERHEAD, api)
 
+    def began(self) -> None:
+        """Count a request in flight."""
+        self._begun += 1
+        self._flush_soon()
+
+    def ended(self) -> None:
+        """Count a request in flight no longer."""
+        self._begun -= 1
+        self._flush_soon()
+
     def add(self, record: RequestRecord) -> None:
         """Count a finished record."""
         if record.kind == "summary":
             self._add_summary(record)
         else:
             self._add_request(record)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
 
@@ -315,6 +338,8 @@ class RequestMetrics:
         requests.amount += 1
         if record.before is not None:
             self._add_tokens(record, record.before)
+        if (share := record.share_kept) is not None:
+            self._observations(NAMES_KEPT, record.policy or NONE).add(share)
         calls = record.calls
         if calls:
             upstream, waited = record.upstream or NONE, 0.0
@@ -367,6 +392,9 @@ class RequestMetrics:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._begun:
+            REQUESTS_IN_FLIGHT.inc(self._begun)
+            self._begun = 0
         for kept in self._kept:
             kept.flush()
 

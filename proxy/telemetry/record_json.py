@@ -12,6 +12,9 @@ from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Up
 
 PHASES = ("body", "compaction", "upstream", "first_byte", "total")
 
+NAME_KINDS = ("files", "identifiers", "numbers", "errors")
+_FATES = ("kept", "archived", "lost")
+
 _USUAL = ("input", "output", "cache_read", "cache_write")
 _UNUSUAL = (
     *("cache_write_1h", "reasoning", "audio_input", "audio_output", "image_input", "image_output"),
@@ -48,6 +51,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "summary": {
             "origin": record.summary,
             "cause": record.cause,
+            "replaced": record.replaced,
             "checkpoints": record.checkpoints,
             "breaker_open": record.breaker_open,
         },
@@ -69,8 +73,18 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "bytes": {"received": record.bytes_in, "sent": record.bytes_out},
         "archive": record.archive,
         "recalls": record.recalls,
+        "retention": _retention(record),
         "trace": record.trace.id if record.trace is not None and record.trace.sampled else None,
     }
+
+
+def _retention(record: RequestRecord) -> dict[str, Any] | None:
+    """Return the share of names that the prompt has, and the counts of each kind; ``None`` if none were counted."""
+    share = record.share_kept
+    if share is None:
+        return None
+    counts = {kind: record.retention.get(kind, (0, 0, 0)) for kind in NAME_KINDS}
+    return {"share": round(share, 4), **{kind: dict(zip(_FATES, each, strict=True)) for kind, each in counts.items()}}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -145,6 +159,9 @@ def explanation(record: RequestRecord) -> list[str]:
     if record.summary is not None:
         cause = "" if record.cause is None else f" (cause: {record.cause})"
         story.append(f"{_SUMMARIES.get(record.summary, record.summary)}{cause}.")
+        if record.replaced is not None:
+            background = " in the background" if record.replaced == "timeout" else ""
+            story.append(f"A model wrote it{background} after a digest (cause: {record.replaced}).")
     story += [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
     if record.status >= 400:
         code = "" if record.error is None else f", {record.error}"

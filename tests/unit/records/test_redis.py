@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import pytest
+from hypothesis import given
 
 from proxy.records.model import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROWS, LedgerSums, RecordQuery
 from proxy.records.redis import BATCH, PAGE, RedisRecords
 from proxy.store import StoreFailed
 from proxy.telemetry.record import Cost, RequestRecord, Usage
-from tests.kit.records import record
+from tests.kit.records import EVERYTHING, expected_ledger, found_ledger, record, varied_batches
 from tests.kit.redis_server import RedisServer
 
 WEEK = 7 * 86_400.0
@@ -104,6 +105,25 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(redis:
 
     used(redis, first, KEY)
     used(redis, second, NEW_KEY)
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+@given(batches=varied_batches())
+def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
+    redis_process: RedisServer, keys: tuple[bytes, ...], batches: list[list[RequestRecord]]
+) -> None:
+    records = {record.id: record for batch in batches for record in batch}
+
+    async def work(store: RedisRecords) -> None:
+        for batch in batches:
+            await store.write(batch, WEEK)
+        await store.write(batches[0], WEEK)
+        assert found_ledger(await store.ledger(0, 10**6)) == expected_ledger(list(records.values()))
+        assert {one.id for one in await store.select(EVERYTHING)} == records.keys()
+
+    with redis_process.client() as client:
+        client.flushall()
+    used(redis_process, work, *keys)
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
 
+from proxy.records import model
+from proxy.records import sqlite as module
 from proxy.records.model import (
     DAY,
     LARGEST_SUM,
@@ -21,8 +26,9 @@ from proxy.records.model import (
     RecordQuery,
 )
 from proxy.records.sqlite import SqliteRecords
-from proxy.telemetry.record import Cost, Reason, UpstreamCall, Usage
-from tests.kit.records import record
+from proxy.store import Refused
+from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage
+from tests.kit.records import EVERYTHING, expected_ledger, found_ledger, record, varied_batches
 from tests.kit.stores import Clock
 
 WEEK = 7 * 86_400.0
@@ -126,6 +132,89 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_a_write_is_repeated(tmp_pa
         assert await store.ledger(0, 10**6, tenants=("team:blue",)) == []
 
     used(work, path=tmp_path / "r.db")
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+@given(batches=varied_batches())
+def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
+    keys: tuple[bytes, ...], batches: list[list[RequestRecord]]
+) -> None:
+    records = {record.id: record for batch in batches for record in batch}
+
+    async def work(store: SqliteRecords) -> None:
+        for batch in batches:
+            await store.write(batch, WEEK)
+        await store.write(batches[0], WEEK)
+        assert found_ledger(await store.ledger(0, 10**6)) == expected_ledger(list(records.values()))
+        found = {record.id: record for record in await store.select(EVERYTHING)}
+        assert len(found) == await store.count() == len(records)
+        for id, one in records.items():
+            assert msgspec.to_builtins(found[id]) == msgspec.to_builtins(one)
+            if one.parent is not None:
+                children = {child.id for child in await store.select(RecordQuery(parent=one.parent))}
+                assert children == {child.id for child in records.values() if child.parent == one.parent}
+
+    used(work, keys=keys)
+
+
+@given(batches=varied_batches())
+def test_rows_over_the_bounds_change_no_total(batches: list[list[RequestRecord]]) -> None:
+    records = {record.id: record for batch in batches for record in batch}
+
+    async def work(store: SqliteRecords) -> None:
+        for batch in batches:
+            await store.write(batch, WEEK)
+        rows = await store.ledger(0, 10**6)
+        totals, wanted = Counter[str](), Counter[str]()
+        for row in found_ledger(rows).values():
+            totals += row
+        for row in expected_ledger(list(records.values())).values():
+            wanted += row
+        assert totals == wanted
+        own = Counter((labels.tenant, labels.day) for labels, _ in rows if labels.model != OTHER)
+        assert max(own.values(), default=0) <= 3
+        without_team = Counter(labels.day for labels, _ in rows if labels.tenant == "key")
+        assert max(without_team.values(), default=0) <= 4
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "TENANT_ROWS", 3)
+        patch.setattr(model, "DAY_ROWS", 4)
+        used(work)
+
+
+def test_large_batches_are_stored_whole_or_not_at_all(tmp_path: Path) -> None:
+    assert module.ROWS[-1] == 1
+    records = [record(model=f"m{number % 3}", before=number) for number in range(sum(module.ROWS))]
+    damaged = record(before=1)
+    damaged.tenant = None  # type: ignore[assignment]
+
+    async def work(store: SqliteRecords) -> None:
+        with pytest.raises(Refused):
+            await store.write([*records, damaged], WEEK)
+        assert (await store.count(), await store.ledger(0, 10**6)) == (0, [])
+        await store.write(records[::7], WEEK)
+        await store.write(records, WEEK)
+        assert {one.id for one in await store.select(EVERYTHING)} == {one.id for one in records}
+        assert sum(sums.received for _, sums in await store.ledger(0, 10**6)) == sum(range(len(records)))
+
+    used(work, path=tmp_path / "r.db")
+
+
+def test_maintenance_drops_the_index_of_earlier_versions(tmp_path: Path) -> None:
+    path = tmp_path / "r.db"
+
+    async def work(store: SqliteRecords) -> None:
+        one, two = record(), record()
+        await store.write([one], WEEK)
+        with sqlite3.connect(path) as database:
+            database.execute("CREATE INDEX records_facets ON records (id, kind, tenant, team, policy, model, verdict)")
+        await store.write([two], WEEK)
+        await store.maintain(10)
+        assert [found.id for found in await store.select(RecordQuery(team="red"))] == [two.id, one.id]
+        assert database.execute("SELECT name FROM sqlite_schema WHERE name = 'records_facets'").fetchall() == []
+        database.close()
+
+    used(work, path=path)
 
 
 def test_encrypted_names_and_values_are_not_in_the_file_and_rows_of_both_keys_add_up(tmp_path: Path) -> None:

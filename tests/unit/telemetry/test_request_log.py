@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.telemetry.logs import RequestLog, fields, is_notable, is_slow, request_names
 from proxy.telemetry.record import HIDDEN_MODEL, Cost, Reason, RequestRecord, UpstreamCall, Usage, current
-from proxy.telemetry.request_log import RequestLog, fields, is_notable, is_slow, request_names
 
 
 def record(**changes: Any) -> RequestRecord:
