@@ -93,9 +93,19 @@ def recognized(raw: bytes) -> Dialect:
 
 
 def archived_text(raw: bytes) -> tuple[str, str]:
-    """Return the role, or else the type, of a chat message, a response's item, or a message of blocks, and its text."""
+    """Return the role, or else the type, of a chat message, a response's item, or a message of blocks, and its text.
+
+    The role of results is ``tool``, also in messages of blocks that have nothing else.
+    """
     unit = decode(raw)
     role = unit.get("role") or unit.get("type")
+    blocks = unit.get("content")
+    if (
+        isinstance(blocks, list)
+        and blocks
+        and all(isinstance(one, dict) and one.get("type") == "tool_result" for one in blocks)
+    ):
+        role = "tool"
     return role if isinstance(role, str) else "message", "\n".join(filter(None, _texts(unit)))
 
 

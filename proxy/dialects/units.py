@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -29,7 +30,7 @@ Message = Mapping[str, Any]
 DEEPEST = 64
 """Levels of nesting. Deeper messages aren't read, because they could exceed the interpreter's recursion limit."""
 
-MOST_RESULTS = 40_000
+MOST_RESULTS = 20_000
 """Results in a cache. A full cache is emptied. A result and its digest take up to a few hundred bytes."""
 
 # Each process has its own seed, so clients can't construct collisions.
@@ -49,6 +50,8 @@ def decode(raw: bytes) -> Message:
         return _unread(raw)
     if not isinstance(value, dict):
         return {}
+    if not any(isinstance(item, dict | list) for item in value.values()):
+        return value
     # Most messages have fewer brackets than the allowed depth.
     plain = bytes(raw)  # ``msgspec.Raw`` has no ``count``
     brackets = plain.count(b"[") + plain.count(b"{")
@@ -79,8 +82,21 @@ def _too_deep(value: object) -> bool:
 
 def digest(value: object) -> bytes:
     """Return a digest of a value that doesn't depend on key order or on how the JSON is written."""
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
-    return hashlib.sha256(canonical).digest()
+    return hashlib.sha256(_canonical(value)).digest()
+
+
+_canonical_text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_sorted = msgspec.json.Encoder(order="sorted").encode
+
+
+def _canonical(value: object) -> bytes:
+    # For strings in ASCII, msgspec writes the same bytes in a fifth of the time. Numbers may differ.
+    if isinstance(value, str) or (isinstance(value, dict) and all(type(item) is str for item in value.values())):
+        with contextlib.suppress(UnicodeEncodeError):
+            canonical = _sorted(value)
+            if canonical.isascii() and b"\x7f" not in canonical:
+                return canonical
+    return _canonical_text(value).encode("ascii")
 
 
 def encode(value: object) -> bytes:

@@ -85,7 +85,13 @@ def has_remote_media(raw: bytes) -> bool:
     Searches for the types of such parts (1 ms per MB). If there are none, ``Counter`` counts at most one token per byte
     of ``raw``. Text inside strings never matches, because strings escape quotation marks.
     """
-    return _MEDIA_PART.search(raw) is not None or _SPOKEN.search(raw) is not None
+    return remote_media_end(raw) > 0
+
+
+def remote_media_end(raw: bytes, start: int = 0) -> int:
+    """Return the end of the first such part from ``start`` on; 0 if there are none."""
+    found = [one.end() for one in (_MEDIA_PART.search(raw, start), _SPOKEN.search(raw, start)) if one is not None]
+    return min(found, default=0)
 
 
 class _Data(NamedTuple):

@@ -9,13 +9,17 @@ other blocks.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import NamedTuple, Self
 
 import msgspec
 
 from proxy.constants import UNDECODABLE
 from proxy.dialects.messages.units import blocks_of, kind_of, type_of
+from proxy.dialects.prefixes import LazyUnits, Mark, Spans, after_marker
 from proxy.dialects.request import (
     NOTHING,
     Request,
@@ -67,7 +71,7 @@ _typed = msgspec.json.Decoder(_Typed)
 class Split(NamedTuple):
     """A message, and the units that were made from it."""
 
-    message: msgspec.Raw
+    message: bytes
     units: tuple[bytes, ...]
 
 
@@ -105,16 +109,29 @@ class MessagesRequest(Request, eq=False):
     thinking: int = 0
 
     @classmethod
-    def _read(cls, raw: bytes) -> Self | None:
+    def _read(cls, raw: bytes, begun: Mark | None = None) -> Self | None:
         try:
-            wire = _decoder.decode(raw)
+            wire = _decoder.decode(raw if begun is None else begun.spliced(raw))
         except UNDECODABLE:
             return None
-        messages = wire.messages or []
+        messages: Sequence[bytes] = wire.messages or []
+        spans = Spans(messages, ())
+        if begun is not None:
+            found = after_marker(begun, raw, messages)
+            if found is None:
+                return None
+            messages, spans = found.items, found
         layouts = layouts_of(messages)
         block, start = prefix_of(layouts)
-        units, splits = split(messages[start:], layouts[start:])
-        fields = (getattr(wire, name) for name in _FIELDS)
+        if start and begun is not None:
+            return None  # the messages before a compaction block aren't units
+        made, splits = split(messages[start:], layouts[start:])
+        units: Sequence[bytes] = made
+        spans.shapes = layouts
+        spans.units = list(accumulate(map(units_in, layouts), initial=begun.units if begun else 0))[1:]
+        if begun is not None:
+            units = LazyUnits(begun.units, made, partial(_known_unit, begun, raw, splits, {}))
+        fields = [bytes(getattr(wire, name)) for name in _FIELDS]
         most, thinking = positive(wire.max_tokens), thinking_tokens(wire.thinking)
         return cls(
             raw=raw,
@@ -122,14 +139,23 @@ class MessagesRequest(Request, eq=False):
             stream=wire.streams,
             units=units,
             max_output=most,
-            overhead=(*map(bytes, fields), bytes(listed(messages[block:start])) if start else b""),
-            sent=len(messages),
+            overhead=(*fields, bytes(listed(messages[block:start])) if start else b""),
+            sent=len(messages) + (begun.messages if begun else 0),
             prefix=messages[:start],
             splits=splits,
+            begun=begun,
+            spans=None if start else spans,
             continues=_continues(value_of(wire.thread)),
             # Only with interleaved thinking, its budget may be larger. It's then for all of a turn's requests.
             thinking=thinking if thinking < (most or 0) else 0,
         )
+
+    @classmethod
+    def listed(cls, raw: bytes) -> Sequence[bytes]:
+        try:
+            return _decoder.decode(raw).messages or []
+        except UNDECODABLE:
+            return []
 
     @property
     def compacted(self) -> bool:
@@ -194,11 +220,9 @@ def prefix_of(layouts: Sequence[Layout]) -> tuple[int, int]:
     return 0, 0
 
 
-def split(
-    messages: Sequence[msgspec.Raw], layouts: Sequence[Layout]
-) -> tuple[list[bytes | msgspec.Raw], dict[int, Split]]:
+def split(messages: Sequence[bytes], layouts: Sequence[Layout]) -> tuple[list[bytes], dict[int, Split]]:
     """Return the units of messages, and the split messages by the identity of their first unit."""
-    units: list[bytes | msgspec.Raw] = []
+    units: list[bytes] = []
     splits: dict[int, Split] = {}
     for message, layout in zip(messages, layouts, strict=True):
         if not layout.results:
@@ -215,6 +239,24 @@ def split(
         splits[id(made[0])] = Split(message, tuple(made))
         units += made
     return units, splits
+
+
+def units_in(layout: Layout) -> int:
+    """Return the number of units that a message is split into."""
+    return 1 if layout.single or not layout.results else len(layout.results) + bool(layout.others)
+
+
+def _known_unit(begun: Mark, raw: bytes, splits: dict[int, Split], known: dict[int, list[bytes]], index: int) -> bytes:
+    """Return a unit of a known message. ``known`` are the units that were already made, by the index of the first."""
+    prefix = begun.prefix
+    place = bisect_right(prefix.units, index)
+    first = prefix.units[place - 1] if place else 0
+    made = known.get(first)
+    if made is None:
+        made, more = split([begun.message(raw, place)], [prefix.shapes[place]])
+        splits.update(more)
+        known[first] = made
+    return made[index - first]
 
 
 def _layout(message: bytes) -> Layout:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from functools import partial
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from proxy.constants import UNDECODABLE
+from proxy.dialects.prefixes import LazyUnits, Mark, Spans, after_marker
 from proxy.dialects.request import (
     NOTHING,
     Request,
@@ -32,6 +35,7 @@ class _Fields(Wire):
     store: msgspec.Raw = NOTHING
     previous_response_id: msgspec.Raw = NOTHING
     conversation: msgspec.Raw = NOTHING
+    background: msgspec.Raw = NOTHING
 
 
 class _Listed(_Fields):
@@ -62,11 +66,13 @@ class ResponsesRequest(Request, eq=False):
     """A request as the client sent it. See ``dialects.request.Request``.
 
     ``prefix`` are the items up to the newest ``compaction`` item. They are sent unchanged, and only the last takes
-    tokens. ``placed`` are the items in ``units`` that the client only refers to.
+    tokens. ``placed`` are the items in ``units`` that the client only refers to. ``background``: the upstream may make
+    the response in the background.
     """
 
     OVERHEAD = ("instructions", "tools", "tool_choice", "text", "compaction")
     CONVERSATION = "input"
+    OPEN_SHAPES = (1, 2)
 
     prefix: Sequence[bytes] = []
     references: Sequence[str] = ()
@@ -74,14 +80,30 @@ class ResponsesRequest(Request, eq=False):
     continues: bool = False
     hidden: float = 0
     placed: References | None = None
+    background: bool = True
 
     @classmethod
-    def _read(cls, raw: bytes) -> Self | None:
+    def _read(cls, raw: bytes, begun: Mark | None = None) -> Self | None:
         try:
-            wire, items = _decoded(raw)
+            wire, items = _decoded(raw if begun is None else begun.spliced(raw))
         except UNDECODABLE:
             return None
-        prefix, units, references, repeats = _split(items)
+        spans = Spans(items, ())
+        if begun is not None:
+            found = after_marker(begun, raw, items)
+            if found is None:
+                return None
+            items, spans = found.items, found
+        split = _split(items)
+        if begun is not None and (split.prefix or split.references or split.trigger):
+            return None  # known items wouldn't be units, or their references must be found
+        units, repeats = split.units, split.repeats
+        spans.shapes = bytearray(map(_shape_of, split.parts))
+        spans.units = _counted(spans.shapes, begun.units if begun else 0)
+        if begun is not None:
+            units = LazyUnits(begun.units, units, partial(_known_unit, begun, raw))
+            repeats = repeats or begun.prefix.shapes.find(_SHAPE_REPEATED, 0, begun.messages) >= 0
+        prefix, references = split.prefix, split.references
         fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
         return cls(
             raw=raw,
@@ -90,13 +112,23 @@ class ResponsesRequest(Request, eq=False):
             units=units,
             max_output=positive(wire.max_output_tokens),
             overhead=tuple(map(bytes, fields)),
-            sent=len(items),
+            sent=len(items) + (begun.messages if begun else 0),
             prefix=prefix,
             references=references,
             may_refer=value_of(wire.store) is not False and (bool(references) or not repeats),
             continues=_continues(wire.previous_response_id, wire.conversation),
             hidden=float("inf") if references else 0,
+            background=value_of(wire.background) is True,
+            begun=begun,
+            spans=None if prefix or references or split.trigger else spans,
         )
+
+    @classmethod
+    def listed(cls, raw: bytes) -> Sequence[bytes]:
+        try:
+            return _decoded(raw)[1]
+        except UNDECODABLE:
+            return []
 
     @property
     def compacted(self) -> bool:
@@ -163,7 +195,7 @@ def _message(unit: bytes) -> bytes:
     return b'{"role":"user","content":' + unit + b"}" if unit[:1] == b'"' else unit
 
 
-def _decoded(raw: bytes) -> tuple[_Fields, list[msgspec.Raw]]:
+def _decoded(raw: bytes) -> tuple[_Fields, Sequence[bytes]]:
     """Return the fields of a body, and the items of its input. A string is one item, and other values have none."""
     try:
         listed = _listed_decoder.decode(raw)
@@ -173,20 +205,59 @@ def _decoded(raw: bytes) -> tuple[_Fields, list[msgspec.Raw]]:
     return listed, listed.input
 
 
-def _split(items: list[msgspec.Raw]) -> tuple[list[msgspec.Raw], list[bytes], tuple[str, ...], bool]:
-    """Return the items of the fixed prefix, the units after it, and the ids of the references in those.
+class _Split(NamedTuple):
+    """The items of the fixed prefix, the units after it with their items' parts, and the ids of references in them.
 
-    The last value is whether the client repeats items that one with references wouldn't repeat in full.
+    ``repeats`` is true if the client repeats items that one with references wouldn't repeat in full. ``trigger`` is
+    true if the client asks the upstream to compact.
     """
+
+    prefix: Sequence[bytes]
+    units: Sequence[bytes]
+    parts: Sequence[str] = ()
+    references: tuple[str, ...] = ()
+    repeats: bool = False
+    trigger: bool = False
+
+
+def _split(items: Sequence[bytes]) -> _Split:
+    """Split the items of an input."""
     if items and _shape(items[-1]).type == "compaction_trigger":
-        return [], [], (), False  # the client asks the upstream to compact
+        return _Split([], [], trigger=True)
     parts = _parts.of(items)
     start = len(parts) - parts[::-1].index(_PREFIX) if _PREFIX in parts else 0
     references: tuple[str, ...] = ()
     if _REFERENCE in parts:
         ids = [_shape(item).id for item, part in zip(items[start:], parts[start:], strict=True) if part == _REFERENCE]
         references = tuple(id for id in ids if isinstance(id, str))
-    return items[:start], _units(items[start:], parts[start:]), references, _REPEATED in parts
+    units = _units(items[start:], parts[start:])
+    return _Split(items[:start], units, parts[start:], references, _REPEATED in parts)
+
+
+def _shape_of(part: str) -> int:
+    """Return the shape of an item: whether it belongs to a run, and whether it's a unit in brackets."""
+    if part in _ASSISTANT:
+        return _SHAPE_REPEATED if part == _REPEATED else _SHAPE_RUN
+    return _SHAPE_OTHER if part else _SHAPE_NO_ITEM
+
+
+def _counted(shapes: bytearray, count: int) -> list[int]:
+    """Return the number of units that have begun with each item. ``count`` is the number of those before."""
+    counts, run = [], False
+    for shape in shapes:
+        in_run = shape in (_SHAPE_RUN, _SHAPE_REPEATED)
+        count += not (run and in_run)
+        run = in_run
+        counts.append(count)
+    return counts
+
+
+def _known_unit(begun: Mark, raw: bytes, index: int) -> bytes:
+    """Return a unit of known items."""
+    prefix = begun.prefix
+    start, end = bisect_left(prefix.units, index + 1), bisect_right(prefix.units, index + 1)
+    items = [begun.message(raw, place) for place in range(start, end)]
+    return items[0] if prefix.shapes[start] == _SHAPE_OTHER else joined(items)
 
 
 def _units(items: Sequence[bytes], parts: Sequence[str]) -> list[bytes]:
@@ -232,6 +303,8 @@ _REFERENCE = "reference"
 _REPEATED = "repeated"
 _ASSISTANT = frozenset({"assistant", _REFERENCE, _REPEATED})
 _parts = ByDigest(_part)
+
+_SHAPE_OTHER, _SHAPE_RUN, _SHAPE_REPEATED, _SHAPE_NO_ITEM = range(4)
 
 
 def _continues(previous_response_id: msgspec.Raw, conversation: msgspec.Raw) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.apis import recognized
+from proxy.dialects.apis import archived_text, recognized
 
 SAID = {"role": "user", "content": "Hi"}
 RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "1"}]}
@@ -27,3 +27,18 @@ RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"
 )
 def test_a_body_is_recognized(body: Any, name: str) -> None:
     assert recognized(json.dumps(body).encode()).name == name
+
+
+@pytest.mark.parametrize(
+    ("unit", "role"),
+    [
+        (SAID, "user"),
+        (RESULT, "tool"),
+        ({"role": "user", "content": [*RESULT["content"], {"type": "text", "text": "Go on"}]}, "user"),
+        ({"role": "user", "content": []}, "user"),
+        ({"role": "tool", "content": [{"type": "text", "text": "1"}]}, "tool"),
+        ({"type": "function_call_output", "output": "1"}, "function_call_output"),
+    ],
+)
+def test_results_are_not_of_the_user(unit: Any, role: str) -> None:
+    assert archived_text(json.dumps(unit).encode())[0] == role

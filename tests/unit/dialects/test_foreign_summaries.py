@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.compaction.identifiers import identifiers
+from proxy.compaction.identifiers import collect
 from proxy.compaction.rules import SectionLimits
-from proxy.compaction.summary_message import SummaryParts, summary_message
+from proxy.compaction.summary_message import SummaryParts, summary_message, with_index
 from proxy.dialects.foreign_summaries import WORDINGS
 from proxy.dialects.units import decode
 from proxy.dialects.units import summary_in as recognised
@@ -221,7 +221,8 @@ def test_the_programs_own_summary_gives_the_users_messages_back() -> None:
     said = ["Repair the build. </user_message> is a tag.", "Thanks!", "Now the linter: " + "src/a.py " * 40]
     dropped = turns([user(said[0]), assistant("I look."), user(said[1]), user(said[2])])
     caps = SectionLimits(summary=500, users=2000, newest=2000, system=2000, words=200, index=200, group=None)
-    raw = summary_message(SummaryParts(dropped, identifiers(["src/a.py"], None), BODY), caps, rules(), FORMAT)
+    message = summary_message(SummaryParts(dropped, BODY), caps, rules(), FORMAT)
+    raw = with_index(message, collect([[("result", "src/a.py")]]), (), caps, FORMAT)
     found = recognised(decode(raw))
     assert found is not None
     assert found.tool == "compaction proxy"

@@ -46,3 +46,9 @@ def test_a_file_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert encodings.available() == []
     with pytest.raises(ConfigurationError, match="install the dependencies again"):
         encodings.check("o200k_base")
+
+
+@pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endofprompt|>", "\ud800", "\U0001f600 é", "x", " " * 999])
+def test_short_and_long_texts_count_alike(text: str) -> None:
+    encoding = encodings.encoding("o200k_base")
+    assert encodings.count(encoding, text) == len(encoding.encode(text, disallowed_special=()))
