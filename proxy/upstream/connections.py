@@ -23,12 +23,14 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import structlog
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import CIMultiDict
 from yarl import URL
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.http.headers import for_client
 from proxy.http.timers import coarse_timer
+from proxy.upstream.express import Express, Response
 from proxy.upstream.transport import Answer, Headers
 
 log = structlog.get_logger(__name__)
@@ -52,6 +54,9 @@ IDLE_SECONDS = 2.0
 Later, the upstream has probably begun to work on the request, and may have crashed.
 """
 
+LINE_BYTES = 65_536
+"""Longest line of a response's head."""
+
 _MADE_UP = ("user-agent", "content-type")
 
 
@@ -70,6 +75,7 @@ class Connections:
         self._upstream = upstream
         self._proxy = environment_proxy(base_url)
         self._session: aiohttp.ClientSession | None = None
+        self._express: Express | None = None
         self._busy = 0
         self._retired = False
 
@@ -117,7 +123,7 @@ class Connections:
 
     async def _attempted(
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, *, again: bool
-    ) -> aiohttp.ClientResponse:
+    ) -> Response:
         try:
             return await self._request(method, url, headers, body)
         except ClosedIdle:
@@ -126,7 +132,7 @@ class Connections:
         log.info("upstream.sent_again", upstream=self._upstream)
         return await self._request(method, url, headers, body)
 
-    def _closer(self, response: aiohttp.ClientResponse) -> Callable[[], Awaitable[None]]:
+    def _closer(self, response: Response) -> Callable[[], Awaitable[None]]:
         closed = False
 
         async def close() -> None:
@@ -152,8 +158,12 @@ class Connections:
 
     def _request(
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
-    ) -> Awaitable[aiohttp.ClientResponse]:
+    ) -> Awaitable[Response]:
         session = self._open()
+        if self._express is not None and method == "POST" and isinstance(body, bytes):
+            usual = self._express.post(url, headers, body)
+            if usual is not None:
+                return usual
         given = CIMultiDict(headers)
         options: dict[str, Any] = {
             "headers": given,
@@ -169,7 +179,7 @@ class Connections:
     async def aclose(self) -> None:
         """Close all connections."""
         if self._session is not None:
-            session, self._session = self._session, None
+            session, self._session, self._express = self._session, None, None
             await session.close()
 
     def _open(self) -> aiohttp.ClientSession:
@@ -181,9 +191,11 @@ class Connections:
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=READ_BYTES,
-                max_field_size=65_536,
-                max_line_size=65_536,
+                max_field_size=LINE_BYTES,
+                max_line_size=LINE_BYTES,
             )
+            if self._proxy is None:
+                self._express = Express(self._session, read_bufsize=READ_BYTES, line_size=LINE_BYTES)
         return self._session
 
 
@@ -245,7 +257,7 @@ class _Chunks:
     This isn't a generator, because closing an unfinished generator takes an event loop task.
     """
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: Response) -> None:
         self._read = response.content.readany
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -312,6 +324,10 @@ class _PooledConnection(ResponseHandler):
         if lost and early and self._requests > 1 and not self._received:
             exc = ClosedIdle()
         super().set_exception(exc, *cause)
+        # aiohttp doesn't tell the reader of a body that its encoding is broken.
+        body = self._payload
+        if isinstance(exc, HttpProcessingError) and body is not None and not body.is_eof() and not body.exception():
+            body.set_exception(aiohttp.ClientPayloadError("the transfer encoding isn't valid"))
 
     def is_connected(self) -> bool:
         """Return whether the connection is usable. aiohttp calls this when it takes one from the pool."""
