@@ -14,8 +14,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from proxy.access.admission import ConcurrencyLimit
 from proxy.config import Loaded, Settings
 from proxy.dialects.apis import DIALECTS
 from proxy.endpoints.conversations import Conversations
@@ -35,7 +36,6 @@ from proxy.server.maintenance import Maintenance
 from proxy.server.reload import Reload, on_signal
 from proxy.telemetry.exposition import exposition, keep_sampling
 from proxy.telemetry.logs import unhandled
-from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT
 
 log = structlog.get_logger(__name__)
 
@@ -48,6 +48,8 @@ WRONG = (
 HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
 """Paths that are served even if the proxy is overloaded."""
 
+
+CRASHED = "The proxy failed to process this request. Try again, or ask its operator to check the log."
 
 API = "/v1/"
 """Requests below this path are recorded."""
@@ -107,55 +109,43 @@ class Proxy:
             return
         web = self.service.configuration.web
         origin, wrong = web.judge(scope)
-        app: ASGIApp = partial(self._received, wrong)
-        await (app if origin is None else web.cors(app, origin))(scope, receive, send)
+        if origin is None:
+            await self._served(wrong, scope, receive, send)
+        else:
+            await web.cors(partial(self._served, wrong), origin)(scope, receive, send)
 
-    async def _received(self, wrong: ProxyError | None, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request, and record it if it is for an API. ``wrong`` is the reason to refuse it."""
-        sent = Sent(send)
-        if scope["path"] in HEALTH:
-            await (self._guarded(scope, receive, sent) if wrong is None else _refused(wrong, scope, receive, sent))
-            return
-        scope = canonical(scope)
-        serve = self._admitted if wrong is None else partial(_refused, wrong)
-        if not scope["path"].startswith(API):
-            await serve(scope, receive, sent)
-            return
-        recorder, started = self.service.records.recorder, perf_counter()
-        record = recorder.begin(scope)
-        try:
-            await serve(scope, receive, sent)
-        finally:
-            recorder.end(record, sent, started)
+    async def _served(self, wrong: ProxyError | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request once the concurrency limit admits it, and record it if it is for an API.
 
-    async def _admitted(self, scope: Scope, receive: Receive, send: Sent) -> None:
-        """Serve a request once the concurrency limit admits it."""
-        limit = self.service.access.concurrency
-        if not limit.take(1):
-            try:
-                await limit.wait_for_slot()
-            except Overloaded as error:
-                await answer_error(send, error, shape=error_shape(scope))
-                return
-        REQUESTS_IN_FLIGHT.inc()
+        ``wrong`` is the reason to refuse it. An unexpected error is logged in full. The client doesn't get its cause.
+        """
+        sent, record, started, admitted = Sent(send), None, 0.0, False
+        limit, metrics = self.service.access.concurrency, self.service.records.metrics
         try:
-            await self._guarded(scope, receive, send)
-        finally:
-            REQUESTS_IN_FLIGHT.dec()
-            limit.give(1)
-
-    async def _guarded(self, scope: Scope, receive: Receive, sent: Sent) -> None:
-        """Serve a request. Log an unexpected error in full, but don't reveal its cause to the client."""
-        try:
-            await self._endpoint_for(scope)(scope, receive, sent)
+            if scope["path"] not in HEALTH:
+                scope = canonical(scope)
+                if scope["path"].startswith(API):
+                    started = perf_counter()
+                    record = self.service.records.recorder.begin(scope)
+                if wrong is None:
+                    wrong = None if limit.take(1) else await _overload(limit)
+                if admitted := wrong is None:
+                    metrics.began()
+            if wrong is None:
+                await self._endpoint_for(scope)(scope, receive, sent)
+            else:
+                await answer_error(sent, wrong, shape=error_shape(scope))
         except Exception as error:
             log.exception("request.crashed", error=type(error).__name__)
             if sent.begun:
                 raise
-            crash = ProxyError(
-                "The proxy failed to process this request. Try again, or ask its operator to check the log."
-            )
-            await answer_error(sent, crash, shape=error_shape(scope))
+            await answer_error(sent, ProxyError(CRASHED), shape=error_shape(scope))
+        finally:
+            if admitted:
+                metrics.ended()
+                limit.give(1)
+            if record is not None:
+                self.service.records.recorder.end(record, sent, started)
 
     def _endpoint_for(self, scope: Scope) -> Endpoint:
         path, method = scope["path"], scope["method"]
@@ -201,8 +191,13 @@ class Proxy:
         return PlainTextResponse(f"{status}\n")
 
 
-async def _refused(error: ProxyError, scope: Scope, receive: Receive, send: Send) -> None:
-    await answer_error(send, error, shape=error_shape(scope))
+async def _overload(limit: ConcurrencyLimit) -> Overloaded | None:
+    """Wait for a slot. Return the error if none gets free."""
+    try:
+        await limit.wait_for_slot()
+    except Overloaded as error:
+        return error
+    return None
 
 
 async def _no_websocket(scope: Scope, receive: Receive, send: Send) -> None:

@@ -103,6 +103,7 @@ def serve(
     config = uvicorn.Config(
         app,
         http=http,
+        interface="asgi3",
         lifespan="on",
         ws="none",
         log_config=None,

@@ -1,4 +1,8 @@
-"""Run the server: uvicorn with one or several worker processes."""
+"""Run the server: bind its addresses, and start uvicorn with one or several worker processes.
+
+The addresses are bound before anything is logged. Metrics can have an address of their own. Several workers collect
+theirs in a private folder.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +11,45 @@ import errno
 import os
 import secrets
 import signal
+import socket
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from socket import socket
 from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
 import uvicorn
+from prometheus_client import start_http_server
 from prometheus_client.multiprocess import mark_process_dead
-from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors import Multiprocess, multiprocess
 
 from proxy import __version__
-from proxy.access.admin import SESSION_SECRET, admin_link
+from proxy.access.admin import LINK_PATH, SESSION_SECRET, AdminLink, admin_link
 from proxy.config import Loaded, Settings, read
 from proxy.config.checks import exposure
-from proxy.config.issues import error_text
+from proxy.config.document import line_of
+from proxy.config.issues import Issue, error_text
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
 from proxy.endpoints.status import configuration_hash
 from proxy.errors import ConfigurationError
+from proxy.http.headers import on_loopback
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.pipeline.runtime import INSTANCE
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import Proxy, create_app
+from proxy.server.handover import Acceptor, WorkerProcess
 from proxy.server.http_protocol import BoundedProtocol
-from proxy.server.listening import announce, bind, dashboard_address, folder_of_workers, refused, serve_metrics
 from proxy.server.maintenance import exempt_from_collection
-from proxy.store.opening import store_file
+from proxy.store import store_file
 from proxy.store.sqlite_worker import prepare
+from proxy.telemetry.exposition import FOLDER, registry
 from proxy.telemetry.logs import configure
 
 log = structlog.get_logger(__name__)
@@ -58,6 +67,11 @@ STARTUP_FAILURE = 3
 """Exit status if the application can't start. It's uvicorn's own."""
 
 _STORE_FIX = "make the folder writable for the proxy's user, or store: {url: sqlite:////var/lib/NAME/compaction.db}"
+
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - shown, not listened on
+"""For each address of all interfaces, one that a browser on this machine can open."""
+
+_NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def run(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
@@ -94,6 +108,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         "workers": workers,
         "loop": "uvloop" if os.name == "posix" else "asyncio",
         "http": BoundedProtocol,
+        "interface": "asgi3",
         "ws": "none",
         "lifespan": "on",
         "access_log": False,
@@ -131,7 +146,7 @@ class Single(uvicorn.Server):
         super().__init__(config)
         self._ready = ready
 
-    async def startup(self, sockets: list[socket] | None = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See ``uvicorn.Server``."""
         for one in sockets or ():
             try:
@@ -222,8 +237,11 @@ class WorkerPool(Multiprocess):
     ``ready`` is called once, when all workers take requests.
     """
 
-    def __init__(self, config: uvicorn.Config, sockets: list[socket], ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
         super().__init__(config, sockets)
+        if hasattr(socket, "send_fds"):  # Windows lacks it, and its workers share the listening sockets
+            # uvicorn's parent starts workers in several places, and has no other way to replace their class.
+            multiprocess.Process = partial(WorkerProcess, Acceptor(sockets, config.backlog))  # type: ignore[misc, assignment]
         self._ready: Callable[[], None] | None = ready
         self._replace = False
         self._workers: set[int | None] = set()
@@ -293,3 +311,118 @@ def _without_credentials(url: str) -> str:
     scheme, _, rest = url.partition("://")
     place, slash, path = rest.partition("/")
     return f"{scheme}://{place.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
+
+
+def bind(settings: Settings, port: int, loaded: Loaded | None) -> list[socket.socket]:
+    """Return sockets bound to each address of ``server.host``; 0 for any free port. They don't listen yet.
+
+    Raises ``ConfigurationError`` if an address can't be bound. ``loaded`` is the file that the settings come from.
+    """
+    host = settings.server.host
+    bound: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                bound.append(_bound(family, (address[0], port, *address[2:])))
+            except OSError as error:
+                # A machine without IPv6 may still have ::1 for localhost in its table of hosts.
+                if error.errno not in _NO_SUCH_FAMILY or not (bound or host == "localhost"):
+                    raise
+            else:
+                port = bound[0].getsockname()[1]
+        if not bound:
+            raise OSError(errno.EADDRNOTAVAIL, "cannot assign requested address")
+    except OSError as error:
+        for one in bound:
+            one.close()
+        raise refused(host, port, error, loaded) from error
+    return bound
+
+
+def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":  # there, it would let two programs share a port
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(address)
+    except OSError:
+        one.close()
+        raise
+    one.set_inheritable(True)
+    return one
+
+
+def refused(host: str, port: int, error: OSError, loaded: Loaded | None = None) -> ConfigurationError:
+    """Return the error for an address that can't be used, with a fix."""
+    name, fix = "host", "use an address of this machine, for example --host 127.0.0.1"
+    if error.errno == errno.EADDRINUSE:
+        name, fix = "port", f"stop the other program, or use another port: --port {port + 1 if port < 65535 else 8787}"
+    elif error.errno == errno.EACCES:
+        name, fix = "port", "use a port above 1023, for example --port 8787"
+    return _cannot_listen(f"{_written(host)}:{port}", error, fix, ("server", name), loaded)
+
+
+def _cannot_listen(
+    address: str, error: OSError, fix: str, setting: tuple[str, str], loaded: Loaded | None
+) -> ConfigurationError:
+    reason = (error.strerror or type(error).__name__).lower()
+    text = error_text(f"cannot listen on {address} ({reason})", fix, ".".join(setting))
+    located = [text] if loaded is None else loaded.sources.located([Issue(line_of(loaded.root, setting), text)])
+    return ConfigurationError("\n".join(located))
+
+
+def dashboard_address(settings: Settings, bound: list[socket.socket]) -> str:
+    """Return the URL of the dashboard for a browser on this machine."""
+    host = settings.server.host
+    return f"http://{_written(_WILDCARDS.get(host, host))}:{bound[0].getsockname()[1]}{LINK_PATH}"
+
+
+def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
+    """Print where the dashboard is. Call this when the server takes requests, so that the line is the last one.
+
+    Output that isn't a terminal may be kept or collected, so it gets the name of a private file in place of the token.
+    """
+    terminal = sys.stdout.isatty()
+    if link is not None:
+        after = link.address if terminal else f"{address} (a link that works once is in {link.file})"
+        print(f"Dashboard: {after}", flush=True)
+    elif terminal or on_loopback(settings.server.host):
+        print(f"Dashboard: {address}", flush=True)
+
+
+def _written(host: str) -> str:
+    """Return an address as it's written in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+@contextlib.contextmanager
+def folder_of_workers() -> Iterator[None]:
+    """Create a private folder for the metrics of the workers to start, and remove it at the end.
+
+    Raises ``ConfigurationError`` if that fails.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="compaction-proxy-metrics-")
+    except OSError as error:
+        raise ConfigurationError(
+            error_text(
+                f"cannot create a temporary folder for the metrics of the workers ({error.strerror})",
+                "set TMPDIR to a folder that the proxy can write",
+            )
+        ) from error
+    with folder as path:
+        os.environ[FOLDER] = path
+        yield
+
+
+def serve_metrics(settings: Settings, loaded: Loaded | None) -> None:
+    """Serve metrics on ``metrics.listen`` in a thread, if it's set. Raises ``ConfigurationError`` if that fails."""
+    address = settings.metrics.address
+    if address is None:
+        return
+    host, port = address
+    try:
+        start_http_server(port, host, registry())
+    except OSError as error:
+        fix = "use a free port of this machine, as in metrics: {listen: 127.0.0.1:9090}"
+        raise _cannot_listen(str(settings.metrics.listen), error, fix, ("metrics", "listen"), loaded) from error

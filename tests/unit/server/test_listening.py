@@ -14,8 +14,7 @@ from proxy.config import read
 from proxy.config.settings import Settings
 from proxy.errors import ConfigurationError
 from proxy.server.app import create_app
-from proxy.server.listening import announce, bind, dashboard_address
-from proxy.server.run import Single
+from proxy.server.run import Single, announce, bind, dashboard_address
 from tests.kit.program import free_port
 
 

@@ -11,7 +11,7 @@ from proxy.config import read
 from proxy.config.settings import Settings
 from proxy.errors import ConfigurationError
 from proxy.server.app import create_app
-from proxy.server.listening import serve_metrics
+from proxy.server.run import serve_metrics
 from tests.kit.program import free_port
 
 

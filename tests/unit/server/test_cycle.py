@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HEADER_RE, HEADER_VALUE_RE
 
 from proxy.server.app import create_app
-from proxy.server.http_protocol import BoundedProtocol, CoalescingTransport
+from proxy.server.cycle import CoalescingTransport, check_headers
+from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.loopback import serve
 from tests.conftest import settings_for
 from tests.kit.client import connected, read_all, read_until, request_bytes
@@ -102,3 +104,15 @@ def test_a_small_response_takes_one_write(tmp_path: Path, monkeypatch: pytest.Mo
             connection.sendall(request_bytes(b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'))
             read_until(connection, b"\r\n\r\n{}")
             assert len(writes) == 1
+
+
+@pytest.mark.parametrize("byte", range(256))
+def test_headers_are_refused_like_by_uvicorn(byte: int) -> None:
+    spelled = b"x" + bytes([byte]) + b"y"
+    for pair, expression in (((spelled, b"fine"), HEADER_RE), ((b"fine", spelled), HEADER_VALUE_RE)):
+        headers = [(b"content-type", b"text/plain; a=b"), pair, (b"x-last", b"1")]
+        if expression.search(spelled):
+            with pytest.raises(RuntimeError):
+                check_headers(headers)
+        else:
+            check_headers(headers)

@@ -1,0 +1,263 @@
+"""Several workers: each gets its share of the connections, and none is lost with a worker that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+from proxy.server.loopback import serve
+from tests.kit.program import ROOT, Program, program, write_config
+from tests.kit.upstream import StandIn
+from tests.kit.waiting import until
+
+pytestmark = pytest.mark.skipif(not hasattr(socket, "send_fds"), reason="workers share the listening sockets here")
+
+BURST = 64
+MOST = 34
+"""Connections of the fullest of two workers after a burst of 64."""
+
+
+@contextlib.contextmanager
+def two_workers(folder: Path, upstream: str = "http://127.0.0.1:9", patch: str = "") -> Iterator[Program]:
+    """Run the server with two workers that get connections. ``patch`` is code that its processes run first."""
+    settings = {"server": {"host": "localhost"}, "upstreams": {"main": {"base_url": f"{upstream}/v1"}}}
+    (folder / "sitecustomize.py").write_text(patch)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    with program(write_config(settings, folder), "--workers", "2", env=environment) as running:
+        assert until(lambda: "Dashboard: " in running.log.read_text(), 120)
+        pair = workers(running)
+        try:
+            yield running
+        finally:
+            ended = running.process.poll() is not None
+            for worker in pair:
+                with contextlib.suppress(psutil.Error):
+                    worker.resume()
+                    if ended:
+                        worker.kill()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    with two_workers(tmp_path_factory.mktemp("workers")) as started:
+        yield started
+
+
+@pytest.fixture
+def closing(running: Program) -> Iterator[contextlib.ExitStack]:
+    """Close connections, and wait until the server has noticed."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+    kept = 1  # by the client that waited for the server
+    assert until(lambda: sum(len(ports(running, worker)) for worker in workers(running)) <= kept)
+
+
+def workers(running: Program) -> list[psutil.Process]:
+    found = []
+    for child in psutil.Process(running.process.pid).children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if "spawn_main" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
+
+
+def of(running: Program, worker: psutil.Process, lines: list[Line]) -> list[Line]:
+    """Return the connections that a worker has."""
+    local_ports = ports(running, worker)
+    return [line for line in lines if line.local_port in local_ports]
+
+
+def ports(running: Program, worker: psutil.Process) -> set[int]:
+    """Return the ports of a worker's clients."""
+    open_ones = [one for one in worker.net_connections("tcp") if one.laddr.port == running.port and one.raddr]
+    return {one.raddr.port for one in open_ones}
+
+
+def shares(running: Program, lines: list[Line]) -> list[int]:
+    return [len(of(running, worker, lines)) for worker in workers(running)]
+
+
+def connect(running: Program, count: int, closing: contextlib.ExitStack, host: str = "127.0.0.1") -> list[Line]:
+    """Open connections at once."""
+    lines = [Line(host, running.port) for _ in range(count)]
+    for line in lines:
+        closing.callback(line.close)
+    return lines
+
+
+class Line(HTTPConnection):
+    """A connection that is open, or about to be."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__(host, port, timeout=60)
+        self.sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            self.sock.connect((host, port))
+        self.sock.settimeout(60)
+        self.local_port = self.sock.getsockname()[1]
+
+    def alive(self) -> bool:
+        self.request("GET", "/livez")
+        answer = self.getresponse()
+        return (answer.status, answer.read()) == (200, b"alive\n")
+
+
+def test_a_burst_is_shared_evenly(running: Program, closing: contextlib.ExitStack) -> None:
+    hosts = ["127.0.0.1", "::1"] if listens(running, "::1") else ["127.0.0.1"]
+    lines = [line for host in hosts for line in connect(running, BURST // len(hosts), closing, host)]
+    assert until(lambda: sum(shares(running, lines)) == BURST)
+    assert max(shares(running, lines)) <= MOST
+    assert all(line.alive() for line in lines)
+
+    # A worker whose clients left gets the next ones.
+    first, second = workers(running)
+    leaving, staying = of(running, first, lines), of(running, second, lines)
+    for line in leaving:
+        line.close()
+    assert until(lambda: not of(running, first, leaving))
+    lines = [*staying, *connect(running, len(leaving), closing)]
+    assert until(lambda: sum(shares(running, lines)) == BURST)
+    assert max(shares(running, lines)) <= MOST
+    assert all(line.alive() for line in lines)
+
+
+def listens(running: Program, host: str) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection((host, running.port), timeout=30).close()
+        return True
+    return False
+
+
+def test_a_killed_worker_takes_only_its_own_connections(running: Program, closing: contextlib.ExitStack) -> None:
+    lines = connect(running, 8, closing)
+    assert all(line.alive() for line in lines)
+    victim, survivor = workers(running)
+    kept = of(running, survivor, lines)
+    assert 0 < len(kept) < len(lines)
+    victim.kill()
+    # There may be no replacement yet.
+    assert all(line.alive() for line in [*kept, *connect(running, 8, closing)])
+
+    def gets_connections() -> bool:
+        (line,) = connect(running, 1, closing)
+        assert line.alive()
+        return any(
+            of(running, worker, [line]) for worker in workers(running) if worker.pid not in (victim.pid, survivor.pid)
+        )
+
+    assert until(gets_connections, 120)
+
+
+def test_a_hung_worker_gets_no_connections_until_it_continues(running: Program, closing: contextlib.ExitStack) -> None:
+    hung, other = workers(running)
+    hung.suspend()
+    lines = connect(running, 20, closing)
+    assert all(line.alive() for line in lines)
+    assert of(running, other, lines) == lines
+    hung.resume()
+
+    def gets_connections() -> bool:
+        (line,) = connect(running, 1, closing)
+        assert line.alive()
+        return bool(of(running, hung, [line]))
+
+    assert until(gets_connections)
+
+
+def test_connections_wait_while_all_workers_hang(running: Program, closing: contextlib.ExitStack) -> None:
+    """There are more than the buffers between the processes can take."""
+    both = workers(running)
+    for worker in both:
+        worker.suspend()
+    lines = connect(running, 600, closing)
+    for worker in both:
+        worker.resume()
+    assert all(line.alive() for line in lines)
+
+
+def test_workers_accept_on_their_own_when_their_parent_was_killed(tmp_path: Path) -> None:
+    with two_workers(tmp_path) as running, contextlib.ExitStack() as closing:
+        pair = workers(running)
+        old = connect(running, 8, closing)
+        assert all(line.alive() for line in old)
+        # Both workers report a connection that has ended, and the parent can't read it.
+        psutil.Process(running.process.pid).suspend()
+        leaving = [of(running, worker, old)[0] for worker in pair]
+        for line in leaving:
+            old.remove(line)
+            line.close()
+        assert until(lambda: not any(of(running, worker, leaving) for worker in pair))
+        running.process.kill()
+        running.process.wait(30)
+        assert all(line.alive() for line in [*old, *connect(running, 16, closing)])
+        for worker in pair:
+            worker.terminate()
+        psutil.wait_procs(pair, 30)
+        assert running.refuses()
+
+
+@pytest.mark.parametrize(
+    ("patch", "failures"),
+    [("import socket; del socket.send_fds", 0), ("import socket; socket.send_fds = lambda *_: open('/absent')", 1)],
+    ids=["absent", "failing"],
+)
+def test_workers_accept_on_their_own_when_connections_cannot_be_passed(
+    tmp_path: Path, patch: str, failures: int
+) -> None:
+    with two_workers(tmp_path, patch=patch) as running, contextlib.ExitStack() as closing:
+        assert all(line.alive() for line in connect(running, 16, closing))
+        assert running.log.read_text().count("connections.acceptor_failed") == failures
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="no such signal here")
+def test_rolling_restarts_fail_no_request_of_an_sdk(tmp_path: Path) -> None:
+    """One client keeps its connections, the other one opens a connection for each request."""
+    over = threading.Event()
+    failed: list[str] = []
+    answered = 0
+
+    def calling(url: str, kept: bool) -> None:
+        nonlocal answered
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-test", max_retries=0)
+        while not over.is_set():
+            try:
+                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
+                answered += 1
+            except openai.OpenAIError as error:
+                failed.append(repr(error))
+            if not kept:
+                client.close()
+                client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-test", max_retries=0)
+        client.close()
+
+    with serve(StandIn().app) as upstream, two_workers(tmp_path, upstream) as running:
+        threads = [threading.Thread(target=calling, args=(running.url, kept)) for kept in (True, False)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(2):
+                before = {each.pid for each in workers(running)}
+                running.process.send_signal(signal.SIGUSR2)
+
+                def replaced(before: set[int] = before) -> bool:
+                    now = {each.pid for each in workers(running)}
+                    return len(now) == 2 and not now & before
+
+                assert until(replaced, 120)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(60)
+    assert (failed, answered > 20) == ([], True)
