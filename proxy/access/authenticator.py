@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -34,6 +35,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
     ``tenant`` is the unit of isolation: a tenant never sees the stored data of another. ``credential`` is the caller's
     key, for an upstream without a configured key, or ``None`` if the proxy issues the keys. ``models`` is the globs of
     the team's models, or ``None`` for all models. ``paths`` is `teams.NAME.paths`. ``limits`` is the team's limits.
+    ``ends`` is when the key expires, in seconds since 1970.
     """
 
     tenant: str
@@ -43,6 +45,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
     models: tuple[str, ...] | None
     paths: Literal["all", "models", "chat"] = "all"
     limits: LimitSettings | None = None
+    ends: float = math.inf
 
     @property
     def kept(self) -> bool:
@@ -91,15 +94,16 @@ class Authenticator:
             refused("key").inc()
             raise NotAuthenticated(ADMIN)
         key, team = self._issued(digest)
-        if key is not None and self._clock() >= key.ends:
+        ends = math.inf if key is None else key.ends
+        if key is not None and self._clock() >= ends:
             refused("key").inc()
             raise NotAuthenticated(EXPIRED.format(day=key.expires))
         if self._open:
-            return self._caller(_open_tenant(digest, other) or self._keyless, team, credential)
+            return self._caller(_open_tenant(digest, other) or self._keyless, team, credential, ends)
         if team is None:
             refused("key").inc()
             raise NotAuthenticated(_refusal(digest, credential))
-        return self._caller(f"team:{team}", team, None)
+        return self._caller(f"team:{team}", team, None, ends)
 
     def _issued(self, digest: str | None) -> tuple[KeySettings, str] | tuple[None, None]:
         """Return the key with this digest, and the name of its team."""
@@ -112,13 +116,13 @@ class Authenticator:
             return found
         return None, None
 
-    def _caller(self, tenant: str, team: str | None, credential: Credential | None) -> Caller:
+    def _caller(self, tenant: str, team: str | None, credential: Credential | None, ends: float) -> Caller:
         if team is None:
             return Caller(tenant, None, self._settings.policies["default"], credential, None)
         known = self._settings.teams[team]
         paths = known.paths or ("all" if known.models is None else "models")
         return Caller(
-            tenant, team, self._settings.policies[known.policy], credential, known.models, paths, known.limits
+            tenant, team, self._settings.policies[known.policy], credential, known.models, paths, known.limits, ends
         )
 
 

@@ -30,7 +30,7 @@ from proxy.store.tenant_cache import cancelled
 from proxy.telemetry.metrics import refused
 
 if TYPE_CHECKING:
-    from proxy.store.redis_limits import Admission, RedisLimits
+    from proxy.store.redis_store import Admission, RedisLimits
 
 MINUTE = 60.0
 

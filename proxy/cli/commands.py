@@ -1,24 +1,64 @@
-"""All commands. Each imports its module when it runs, so that the others start quickly."""
+"""All commands. Each larger one imports its module when it runs, so that the others start quickly."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import click
 
 from proxy import __version__
-from proxy.cli.setup import PROVIDERS, announcement, new_key, text_for, write
 from proxy.errors import ConfigurationError
 
 FILE = Path("compaction.yaml")
 """The configuration that `init` writes by default."""
+
+PROVIDERS = {
+    "openai": ("openai", None, "OPENAI_API_KEY"),
+    "anthropic": ("anthropic", None, "ANTHROPIC_API_KEY"),
+    "openrouter": ("openrouter", None, "OPENROUTER_API_KEY"),
+    "groq": ("groq", None, "GROQ_API_KEY"),
+    "vllm": ("openai", "http://127.0.0.1:8000/v1", None),
+    "llama.cpp": ("openai", "http://127.0.0.1:8080/v1", None),
+    "ollama": ("openai", "http://127.0.0.1:11434/v1", None),
+    "lm-studio": ("openai", "http://127.0.0.1:1234/v1", None),
+}
+"""The provider, its URL if it isn't LiteLLM's, and the environment variable with its key."""
+
+_CONFIGURATION = """\
+# All other settings have defaults: docs/configuration.md lists them.
+#   compaction-proxy check {file}     find mistakes
+#   compaction-proxy doctor --config {file}     test keys, upstreams, and files
+#   compaction-proxy serve --config {file}
+
+upstreams:
+{upstreams}
+policies:
+  default:
+    mode: enforce                 # shadow: only report, in `compaction-proxy report` and /compaction/
+    trigger: {{fraction: 0.85}}     # compact at this share of the input that the model accepts
+    keep: {{fraction: 0.10}}        # recent messages to keep unchanged
+
+# Teams share a policy and have limits of their own. Create a key with: compaction-proxy keys new --team search
+# auth: {{mode: keys}}
+# teams:
+#   search:
+#     keys: ["sha256:…"]
+#     limits: {{requests_per_minute: 600, spend: {{usd: 50, per: day}}}}
+"""
+
+KEY_PREFIX = "cp-"
+
+KEY_BYTES = 32
+"""Random bytes of a key."""
 
 CONFIG = click.option(
     "--config",
@@ -48,11 +88,39 @@ def init(file: Path, providers: tuple[str, ...]) -> None:
     """Write a first configuration to FILE (default: compaction.yaml). With - as FILE, print it."""
     chosen = providers or ("openai", "anthropic")
     if str(file) == "-":
-        click.echo(text_for(FILE, chosen), nl=False)
+        click.echo(_configuration_for(FILE, chosen), nl=False)
         return
     with _errors_without_traceback():
-        write(file, text_for(file, chosen))
+        _write(file, _configuration_for(file, chosen))
     click.echo(f"Wrote {file}. Next: compaction-proxy doctor --config {file}")
+
+
+def _configuration_for(path: Path, providers: tuple[str, ...]) -> str:
+    """Return a configuration for these providers, which is or will be in a file."""
+    return _CONFIGURATION.format(file=path, upstreams="".join(_upstream_text(name) for name in providers))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a configuration. Raises ``ConfigurationError`` if the file exists."""
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except FileExistsError:
+        raise ConfigurationError(f"{path}: exists already. Fix: choose another name, or remove the file") from None
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ConfigurationError(f"{path}: can't be written ({reason}). Fix: choose another folder") from error
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _upstream_text(name: str) -> str:
+    provider, url, variable = PROVIDERS[name]
+    lines = [f"  {name}:", f"    provider: {provider}"]
+    if url is not None:
+        lines.append(f"    base_url: {url}")
+    if variable is not None:
+        lines.append(f"    # api_key: ${{{variable}}}    # default: the caller's own key")
+    return "\n".join(lines) + "\n"
 
 
 @main.command()
@@ -205,7 +273,34 @@ def new(team: str, expires: datetime | None) -> None:
     """Create a key, and print it with the lines for the configuration. Writes no file."""
     if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
         raise click.BadParameter("must be a day in the future", param_hint="--expires")
-    click.echo(announcement(new_key(), team, None if expires is None else expires.date()), nl=False)
+    click.echo(_announcement(_new_key(), team, None if expires is None else expires.date()), nl=False)
+
+
+def _new_key() -> str:
+    """Return a random key: the prefix and 43 letters, digits, ``-`` and ``_``."""
+    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+
+
+def _key_entry(key: str, expires: date | None) -> str:
+    """Return the YAML entry for the key in a configuration."""
+    digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
+    return digest if expires is None else f"{{hash: {digest}, expires: {expires}}}"
+
+
+def _announcement(key: str, team: str, expires: date | None) -> str:
+    """Return the text that `keys new` prints."""
+    return f"""\
+The key. It is shown only once and not stored. Give it to the team:
+
+  {key}
+
+Its hash, for the configuration. The team's other keys stay valid while they are listed:
+
+teams:
+  {team}:
+    keys:
+      - {_key_entry(key, expires)}
+"""
 
 
 @keys.command("list")

@@ -21,8 +21,7 @@ from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.records import open_records
-from proxy.store import StoreFailed
-from proxy.store.opening import open_archive, open_store, store_file
+from proxy.store import StoreFailed, open_archive, open_store, store_file
 from proxy.upstream.registry import Upstreams
 
 SECONDS = 10.0

@@ -37,8 +37,7 @@ from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
 from proxy.records.report import BY, csv_text, day_of, in_shadow
 from proxy.records.report import report as summed
-from proxy.store import StoreFailed
-from proxy.store.opening import store_file
+from proxy.store import StoreFailed, store_file
 from proxy.telemetry.record_json import team_of
 from proxy.upstream.limit_discovery import reports_limits
 

@@ -31,14 +31,13 @@ from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
-from proxy.store import ManagedStore, StoreFailed, accounts, open_store
+from proxy.store import ManagedStore, StoreFailed, accounts, is_redis, open_archive, open_store, store_file, unreadable
 from proxy.store.archive import FIRST_KIND
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.forgetting import digest, forgotten, remove
 from proxy.store.forgetting import forget as forget_tenant
 from proxy.store.interface import Entry
-from proxy.store.opening import is_redis, open_archive, store_file, unreadable
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite_worker import put_aside

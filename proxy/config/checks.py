@@ -29,6 +29,9 @@ from proxy.limits.profiles.prices import below_step, price_of, provider_of, step
 if TYPE_CHECKING:
     from proxy.config.loading import Loaded
 
+LEAST_CACHE = 16_000_000
+"""The least bytes of ``server.cache_memory``. A conversation of a million tokens has several megabytes."""
+
 Finding = tuple[Path, str, str]
 """The path of a setting, the problem, and its fix."""
 
@@ -124,6 +127,9 @@ def _memory(settings: Settings) -> Iterator[Finding]:
     if settings.server.body_memory < least:
         problem = f"must be at least twice body_limit, {least:,} bytes, because a body may be compressed"
         yield ("server", "max_body_memory"), problem, f"max_body_memory: {least}, or a smaller body_limit"
+    if settings.server.cache_memory < LEAST_CACHE:
+        problem = f"must be at least {LEAST_CACHE:,} bytes, or a conversation's own messages displace each other"
+        yield ("server", "cache_memory"), problem, "cache_memory: 256MB"
 
 
 def _prepare(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:

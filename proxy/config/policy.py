@@ -120,6 +120,8 @@ class PolicyFields(Section):
     wouldn't fit. usual: at the policy's trigger."""
     repair: bool = True
     """Repair damaged histories when the proxy compacts a request."""
+    keep_newest: tuple[Text, ...] = ()
+    """Further tools whose newest call is kept word for word, as the newest plan of an agent is."""
     pinned: tuple[SearchedPattern, ...] = ()
     """Regular expressions. The proxy never changes or summarizes messages that contain a match."""
 

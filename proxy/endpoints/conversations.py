@@ -20,6 +20,7 @@ from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.access.spending import limit_of
 from proxy.config import Route
 from proxy.dialects.chat.answers import without_usage
+from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
@@ -30,14 +31,17 @@ from proxy.http.headers import Own
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer
+from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Departure, Reply
+from proxy.pipeline.billing import PriceOf
 from proxy.pipeline.costs import price_for, pricing, settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import milliseconds_since
+from proxy.pipeline.serving import Known, ServingPlans
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.watching import Tap, Watch
 from proxy.telemetry.record import record_of, shown_model
@@ -54,7 +58,8 @@ class Conversations:
         self._service = service
         self._dialect = dialect
         self._answering = Answering(service)
-        self.holders = self._answering.holders
+        self._plans = ServingPlans(service.limits)
+        self.holders = (*self._answering.holders, self._plans)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
@@ -64,7 +69,9 @@ class Conversations:
         exchanges: list[Exchange] = []
         try:
             service = self._service
-            request, started = begin_request(service, scope), perf_counter()
+            known = self._plans.find(service.configuration, scope) if _plannable(scope) else None
+            request = begin_request(service, scope, None if known is None else (known.caller, known.via))
+            started = perf_counter()
             check_path(scope, request.caller)
             await service.money.spending.check(request.caller)
             with service.access.bodies.lease() as held:
@@ -74,7 +81,7 @@ class Conversations:
                     came = [await read_body(scope, receive, limit, held)]
                     with leaving(receive, send) as clock:
                         now, record.phases["body"] = clock.now(), milliseconds_since(started)
-                        exchange = await self._exchange(request, came, held, clock)
+                        exchange = await self._exchange(request, known, came, held, clock)
                         exchanges.append(exchange)
                         watch = await self._served(exchange, send, now)
                 if watch is not None:
@@ -91,35 +98,37 @@ class Conversations:
             await self._settle(exchanges)
 
     async def _exchange(
-        self, request: RequestContext, came: list[bytes], held: BodyLease, clock: CoarseTimer
+        self, request: RequestContext, known: Known | None, came: list[bytes], held: BodyLease, clock: CoarseTimer
     ) -> Exchange:
-        """Parse a body, and find its route, policy, and limits. ``came`` is a list with the body, which gets empty."""
+        """Parse a body, and find its route, policy, and limits. ``came`` is a list with the body, which gets empty.
+
+        ``known`` is what the headers are known to mean.
+        """
         scope, caller, configuration, record = request.scope, request.caller, request.configuration, request.record
         end = clock.now() + configuration.settings.server.deadline
         record.bytes_in = len(came[0])
-        body = await self._dialect.parse(came.pop())
+        body = await self._dialect.parse(came.pop(), self._service.stores.prefixes, caller.tenant)
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = body.named(deployment)
         if len(body.units) > MANY:
             await held.more(UNIT_BYTES * len(body.units))
-        record.stream, record.model = body.stream, shown_model(body.model) if body.model else None
-        route = _route(configuration, body, caller, self._dialect)
-        record.upstream, record.upstream_model = route.upstream, shown_model(route.model)
-        if scope.get(AZURE) and configuration.settings.upstreams[route.upstream].provider != "azure":
-            query = without_api_version(scope["query_string"].decode("latin-1"))
-            scope = {**scope, "query_string": query.encode("latin-1")}
-        if caller.models is not None:
-            await check_body(scope, caller, body.raw)
-        if not body.units and limit_of(caller) is not None:
-            fields_of(body.raw)  # raises BadBody, because a budget can't count what can't be read
-        caller = for_model(caller, body.model or "")
+        plan = None if known is None else self._plans.plan(known, body)
+        record.stream = body.stream
+        if plan is None:
+            caller, route, profile, counter = await self._decided(request, body)
+            price_of: PriceOf | None = pricing(price_for(configuration, route, profile))
+        else:
+            caller, route, profile, counter = plan.caller, plan.route, plan.profile, plan.counter
+            record.model, record.upstream, record.upstream_model = plan.model, route.upstream, plan.upstream_model
+            price_of = plan.price_of
+            if caller.models is not None:
+                await check_body(scope, caller, body.raw)
         record.policy = caller.policy.name
-        profile, counter = await self._service.limits.measure(route, configuration, self._dialect)
-        request.bill.price_of = pricing(price_for(configuration, route, profile))
+        request.bill.price_of = price_of
         return Exchange(
             record=record,
             configuration=configuration,
-            scope=scope,
+            scope=request.scope,
             via=request.via,
             caller=caller,
             bill=request.bill,
@@ -131,6 +140,27 @@ class Conversations:
             counter=counter,
             memory=held,
             time=TimeLeft(clock, end),
+            given_price=price_of,
+            plan=plan,
+        )
+
+    async def _decided(self, request: RequestContext, body: Request) -> tuple[Caller, Route, Profile, Counter | None]:
+        """Return the caller with its policy for the model, the route, the limits, and how to count. Describe them."""
+        scope, caller, configuration, record = request.scope, request.caller, request.configuration, request.record
+        record.model = shown_model(body.model) if body.model else None
+        route = _route(configuration, body, caller, self._dialect)
+        record.upstream, record.upstream_model = route.upstream, shown_model(route.model)
+        if scope.get(AZURE) and configuration.settings.upstreams[route.upstream].provider != "azure":
+            query = without_api_version(scope["query_string"].decode("latin-1"))
+            request.scope = {**scope, "query_string": query.encode("latin-1")}
+        if caller.models is not None:
+            await check_body(scope, caller, body.raw)
+        if not body.units and limit_of(caller) is not None:
+            fields_of(body.raw)  # raises BadBody, because a budget can't count what can't be read
+        return (
+            for_model(caller, body.model or ""),
+            route,
+            *await self._service.limits.measure(route, configuration, self._dialect),
         )
 
     async def _served(self, exchange: Exchange, send: Send, now: float) -> Watch | None:
@@ -162,6 +192,8 @@ class Conversations:
         watch = self._answering.watch(exchange, reply)
         start, headers = reply.start, self._headers(exchange, reply)
         hide = without_usage if reply.sent.asks_usage else None
+        if _plannable(exchange.scope):
+            self._plans.remember(exchange, reply)
         del reply  # it has the messages that were sent, and a stream may take hours
         await self._forward(exchange, start, headers, watch.tap, hide, send)
         await watch.ended()
@@ -200,6 +232,11 @@ class Conversations:
     async def _settle(self, exchanges: list[Exchange]) -> None:
         while exchanges:
             await settle(self._service, exchanges.pop())
+
+
+def _plannable(scope: Scope) -> bool:
+    """Return whether the headers, the query, and the body say all about a request. Azure's paths name the model."""
+    return AZURE not in scope and DEPLOYMENT not in scope
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:

@@ -45,7 +45,7 @@ from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.records.report import day_of
 from proxy.store import StoreFailed
-from proxy.telemetry.record_json import record_json
+from proxy.telemetry.record_json import NAME_KINDS, record_json
 
 log = structlog.get_logger(__name__)
 
@@ -245,7 +245,7 @@ class Dashboard:
         def rendered() -> Response:
             shown = None if changes is None else [shown_change(change) for change in changes]
             values = {"one": one, "facts": request_facts(found, one), "changes": shown, "no_changes": none}
-            return self._render("request.html", viewer, **values)
+            return self._render("request.html", viewer, name_kinds=NAME_KINDS, **values)
 
         return await asyncio.to_thread(rendered)
 

@@ -32,7 +32,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy import __version__
 from proxy.constants import UNDECODABLE
-from proxy.recall.tool import FAILED, PASSAGES, Query, Reader
+from proxy.recall.tool import EXCHANGES, FAILED, Query, Reader
 from proxy.store import StoreFailed
 from proxy.telemetry.metrics import RECALLS
 
@@ -64,7 +64,9 @@ Id = Annotated[
 class SearchArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     query: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000, description="Words that the messages contain.")]
     id: Id
-    limit: Annotated[int, msgspec.Meta(ge=1, le=20, description="The maximum number of quotes.")] = PASSAGES
+    limit: Annotated[int, msgspec.Meta(ge=1, le=20, description="The maximum number of exchanges to quote.")] = (
+        EXCHANGES
+    )
 
 
 class ReadArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

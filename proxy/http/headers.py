@@ -159,8 +159,30 @@ def with_beta(headers: Headers, beta: str | None) -> Headers:
 
 def for_client(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the upstream's headers to forward, in lower case: without connection headers."""
-    lower = [(name.lower(), value) for name, value in pairs]
-    return _without(lower, _NOT_FOR_CLIENT | connection_names(lower))
+    kept = []
+    named: set[str] = set()
+    for sent, value in pairs:
+        name = _returned_as.get(sent)
+        if name is None:
+            name = _return_as(sent)
+        if name:
+            kept.append((name, value))
+        elif sent.lower() == "connection":
+            named.update(part.strip().lower() for part in value.split(","))
+    return kept if named <= HOP_BY_HOP else _without(kept, named)
+
+
+_returned_as: dict[str, str] = {}
+"""The names of headers that upstreams send, as they are returned; empty if they aren't."""
+
+
+def _return_as(sent: str) -> str:
+    name = sent.lower()
+    if name in _NOT_FOR_CLIENT or _unspelled(name) in _NOT_FOR_CLIENT:
+        name = ""
+    if len(_returned_as) < _REMEMBERED_NAMES and len(sent) <= 100:
+        _returned_as[str(sent)] = name
+    return name
 
 
 def _without(pairs: list[tuple[str, str]], dropped: Set[str]) -> list[tuple[str, str]]:
@@ -170,11 +192,6 @@ def _without(pairs: list[tuple[str, str]], dropped: Set[str]) -> list[tuple[str,
 def _unspelled(name: str) -> str:
     """Return a name with hyphens in place of underscores, because many servers take one for the other."""
     return name.replace("_", "-")
-
-
-def connection_names(pairs: Iterable[tuple[str, str]]) -> set[str]:
-    """Return the headers that a Connection header limits to this hop."""
-    return {part.strip().lower() for name, value in pairs if name == "connection" for part in value.split(",")}
 
 
 def encoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

@@ -17,6 +17,7 @@ from proxy.http.headers import VIA, encoded
 from proxy.http.timers import CoarseTimer, coarse_timer
 
 __all__ = [
+    "ARRIVED",
     "ClientLeft",
     "Sent",
     "answer_error",
@@ -44,6 +45,9 @@ BODY_RATE = 10_000
 
 A client that doesn't send its body holds a place in the concurrency limit.
 """
+
+ARRIVED = "compaction.arrived"
+"""Key of a scope: present if the server had the whole body when the request began, so that nothing waits for it."""
 
 SLOW = "The request body came too slowly, or stopped coming. Send it again."
 
@@ -158,13 +162,17 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
     if not held.grown(announced):
         await held.wait(announced)
     chunks: list[bytes] = []
-    with arriving() as body_in_time:
+    size = 0
+    body_in_time = None if ARRIVED in scope else arriving()
+    with body_in_time or _AT_ONCE:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             chunk = message.get("body", b"")
-            size = body_in_time.came(len(chunk))
+            size += len(chunk)
+            if body_in_time is not None:
+                body_in_time.came(len(chunk))
             if size > limit:
                 raise BodyTooLarge(OVER.format(limit=limit))
             if size > held.size and not held.grown(size - held.size):
@@ -177,6 +185,9 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
     if encoding is None:
         return body
     return await _unpacked(receive, body, encoding, limit, held)
+
+
+_AT_ONCE = contextlib.nullcontext()
 
 
 class arriving:

@@ -1,12 +1,12 @@
 """Recognize responses that report a prompt as too long, and read the token counts in them.
 
-    response → errors.read_errors   list the errors: codes, numbers, sentences
-             → patterns.excluded     drop errors about other problems
-             → patterns.read              match known sentences: kind, limit, size
-             → general.read               read other sentences by their words and the words around their numbers
-             → echo.EchoedRequest               drop words that repeat the client's request
-             → general.read_rate          accept a rate limit that the request alone exceeds
-             → recognise                  choose the reading with the most figures
+    response → errors.read_errors  list the errors: codes, numbers, sentences
+             → patterns.excluded   drop errors about other problems
+             → patterns.read       match known sentences: kind, limit, size
+             → general.read        read other sentences by their words and the words around their numbers
+             → EchoedRequest       drop words that repeat the client's request
+             → general.read_rate   accept a rate limit that the request alone exceeds
+             → recognise           choose the reading with the most figures
 
 Codes decide first, words second. ``silent.silent_overflow`` finds overflows without an error: the upstream cut the
 prompt, or the response had no room.
@@ -15,10 +15,14 @@ prompt, or the response had no room.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote_plus
 
+import msgspec
+
+from proxy.constants import UNDECODABLE
 from proxy.overflow import general, patterns
-from proxy.overflow.echo import EchoedRequest
 from proxy.overflow.errors import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, read_errors
 from proxy.overflow.figures import Overflow, OverflowReading, amounts
 from proxy.overflow.patterns import (
@@ -33,7 +37,7 @@ from proxy.overflow.patterns import (
     excluded,
 )
 
-__all__ = ["Overflow", "recognise"]
+__all__ = ["EchoedRequest", "Overflow", "recognise"]
 
 _INPUT_FIELDS = ("max_input", "max_prompt")
 _CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
@@ -42,6 +46,14 @@ MOST_TEXT = 65_536
 
 _WINDOW_NAMED = re.compile(r"context (?:length|window|size|limit)")
 _WAIT_HEADERS = ("retry-after", "retry-after-ms")
+
+RUN = 3
+"""Consecutive words that must also be in the request to count as repeated."""
+
+_WORD = re.compile(r"[a-z]+|\d+|[^\W\d_a-z]")
+_ENCODED = re.compile(r"%[0-9a-fA-F]{2}|\+")
+
+_Run = tuple[str, ...]
 
 
 def recognise(
@@ -130,3 +142,66 @@ def _numbers(numbers: Mapping[str, int]) -> OverflowReading:
         return OverflowReading(counted=counted)
     of_input = limit.startswith(_INPUT_FIELDS)
     return OverflowReading(limit=numbers[limit], scope="input" if of_input else "total", counted=counted)
+
+
+class EchoedRequest:
+    """The words of a request that an error may repeat. They are read only when an error is checked.
+
+    Errors quote URLs, file names, arguments, and whole messages. A user can write any sentence into those, so a
+    sentence that the client sent states nothing about the upstream.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        """``raw`` is the request's body."""
+        self._raw = raw
+        self._runs: dict[frozenset[_Run], set[_Run]] = {}
+
+    def __len__(self) -> int:
+        """Return the size of the request in bytes."""
+        return len(self._raw)
+
+    def without(self, text: str) -> str | None:
+        """Return a sentence without the words that repeat the request; ``None`` if it repeats nothing."""
+        words = [(found[0], found.span()) for found in _WORD.finditer(text.lower())]
+        runs = [tuple(word for word, _ in words[at : at + RUN]) for at in range(len(words) - RUN + 1)]
+        repeated = self._repeated(frozenset(runs))
+        covered = {at + step for at, run in enumerate(runs) if run in repeated for step in range(RUN)}
+        if not covered:
+            return None
+        kept = list(text)
+        for at in covered:
+            start, end = words[at][1]
+            kept[start:end] = " " * (end - start)
+        return "".join(kept)
+
+    def _repeated(self, wanted: frozenset[_Run]) -> set[_Run]:
+        """Return the runs of words that are in the request."""
+        if wanted not in self._runs:
+            found: set[_Run] = set()
+            for text in _texts(self._raw):
+                last: list[str] = []
+                for match in _WORD.finditer(text.lower()):
+                    last = [*last[1 - RUN :], match[0]]
+                    if (run := tuple(last)) in wanted:
+                        found.add(run)
+            self._runs[wanted] = found
+        return self._runs[wanted]
+
+
+def _texts(raw: bytes) -> Iterator[str]:
+    """Yield the strings of a JSON body, and those of URLs decoded; the body itself if it isn't JSON."""
+    try:
+        value: Any = msgspec.json.decode(raw)
+    except UNDECODABLE:
+        value = raw.decode("utf-8", "replace")
+    rest = [value]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str):
+            yield value
+            if _ENCODED.search(value):
+                yield unquote_plus(value)
+        elif isinstance(value, dict):
+            rest += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            rest += value

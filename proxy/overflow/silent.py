@@ -123,7 +123,7 @@ def prompt_tokens(usage: Mapping[str, object]) -> int | None:
     base += (_first(usage, "cache_read_input_tokens") or 0) + (_first(usage, "cache_creation_input_tokens") or 0)
     for name in ("prompt_tokens_details", "input_tokens_details"):
         details = usage.get(name)
-        if isinstance(details, Mapping) and (cached := _first(details, "cached_tokens") or 0) > base:
+        if details and isinstance(details, Mapping) and (cached := _first(details, "cached_tokens") or 0) > base:
             base += cached
     return base
 
@@ -133,7 +133,7 @@ def cached_tokens(usage: Mapping[str, object]) -> tuple[int | None, int | None]:
     read = _first(usage, "cache_read_input_tokens", "prompt_cache_hit_tokens", "cachedContentTokenCount")
     written = _first(usage, "cache_creation_input_tokens")
     for name in ("prompt_tokens_details", "input_tokens_details"):
-        if isinstance(details := usage.get(name), Mapping):
+        if (details := usage.get(name)) and isinstance(details, Mapping):
             read = _first(details, "cached_tokens") if read is None else read
             written = _first(details, "cache_write_tokens", "cache_creation_tokens") if written is None else written
     return read, written
@@ -147,6 +147,8 @@ def output_tokens(usage: Mapping[str, object]) -> int | None:
 def _first(usage: Mapping[str, object], *names: str) -> int | None:
     for name in names:
         value = usage.get(name)
+        if value is None:
+            continue
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST_FIGURE:
             return value
     return None

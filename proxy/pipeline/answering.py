@@ -12,25 +12,24 @@ from __future__ import annotations
 from functools import partial
 
 import structlog
-from msgspec.structs import replace
 
 from proxy.errors import ConfigurationError, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
-from proxy.pipeline.costs import Costs, price_step, reserve
-from proxy.pipeline.exchange import Exchange, compacts_itself
+from proxy.pipeline.costs import Costs, reserve
+from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.features.continued_notes import NotesWriter, may_continue
 from proxy.pipeline.features.item_references import item_reader, resolve
 from proxy.pipeline.features.native_summary import NativeSummaries
 from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
 from proxy.pipeline.features.recall import Recall, RecallState, reserved
-from proxy.pipeline.features.server_state import ServerState, background_response
+from proxy.pipeline.features.server_state import ServerState
 from proxy.pipeline.features.stream_usage import StreamUsage
 from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome, SummaryWriter
 from proxy.pipeline.response_start import ResponseStart, is_encoded
-from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.rules import request_rules
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import describe_call, outgoing, resend, send
 from proxy.pipeline.summary_models import TranscriptWriter, summary_models
@@ -81,11 +80,22 @@ class Answering:
         run = _Run(self, exchange)
         if exchange.counter is None:
             return await self._unmeasured(transport, run)
-        attempt = await self._first(run)
-        await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
-        while True:
+        if exchange.plan is not None:
+            self.reasoning.stale(exchange)  # checks what it remembers of the conversation
+            planned = Departure(outcome=exchange.plan.outcome, asks_usage=run.asks_usage)
+            request = outgoing(exchange, planned)
+            start = await send(exchange, transport, request, None)
+            if start.written and not is_encoded(start.answer):
+                describe_call(exchange, start, None, None)
+                self.reasoning.succeeded(exchange, planned.outcome)
+                return Reply(start, planned, run)
+            attempt = run.unchanged(self.budgets.of(exchange), planned.outcome)
+        else:
+            attempt = await self._first(run)
+            await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
             request = outgoing(exchange, attempt)
-            start = await send(exchange, transport, request, attempt.after)  # closes the answer of the attempt before
+            start = await send(exchange, transport, request, attempt.after)
+        while True:
             cause, following = await self._recover(run, attempt, start)
             describe_call(exchange, start, cause, attempt.after)
             if cause is None:
@@ -93,6 +103,8 @@ class Answering:
                 return Reply(start, attempt, run)
             run.retry(cause, attempt.outcome, following.outcome)
             attempt = following
+            request = outgoing(exchange, attempt)
+            start = await send(exchange, transport, request, attempt.after)  # closes the answer of the attempt before
 
     async def _unmeasured(self, transport: Transport, run: _Run) -> Reply:
         """Send a request unchanged that the proxy can't count. Nothing is added that an upstream could refuse."""
@@ -117,9 +129,8 @@ class Answering:
         if exchange.body.units and not exchange.body.continues:
             attempt = await run.attempt(budget, input)
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
-            outcome = Outcome("none" if input.mode == "enforce" else input.mode)
-            unchanged = Attempt(budget=budget, input=input, outcome=outcome, asks_usage=run.asks_usage)
-            attempt = await self.server_state.first(run, unchanged)
+            outcome = Outcome("none" if exchange.mode == "enforce" else exchange.mode)
+            attempt = await self.server_state.first(run, run.unchanged(budget, outcome))
         before = attempt.outcome.before
         exchange.record.fits = before is None or budget.input is None or before <= budget.input
         return attempt
@@ -170,9 +181,7 @@ class Answering:
                 held = feedback.size
                 watch.later(partial(self.feedback.record, feedback))
             self.costs.price(exchange, sent)
-            if (sized := self.server_state.sized_response(exchange, start)) is not None:
-                watch.at_end(partial(self.server_state.note_size, exchange, sized))
-            exchange.bill.background = background_response(exchange, start)
+            self.server_state.watch(exchange, start, watch)
         watch.release(start, sent, held)
         return watch
 
@@ -202,18 +211,13 @@ class _Run(Run):
             tenant=caller.tenant,
             upstream=exchange.route.upstream,
             writers=self._writers(),
-            rules=rules_for(
-                caller.policy,
-                window_known=budget.input is not None,
-                bounds=bounds_of(exchange.profile),
-                late=compacts_itself(exchange),
-                price_step=price_step(exchange, budget.factor),
-            ),
+            rules=request_rules(exchange, budget),
             strict=exchange.profile.strict_alternation,
             kept=caller.kept,
             allowance=runtime.money.budgets.of(caller),
             stale_reasoning=self._answering.reasoning.stale(exchange),
             request=exchange.record.id,
+            deadline=exchange.configuration.settings.server.deadline,
         )
 
     def _writers(self) -> tuple[SummaryWriter, ...]:
@@ -223,18 +227,20 @@ class _Run(Run):
         if (native := self._answering.native.writer(exchange)) is not None:
             writers.append(native)
         if may_continue(exchange):
-            writers.append(NotesWriter(runtime, exchange, self._with_tool))
+            writers.append(NotesWriter(runtime, exchange, lambda: None if self.recall is None else self.recall.adding))
         return *writers, TranscriptWriter(partial(summary_models, runtime, exchange))
 
-    def _with_tool(self) -> partial[bytes] | None:
-        hidden, tool = self.exchange.dialect.hidden_tool, None if self.recall is None else self.recall.offered
-        return None if hidden is None or tool is None else partial(hidden.with_tool, tool=tool.definition)
+    def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
+        """Return the attempt to send the request as it came."""
+        return Attempt(budget=budget, input=self.input(budget), outcome=outcome, asks_usage=self.asks_usage)
 
     async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """See ``Run``. If the compaction fails, log the error and send the request unchanged."""
         output, runtime = None, self._answering.runtime
         try:
-            outcome = runtime.compactor.untouched(input) or await self._compacted(input, may_ask=may_ask)
+            outcome = runtime.compactor.untouched(input)
+            if outcome is None:
+                outcome = await self._answering.reasoning.compact(self.exchange, input, may_ask=may_ask)
             output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
         except UpstreamTimeout:
             raise
@@ -248,12 +254,3 @@ class _Run(Run):
         return Attempt(
             budget=budget, input=input, outcome=outcome, output=output, tool=tool, asks_usage=self.asks_usage
         )
-
-    async def _compacted(self, input: CompactionInput, *, may_ask: bool) -> Outcome:
-        """Compact a request; once more without its reasoning if the prompt before it turns out to have changed."""
-        exchange, compact = self.exchange, self._answering.runtime.compactor.compact
-        outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
-        if stale := await self._answering.reasoning.newly_stale(exchange, input, outcome):
-            input = replace(input, stale_reasoning=stale)
-            outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
-        return outcome

@@ -52,8 +52,10 @@ class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         if outcome.forecast is not None:
             record.forecast, record.steps = outcome.forecast.after, outcome.forecast.steps
         record.summary, record.cause, record.breaker_open = summary.origin, summary.cause, summary.breaker_open
+        record.replaced = summary.replaced
         record.output = self.output
         record.archive = list(outcome.archive)
+        record.retention = dict(outcome.retention)
 
 
 class Attempt(Departure, eq=False, frozen=True, kw_only=True):

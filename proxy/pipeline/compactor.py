@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from proxy.compaction.pressure import NEARING
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.settings import any_met
-from proxy.compaction.turn import Turn, faults, head_length
+from proxy.compaction.turn import Facts, Turn, faults, head_length
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.counting import Counter
+from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
@@ -40,8 +41,7 @@ from proxy.pipeline.job import (
 )
 from proxy.pipeline.summaries import CheckpointSummaries
 from proxy.store.archive import Archive, Removed
-from proxy.summary.store import Summaries
-from proxy.tokens import has_remote_media
+from proxy.summary.store import StoredSummary, Summaries
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ class Compactor:
             return False
         if tokens_at_most(case) >= case.rules.least_size(case.budget):
             return False
-        return not has_remote_media(case.body.raw)
+        return not case.body.has_remote_media()
 
     def untouched(self, case: CompactionInput) -> Outcome | None:
         """Return the outcome if the mode or the size alone shows that there is nothing to do, else ``None``."""
@@ -79,10 +79,15 @@ class Compactor:
         With ``may_ask`` false, a digest replaces a summary that isn't stored yet. The model writes that summary in the
         background for the next turn.
         """
+        fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
+        summed = None if _too_many_bytes(case) else await self._facts.sums(case.body, case.counter, case.tenant)
+        if summed is not None:
+            sums, last = summed
+            _, outcome, worth_it = _judged(case, sums, last, fixed)
+            if not worth_it:
+                return outcome
         turns, fixed, before = await self._measure(case)
-        case, outcome, worth_it = await self._facts.run_if(
-            len(turns) > MANY, lambda: _judged(case, turns, fixed, before)
-        )
+        case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, lambda: self._judged(case, turns, fixed))
         if not worth_it:
             return outcome
         work = await self._work(case, turns, fixed, before)
@@ -152,6 +157,12 @@ class Compactor:
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
+    def _judged(
+        self, case: CompactionInput, turns: Sequence[Turn], fixed: int
+    ) -> tuple[CompactionInput, Outcome, bool]:
+        sums = self._facts.note(case.body, turns, case.counter)
+        return _judged(within_bytes(case, turns), sums, turns[-1].facts if turns else None, fixed)
+
     async def _work(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
         def work() -> CompactionJob:
             return planned(case, turns, fixed, before)
@@ -166,19 +177,20 @@ class Compactor:
 
     async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
         piece: OutgoingMessage | None = None
+        entry: StoredSummary | None = None
         if work.plan.cut:
             entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
             blocked = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
-            used = SummaryUse(origin, entry.cause, blocked)
-            piece = OutgoingMessage(entry.message, entry.tokens, None, native=bool(entry.native))
+            used = SummaryUse(origin, entry.cause, entry.replaced or None, blocked)
+            piece = await self._facts.run_if(not work.knows_piece(entry), lambda: work.summary_piece(entry))
             if entry.native:
                 prompt = outcome.prompt and replace(outcome.prompt, covers=entry.native.covers)
                 used, outcome = replace(used, native=True, beta=entry.native.beta), replace(outcome, prompt=prompt)
             outcome = replace(outcome, summary=used)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)
-        heavy = work.heavy or len(work.turns) > MANY
-        finish = partial(self._finished, work, piece, outcome)
+        heavy = work.heavy or len(work.turns) > MANY or not work.knows_retention(entry)
+        finish = partial(self._finished, work, piece, entry, outcome)
         outcome, rendered = await self._facts.run_if(heavy, finish)
         if rendered is not None:
             outcome = replace(outcome, archive=self._keep(work, rendered))
@@ -190,7 +202,7 @@ class Compactor:
         return outcome
 
     def _finished(
-        self, work: CompactionJob, piece: OutgoingMessage | None, outcome: Outcome
+        self, work: CompactionJob, piece: OutgoingMessage | None, entry: StoredSummary | None, outcome: Outcome
     ) -> tuple[Outcome, RenderedConversation | None]:
         """Return the complete outcome, and the messages to send, or ``None`` if the request stays unchanged."""
         rendered = leaving = work.render(piece)
@@ -209,6 +221,7 @@ class Compactor:
             after=leaving.tokens + work.fixed,
             steps=leaving.steps,
             parts=parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed),
+            retention=work.retention(entry, rendered),
         )
         return outcome, rendered
 
@@ -257,25 +270,28 @@ def _shared(turns: Sequence[Turn], fixed: int) -> int:
     return fixed + sum(turn.facts.tokens for turn in turns[:newest])
 
 
-def _judged(
-    case: CompactionInput, turns: Sequence[Turn], fixed: int, before: int
-) -> tuple[CompactionInput, Outcome, bool]:
-    """Return the input to work on, the outcome so far, and whether there is something to do."""
-    estimated = any(turn.facts.estimated for turn in turns)
+def _judged(case: CompactionInput, sums: Sums, last: Facts | None, fixed: int) -> tuple[CompactionInput, Outcome, bool]:
+    """Return the input to work on, the outcome so far, and whether there is something to do.
+
+    ``last`` are the facts about the last unit.
+    """
+    before, units = fixed + sums.total, len(sums.sizes)
     bound = case.counter.format.binds_reasoning == "always"
     outcome = Outcome(
         "shadow" if case.mode == "shadow" else "none",
-        received=Received(before, (fixed, [turn.facts.tokens for turn in turns]), estimated),
+        received=Received(before, (fixed, sums.sizes.tolist()), sums.estimated < units),
         after=before,
-        prompt=_prompt(turns) if bound else None,
+        prompt=Prompt(sums.digests, sums.answers) if bound else None,
     )
-    case = within_hope(case, turns, fixed)
-    if not turns or not _reached(case, before, len(turns)):
+    stays = fixed + sum(sums.sizes[: sums.head])
+    if last is not None and case.largest_budget is not None and hopeless(case, last, stays):
+        case = replace(case, budget=case.largest_budget)
+    if last is None or not _reached(case, before, units):
         return case, outcome, False
-    if not hopeless(case, turns, fixed):
+    if not hopeless(case, last, stays):
         return case, outcome, True
     # The request can't fit. The proxy sends it unchanged, and the upstream decides.
-    return case, replace(outcome, reason=reason_for(case, before, len(turns))), False
+    return case, replace(outcome, reason=reason_for(case, before, units)), False
 
 
 def _prompt(turns: Sequence[Turn]) -> Prompt:
@@ -295,13 +311,20 @@ def within_hope(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> Com
     """Return the input without the limits that the parts that must stay exceed.
 
     The requested output may leave too little room for them. Many upstreams count the prompt alone, so the proxy then
-    compacts to a budget without most of that output. Without the bound on bytes, the upstream decides. The newest user
-    message keeps its images.
+    compacts to a budget without most of that output.
     """
-    if turns and case.largest_budget is not None and hopeless(case, turns, fixed):
+    if turns and case.largest_budget is not None and hopeless(case, turns[-1].facts, fixed_tokens(turns, fixed)):
         case = replace(case, budget=case.largest_budget)
+    return within_bytes(case, turns)
+
+
+def within_bytes(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInput:
+    """Return the input without the bound on bytes if the parts that must stay exceed it. The upstream decides then.
+
+    The newest user message keeps its images.
+    """
     most = case.rules.bounds.bytes
-    if most is None or len(case.body.raw) <= most or not turns:
+    if most is None or not turns or not _too_many_bytes(case):
         return case
     stays = around_messages(case.body) + sum(len(turn.raw) for turn in turns[: head_length(turns)])
     newest = next((turn for turn in reversed(turns) if turn.facts.kind == "user"), None)
@@ -314,11 +337,17 @@ def within_hope(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> Com
     return replace(case, rules=dataclasses.replace(case.rules, bounds=bounds))
 
 
-def hopeless(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> bool:
-    """Return whether the parts that must stay are too large: head, tools, and a user message at the end."""
+def _too_many_bytes(case: CompactionInput) -> bool:
+    most = case.rules.bounds.bytes
+    return most is not None and len(case.body.raw) > most
+
+
+def hopeless(case: CompactionInput, last: Facts, stays: int) -> bool:
+    """Return whether the parts that must stay are too large: head, tools, and a user message at the end.
+
+    ``stays`` is the tokens of the head and the tools, and ``last`` the facts about the last unit.
+    """
     if case.budget is None:
         return False
-    stays = fixed_tokens(turns, fixed)
-    last = turns[-1].facts
     may_shorten = case.rules.shorten_last_user_message or last.kind != "user"
     return stays >= case.budget or (not may_shorten and stays + last.tokens >= HOPELESS * case.budget)

@@ -11,17 +11,20 @@ from starlette.types import Scope
 
 from proxy.access.authenticator import Caller
 from proxy.compaction.format import Binding
+from proxy.compaction.pressure import NEARING, Bounds
 from proxy.config import Route
 from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request
 from proxy.errors import BadBody, UpstreamTimeout
+from proxy.http.headers import Headers
 from proxy.http.request_body import MemoryLease, header, next_via
 from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer, Deadline
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
-from proxy.pipeline.billing import Bill
+from proxy.pipeline.billing import Bill, PriceOf
+from proxy.pipeline.job import Outcome
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.telemetry.record import RequestRecord, record_of
@@ -52,14 +55,20 @@ class RequestContext(msgspec.Struct, eq=False):
     bill: Bill
 
 
-def begin_request(runtime: Runtime, scope: Scope, *, forwarded: bool = True) -> RequestContext:
+def begin_request(
+    runtime: Runtime, scope: Scope, known: tuple[Caller, str] | None = None, *, forwarded: bool = True
+) -> RequestContext:
     """Return the context of a request that has just arrived. ``forwarded`` false: the proxy answers the request itself.
 
-    Raises ``LoopDetected`` or ``NotAuthenticated``.
+    ``known`` is the caller and the ``via`` that its headers are known to mean. Raises ``LoopDetected`` or
+    ``NotAuthenticated``.
     """
     configuration, record = runtime.configuration, record_of(scope)
-    via = next_via(scope, runtime.instance) if forwarded else ""
-    caller = configuration.teams.authenticate(scope["headers"])
+    if known is not None:
+        caller, via = known
+    else:
+        via = next_via(scope, runtime.instance) if forwarded else ""
+        caller = configuration.teams.authenticate(scope["headers"])
     record.tenant, record.team, record.policy = caller.tenant, caller.team, caller.policy.name
     return RequestContext(record, configuration, scope, via, caller, Bill())
 
@@ -96,13 +105,56 @@ class Provisional(NamedTuple):
     contradicted: bool
 
 
+class ServingPlan(msgspec.Struct, eq=False, frozen=True):
+    """How to serve small requests that have the same headers and model. See ``pipeline.serving``.
+
+    ``caller`` has the policy for the model. ``learned`` and ``factor`` are the limits and the ratio on which the plan
+    depends. Fewer than ``least`` tokens meet no trigger, and fewer than ``room`` of the upstream's leave room for the
+    output. ``headers`` are those for the upstream, and ``model`` and ``upstream_model`` the names to record. ``until``
+    is in seconds since 1970.
+    """
+
+    until: float
+    caller: Caller
+    route: Route
+    profile: Profile
+    counter: Counter
+    price_of: PriceOf | None
+    learned: LearnedLimit | None
+    factor: float
+    least: float
+    bounds: Bounds
+    room: float
+    outcome: Outcome
+    headers: Headers
+    query: str
+    model: str | None
+    upstream_model: str | None
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """See ``Exchange.place``."""
+        return self.route.upstream, self.route.model, self.caller.tenant
+
+    def small(self, body: Request) -> bool:
+        """Return whether the bytes of a body prove that it meets no trigger, as ``Compactor.surely_small`` does."""
+        raw, units = body.raw, body.units
+        if not units or body.continues or body.references:
+            return False
+        tokens = self.counter.at_most(raw)
+        if tokens >= self.least or tokens * self.factor > self.room:
+            return False
+        return not self.bounds.reached(len(units), len(raw), NEARING) and not body.has_remote_media()
+
+
 class Exchange(RequestContext):
     """One conversation request, and the way to its answer.
 
     ``caller`` has the policy for the model. ``body`` is the conversation to compact, and ``original`` the request that
     leaves if compaction changes nothing. Set both with ``replace``. ``counter`` counts as the model's provider does.
     If it's ``None``, the proxy can't measure the request and sends it unchanged. ``memory`` holds the memory of the
-    bodies. ``heartbeat`` is for a client that wants a stream.
+    bodies. ``heartbeat`` is for a client that wants a stream. ``given_price`` is the price before anything is known
+    about the request, and ``plan`` is set for a small request that doesn't need the general lane.
     """
 
     dialect: Dialect
@@ -115,6 +167,8 @@ class Exchange(RequestContext):
     time: TimeLeft
     heartbeat: Heartbeat | None = None
     provisional: Provisional | None = None
+    given_price: PriceOf | None = None
+    plan: ServingPlan | None = None
     _key: tuple[str, str] | None = None
 
     def replace(self, body: Request, *, original: Request | None = None) -> None:

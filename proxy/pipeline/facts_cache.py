@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,8 +22,10 @@ from cachetools import LRUCache
 
 from proxy.compaction.turn import Facts, Turn
 from proxy.dialects.counting import Counter
+from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
 from proxy.pipeline.stored_facts import StoredFacts, decoded, encoded
+from proxy.store.cache_budget import SLACK, CacheBudget
 from proxy.store.tenant_cache import Place
 from proxy.tokens.media import has_remote_media
 
@@ -30,12 +33,9 @@ T = TypeVar("T")
 
 _SEED = secrets.randbits(64)
 
-GENERATION = 40_000
-"""Messages per generation; two generations are kept."""
-
-GENERATION_BYTES = 100_000_000
-"""Bytes of messages per generation. An entry is a few hundred bytes longer than its message at most, and the short
-forms add as much again for each setting that they were made with."""
+FACTS_BYTES = 800
+"""Bytes of the facts about a message. The short forms add about as much as the message has for each setting that they
+were made with."""
 
 FORMS_BYTES = 65_536
 """The largest size of short forms, in bytes. Longer messages count as this many bytes."""
@@ -47,75 +47,146 @@ INLINE_BYTES = 16_384
 MANY = 1_000
 """Messages that are processed on the event loop. A request with more is processed in a thread."""
 
+COUNTERS = 4
+"""Counters for which a known prefix keeps its sums."""
+
 OVERHEADS = 1_000
 """Sets of tools whose size is cached."""
 
 
-class CounterFacts:
-    """Facts by digest, for one counter. When the younger generation is full, the older one is dropped."""
+class _Generations:
+    """A tenant's facts for one counter by digest. ``weights`` are the bytes of the younger and the older ones."""
 
-    def __init__(self, counter: Counter) -> None:
-        self.counter = counter
-        self._young: dict[bytes, Facts] = {}
-        self._old: dict[bytes, Facts] = {}
+    __slots__ = ("old", "weights", "young")
+
+    def __init__(self) -> None:
+        self.young: dict[bytes, Facts] = {}
+        self.old: dict[bytes, Facts] = {}
+        self.weights = [0, 0]
+
+    def age(self) -> None:
+        """Drop the older generation."""
+        self.young, self.old, self.weights = {}, self.young, [0, self.weights[0]]
+
+    def shrink(self) -> None:
+        """Drop the older facts: those of the older generation, or else the first half of the younger one."""
+        if self.old:
+            self.old, self.weights = {}, [self.weights[0], 0]
+            return
+        kept = list(self.young.items())[len(self.young) // 2 + 1 :]
+        self.young, self.weights = dict(kept), [self.weights[0] * len(kept) // (len(self.young) or 1), 0]
+
+
+class FactsMemory:
+    """The facts of all counters and tenants. If they take too many bytes, the largest part loses its older ones."""
+
+    def __init__(self, most: int = CacheBudget().facts) -> None:
+        """``most`` is in bytes."""
+        self.most = most
+        self._parts: dict[tuple[Hashable, str], _Generations] = {}
         self._weight = 0
+
+    def part(self, counter: Hashable, tenant: str) -> _Generations:
+        """Return the facts of a tenant for a counter."""
+        found = self._parts.get((counter, tenant))
+        return _NOTHING if found is None else found
+
+    def add(self, counter: Hashable, tenant: str, key: bytes, facts: Facts, weight: int) -> None:
+        """Keep facts as the newest ones."""
+        part = self._parts.get((counter, tenant))
+        if part is None:
+            part = self._parts.setdefault((counter, tenant), _Generations())
+        if part.weights[0] + weight > self.most // 2:
+            part.age()
+        part.young[key] = facts
+        part.weights[0] += weight
+        self._weight += weight
+        if self._weight > self.most:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        # Threads add facts at the same time, so the sum is only about right.
+        weights = {key: sum(part.weights) for key, part in list(self._parts.items())}
+        while (total := sum(weights.values())) > self.most - self.most // SLACK:
+            largest = max(weights, key=weights.__getitem__)
+            part = self._parts[largest]
+            part.shrink()
+            weights[largest] = sum(part.weights)
+            if not part.young:
+                self._parts.pop(largest, None)
+                del weights[largest]
+        self._weight = total
+
+
+_NOTHING = _Generations()
+"""The facts of a tenant without any."""
+
+
+class CounterFacts:
+    """Facts by digest, for one counter."""
+
+    def __init__(self, counter: Counter, memory: FactsMemory | None = None) -> None:
+        self.counter = counter
+        self._memory = memory or FactsMemory()
+        self._key = counter.key
 
     def look_up(self, raws: Sequence[bytes], tenant: str = "") -> tuple[list[Facts | None], list[bytes]]:
         """Return a tenant's cached facts of messages (``None``: not cached), and the digests of all messages."""
-        digest = xxhash.xxh3_128_digest
-        young, old = self._young, self._old
+        part = self._memory.part(self._key, tenant)
+        old = part.old
         seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
-        keys = list(map(digest, raws, repeat(seed)))
-        found = list(map(young.get, keys))
-        if None in found:
+        keys = list(map(xxhash.xxh3_128_digest, raws, repeat(seed)))
+        found = list(map(part.young.get, keys))
+        if None in found and old:
             for index, key in enumerate(keys):
                 if found[index] is None and (facts := old.get(key)) is not None:
-                    self._remember(key, facts, len(raws[index]))
-                    old = self._old
+                    self._remember(tenant, key, facts, len(raws[index]))
                     found[index] = facts
         return found, keys
 
-    def learn(self, raw: bytes, key: bytes) -> Facts:
+    def learn(self, raw: bytes, key: bytes, tenant: str = "") -> Facts:
         """Read and count a message, unless it's cached by now."""
-        known = self._young.get(key)
+        known = self._memory.part(self._key, tenant).young.get(key)
         if known is not None:
             return known
         facts = self.counter.format.read(raw)
         facts.estimated = has_remote_media(raw)
-        self._remember(key, facts, len(raw))
+        self._remember(tenant, key, facts, len(raw))
         return facts
 
     def adopt(
-        self, facts: Sequence[Facts | None], raws: Sequence[bytes], keys: Sequence[bytes], found: list[Facts | None]
+        self,
+        facts: Sequence[Facts | None],
+        raws: Sequence[bytes],
+        keys: Sequence[bytes],
+        found: list[Facts | None],
+        tenant: str = "",
     ) -> None:
         """Cache facts that another process found, and put them into ``found`` where facts are missing."""
         for index, known in enumerate(facts):
             if known is not None and found[index] is None:
                 found[index] = known
-                self._remember(keys[index], known, len(raws[index]))
+                self._remember(tenant, keys[index], known, len(raws[index]))
 
-    def _remember(self, key: bytes, facts: Facts, length: int) -> None:
+    def _remember(self, tenant: str, key: bytes, facts: Facts, length: int) -> None:
         names = len(facts.answers or "") + sum(len(call.id) + len(call.name) for call in facts.calls)
-        weight = names + min(length, FORMS_BYTES)
-        if len(self._young) >= GENERATION or self._weight + weight > GENERATION_BYTES:
-            self._old, self._young, self._weight = self._young, {}, 0
-        self._young[key] = facts
-        self._weight += weight
+        self._memory.add(self._key, tenant, key, facts, FACTS_BYTES + names + min(length, FORMS_BYTES))
 
 
 class FactsCache:
     """The caches of all counters, and the threads that count new messages."""
 
-    def __init__(self, stored: StoredFacts | None = None) -> None:
-        """``stored`` keeps the facts of large conversations for other processes."""
+    def __init__(self, stored: StoredFacts | None = None, most: int = CacheBudget().facts) -> None:
+        """``stored`` keeps the facts of large conversations for other processes. ``most`` is the bytes of facts."""
         self._stored = stored
+        self._facts = FactsMemory(most)
         self._memories: dict[object, CounterFacts] = {}
         self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
 
     def memory(self, counter: Counter) -> CounterFacts:
         """Return the cache for a counter. Counters with the same key share one."""
-        return self._memories.setdefault(counter.key, CounterFacts(counter))
+        return self._memories.setdefault(counter.key, CounterFacts(counter, self._facts))
 
     async def turns(
         self, raws: Sequence[bytes], counter: Counter, tenant: str = "", *, shared: bool = False
@@ -133,16 +204,63 @@ class FactsCache:
         if None in found:
             if shared and self._stored is not None:
                 place = self._stored.place(raws, counter, tenant)
-            learned = await self._complete(memory, raws, keys, found, place)
+            learned = await self._complete(memory, raws, keys, found, place, tenant)
         base = [] if place is None else list(found)
-        if counter.profile.escapes:
-            places = await self.run_if(many, lambda: _among_several(found))
-            size = sum(len(raws[index]) for index, facts in places if facts.one_of_several is None)
-            await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter))
+        await self._put_right(raws, found, counter)
         if place is not None and self._stored is not None and self._stored.due(place, learned, sum(map(len, raws))):
             entry = await self.run(lambda: encoded(raws, cast(Sequence[Facts], base)))
             self._stored.write(place, entry)
         return list(map(Turn, raws, cast(Sequence[Facts], found)))
+
+    async def sums(self, body: Request, counter: Counter, tenant: str) -> tuple[Sums, Facts] | None:
+        """Return the sums of a request, and the facts about its last unit, if those of its beginning are known.
+
+        Only the rest is read and counted. The result is ``None`` if the whole conversation is needed, because its facts
+        are about to be stored.
+        """
+        begun = body.begun
+        known = None if begun is None else begun.prefix.sums.get(counter.key)
+        if begun is None or known is None or len(known.sizes) < begun.units:
+            return None
+        memory, rest = self.memory(counter), body.units[begun.units :]
+        many = len(rest) > MANY
+        found, keys = await self.run_if(many, lambda: memory.look_up(rest, tenant))
+        if None in found:
+            learned = _unknown_bytes(rest, found)
+            place = None if self._stored is None else self._stored.place(body.units, counter, tenant, len(body.raw))
+            if place is not None and self._stored is not None and self._stored.due(place, 0, len(body.raw), learned):
+                return None
+            await self._complete(memory, rest, keys, found, None, tenant)
+            if place is not None and self._stored is not None:
+                self._stored.due(place, learned, len(body.raw))
+        sums = known.first(begun.units)
+        await self._put_right(rest, found, counter, several=bool(sums.several and sums.several[-1]))
+        facts = cast(list[Facts], found)
+        _add(sums, facts, counter)
+        self._keep(body, sums, counter)
+        return sums, facts[-1]
+
+    def note(self, body: Request, turns: Sequence[Turn], counter: Counter) -> Sums:
+        """Return the sums of a request, and keep those of its beginning for the next one."""
+        sums = Sums(array("I"), 0, 0, 0, bytearray())
+        _add(sums, [turn.facts for turn in turns], counter)
+        self._keep(body, sums, counter)
+        return sums
+
+    def _keep(self, body: Request, sums: Sums, counter: Counter) -> None:
+        grown = body.grown
+        if grown is not None and counter.key not in grown.sums and len(grown.sums) < COUNTERS:
+            grown.sums[counter.key] = sums.first(grown.units[-1])
+
+    async def _put_right(
+        self, raws: Sequence[bytes], found: list[Facts | None], counter: Counter, *, several: bool = False
+    ) -> None:
+        """Replace the facts of results that are one of several calls', if the provider counts those differently."""
+        if not counter.profile.escapes:
+            return
+        places = await self.run_if(len(raws) > MANY, lambda: _among_several(found, several=several))
+        size = sum(len(raws[index]) for index, facts in places if facts.one_of_several is None)
+        await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter))
 
     async def _complete(
         self,
@@ -151,6 +269,7 @@ class FactsCache:
         keys: list[bytes],
         found: list[Facts | None],
         place: Place | None,
+        tenant: str,
     ) -> int:
         """Put the facts about unknown messages into ``found``. Return the bytes of the messages that were counted.
 
@@ -160,11 +279,11 @@ class FactsCache:
         if self._stored is not None and place is not None and 2 * size > sum(map(len, raws)):
             entry = await self._stored.read(*place)
             if entry is not None:
-                await self.run(lambda: memory.adopt(decoded(entry, raws), raws, keys, found))
+                await self.run(lambda: memory.adopt(decoded(entry, raws), raws, keys, found, tenant))
                 size = _unknown_bytes(raws, found)
         if size:
             slow = size > INLINE_BYTES or not memory.counter.ready
-            await self.run_if(slow, partial(_learn, memory, raws, keys, found))
+            await self.run_if(slow, partial(_learn, memory, raws, keys, found, tenant))
         return size
 
     async def overhead(self, body: Request, counter: Counter, tenant: str = "") -> int:
@@ -197,18 +316,40 @@ def _unknown_bytes(raws: Sequence[bytes], found: Sequence[Facts | None]) -> int:
     return sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None)
 
 
-def _learn(memory: CounterFacts, raws: Sequence[bytes], keys: list[bytes], found: list[Facts | None]) -> None:
+def _learn(
+    memory: CounterFacts, raws: Sequence[bytes], keys: list[bytes], found: list[Facts | None], tenant: str
+) -> None:
     for index, facts in enumerate(found):
         if facts is None:
-            found[index] = memory.learn(raws[index], keys[index])
+            found[index] = memory.learn(raws[index], keys[index], tenant)
 
 
-def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:
+def _add(sums: Sums, facts: Sequence[Facts], counter: Counter) -> None:
+    """Add the facts about the next units to the sums of a conversation."""
+    before = len(sums.sizes)
+    sizes = [one.tokens for one in facts]
+    sums.sizes.extend(sizes)
+    sums.total += sum(sizes)
+    if sums.estimated == before:
+        sums.estimated += next((index for index, one in enumerate(facts) if one.estimated), len(facts))
+    if sums.head == before:
+        sums.head += next((index for index, one in enumerate(facts) if one.kind != "system"), len(facts))
+    if counter.profile.escapes:
+        several = sums.several[-1] if sums.several else 0
+        for one in facts:
+            if one.kind != "result":
+                several = len(one.calls) > 1
+            sums.several.append(several)
+    if counter.format.binds_reasoning == "always":
+        sums.digests += tuple(one.digest for one in facts)
+        sums.answers += tuple(before + index for index, one in enumerate(facts) if one.kind == "assistant")
+
+
+def _among_several(found: Sequence[Facts | None], *, several: bool = False) -> list[tuple[int, Facts]]:
     """Return the results that are one of several calls', which providers count in another way, with their places.
 
-    Their places follow from the messages before each alone.
+    Their places follow from the messages before each alone. ``several`` is true if several calls came last before.
     """
-    several = False
     places: list[tuple[int, Facts]] = []
     for index, facts in enumerate(found):
         if facts is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
@@ -14,10 +14,11 @@ import msgspec
 from proxy.compaction.fit import fit
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, PRESSING, SEPARATOR, part
-from proxy.compaction.render import OutgoingMessage, RenderedConversation, render
+from proxy.compaction.render import OutgoingMessage, RenderedConversation, before_cut, render
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.settings import Clause, any_met, lowest_level, share_of
-from proxy.compaction.turn import Turn, faults, head_length
+from proxy.compaction.summary_message import Counts, SummaryMessage, retention, texts_of, with_index
+from proxy.compaction.turn import Facts, Turn, faults, head_length
 from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
@@ -72,7 +73,8 @@ class Received(msgspec.Struct, frozen=True):
 
 
 class SummaryUse(msgspec.Struct, frozen=True):
-    """The summary in a prompt. ``origin`` is ``None`` if it wasn't worth it. ``cause`` is the reason for a digest.
+    """The summary in a prompt. ``origin`` is ``None`` if it wasn't worth it. ``cause`` is the reason for a digest, and
+    ``replaced`` that of the digest that was in its place before.
 
     ``breaker_open`` is true if the circuit breaker kept the proxy from calling a summary model. ``native`` is true if
     the provider wrote the summary, ``beta`` the value of ``anthropic-beta`` that it needs.
@@ -80,6 +82,7 @@ class SummaryUse(msgspec.Struct, frozen=True):
 
     origin: Origin | None = None
     cause: str | None = None
+    replaced: str | None = None
     breaker_open: bool = False
     native: bool = False
     beta: str | None = None
@@ -95,7 +98,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     the sizes of the parts of what is sent, if the proxy compacted it. ``forecast`` is set in shadow mode. ``prompt`` is
     set if it matters for reasoning that is bound to the messages to send. ``checkpoints`` is the number of checkpoints
     that the conversation has passed. ``reason`` is the condition that made the proxy compact the request, and
-    ``archive`` the ids under which the archive keeps the removed messages.
+    ``archive`` the ids under which the archive keeps the removed messages. ``retention`` counts the names in them.
     """
 
     verdict: Verdict
@@ -110,6 +113,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     checkpoints: int = 0
     reason: Reason | None = None
     archive: tuple[str, ...] = ()
+    retention: Mapping[str, Counts] = msgspec.field(default_factory=dict)
 
     @property
     def before(self) -> int | None:
@@ -131,7 +135,7 @@ class Explanation:
     parts: Mapping[str, int]
 
 
-PROMPT_VERSION = "7"
+PROMPT_VERSION = "9"
 """A part of every summary's key. Increase it when the wording of the prompt or the summary message changes."""
 
 STRICT_PART = 64
@@ -146,6 +150,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
     ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
     Reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it.
+    ``deadline`` is the seconds that a summary may take if no request waits for it.
     """
 
     body: Request
@@ -164,6 +169,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     request: str = ""
     attempt: int = 0
     largest_budget: int | None = None
+    deadline: float = 0.0
 
 
 @dataclass(slots=True)
@@ -196,6 +202,75 @@ class CompactionJob:
         byte_room = None if most is None else most - around_messages(self.case.body)
         return fit(rendered, room, self.case.rules, format, byte_room)
 
+    def summary_piece(self, entry: StoredSummary) -> OutgoingMessage:
+        """Return the summary of the last checkpoint as a message, with its index.
+
+        The index omits the names in the messages that were kept when the checkpoint was made. The result is cached in
+        the facts of the last one.
+        """
+        forms, key = self._summary_forms(entry)
+        form = forms.get(key)
+        if form is None:
+            format, position = self.case.counter.format, self.plan.cut
+            raw = entry.message
+            if entry.index_at:
+                places = (*before_cut(self.plan), *range(position, self.plan.seen[position]))
+                # Later messages may replace kept ones, but don't change the index.
+                kept = self.case.rules.shortest(self.body[: self.plan.seen[position]], places, format)
+                message = SummaryMessage(raw, entry.index_at)
+                raw = with_index(message, entry.found, kept, self.plan.limits_at(position), format)
+            form = forms[key] = Turn(raw, Facts("", "", format.tokens(raw), b""))
+        return OutgoingMessage(form.raw, form.facts.tokens, None, native=bool(entry.native))
+
+    def knows_piece(self, entry: StoredSummary) -> bool:
+        """Return whether the message of a summary is cached. Making it takes milliseconds."""
+        forms, key = self._summary_forms(entry)
+        return key in forms
+
+    def _summary_forms(self, entry: StoredSummary) -> tuple[dict[tuple[str, object], Turn | None], tuple[str, object]]:
+        newest = self.body[self.plan.seen[self.plan.cut] - 1]
+        return newest.facts.forms, ("index", (entry.message, self.plan.limits_at(self.plan.cut).index))
+
+    def retention(self, entry: StoredSummary | None, rendered: RenderedConversation) -> dict[str, Counts]:
+        """Return how many of the likeliest names in the removed messages the prompt has, by kind.
+
+        Return nothing for a provider's summary, which may be encrypted. The counts are those of the first prompt after
+        a checkpoint or another change of the plan. They're cached in the facts of a message before that prompt's end.
+        """
+        if entry is not None and entry.native:
+            return {}
+        forms, key = self._retention_forms(entry)
+        form = forms.get(key)
+        if form is None:
+            changed = [(p.raw, p.turn.facts) for p in rendered.pieces if p.turn and p.changed]
+            removed = [*([entry.found] if entry else []), *(facts.names for _, facts in changed)]
+            counts = retention(removed, self._texts(rendered), archived=self.case.rules.archive)
+            form = forms[key] = Turn(msgspec.json.encode(counts), Facts("", "", 0, b""))
+        return msgspec.json.decode(form.raw, type=dict[str, Counts])
+
+    def knows_retention(self, entry: StoredSummary | None) -> bool:
+        """Return whether the counts of names are cached. Counting takes milliseconds."""
+        forms, key = self._retention_forms(entry)
+        return key in forms
+
+    def _retention_forms(
+        self, entry: StoredSummary | None
+    ) -> tuple[dict[tuple[str, object], Turn | None], tuple[str, object]]:
+        plan = self.plan
+        seen = [frontier.seen for frontier in plan.frontiers.values()] + [index + 1 for index in plan.clips]
+        seen += [plan.seen[plan.cut]] if plan.cut else []
+        newest = self.body[max(seen, default=len(self.body)) - 1]
+        changes = (tuple(plan.frontiers.items()), tuple(plan.clips.items()))
+        return newest.facts.forms, ("retention", (None if entry is None else entry.message, changes))
+
+    def _texts(self, rendered: RenderedConversation) -> Iterator[str]:
+        format = self.case.counter.format
+        for piece in rendered.pieces:
+            if piece.turn is None:
+                yield format.text(piece.raw)
+            else:
+                yield from (text for _, text in texts_of(Turn(piece.raw, piece.turn.facts), format))
+
     def gains(self, rendered: RenderedConversation) -> bool:
         """Return whether these messages make the request smaller, in tokens or in an exceeded bound."""
         if rendered.tokens + self.fixed < self.before:
@@ -218,7 +293,7 @@ class CompactionJob:
         case, limits = self.case, self.plan.limits
         special = tuple(name for writer in case.writers for name in writer.key)
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION, *special)
-        sizes = (limits.summary, limits.users, limits.newest, limits.system, limits.words, limits.index)
+        sizes = (limits.summary, limits.users, limits.newest, limits.system, limits.words, limits.index, limits.plan)
         chain = hashlib.sha256(repr((shape, sizes)).encode())
         content = hashlib.sha256(b"body")
         keys = []
@@ -373,7 +448,7 @@ def last_prompt(task: SummaryTask) -> Sequence[OutgoingMessage] | None:
         if cut:
             if previous is None or cut != task.start:
                 return None
-            summary = OutgoingMessage(previous.message, previous.tokens, None, native=bool(previous.native))
+            summary = prior.summary_piece(previous)
         rendered = prior.render(summary)
         if prior.gains(rendered):
             pieces = rendered.pieces

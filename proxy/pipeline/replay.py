@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 
@@ -17,7 +17,6 @@ from proxy.pipeline.costs import price_for
 from proxy.pipeline.job import CompactionInput, Explanation
 from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.runtime import Runtime
-from proxy.summary.model import UpstreamSummaryModel
 
 TENANT = "explain"
 """Counts of replayed requests are cached under this name, apart from those of callers."""
@@ -93,7 +92,3 @@ def _limits(profile: Profile) -> Iterator[str]:
     for name, what in (("context_window", "window"), ("max_input_tokens", "input")):
         if (tokens := getattr(profile, name)) is not None:
             yield f"{what} {tokens:,} ({profile.sources.get(name, 'unknown')})"
-
-
-async def _none(tokens: int) -> Sequence[UpstreamSummaryModel]:
-    return ()  # a replay makes no summary

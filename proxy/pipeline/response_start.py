@@ -12,8 +12,7 @@ from proxy.dialects.answers import Answers
 from proxy.dialects.apis import CHAT
 from proxy.errors import RequestError
 from proxy.http.decompression import Unpacking, unpack
-from proxy.overflow import Overflow, recognise
-from proxy.overflow.echo import EchoedRequest
+from proxy.overflow import EchoedRequest, Overflow, recognise
 from proxy.overflow.errors import as_error
 from proxy.overflow.silent import Finished
 from proxy.telemetry.record import UpstreamErrorNames

@@ -1,4 +1,4 @@
-"""Convert a policy to the rules of ``proxy.compaction``."""
+"""Convert a policy to the rules of ``proxy.compaction``, for any request or for one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from proxy.compaction.stages.stage import StageRules
 from proxy.config import Policy
 from proxy.config.policy import ArchiveSettings, UnknownModelSettings
 from proxy.limits.profiles import Profile
+from proxy.pipeline.budget import TokenBudget
+from proxy.pipeline.costs import price_step
+from proxy.pipeline.exchange import Exchange, compacts_itself
 from proxy.summary.settings import SummarySettings
 
 # With any trigger, the proxy compacts a conversation before it exceeds the budget.
@@ -64,6 +67,18 @@ def rules_for(
     return rules
 
 
+def request_rules(exchange: Exchange, budget: TokenBudget, *, refused: bool = False) -> Rules:
+    """Return the rules for a request within its budget. ``refused`` is true after an overflow."""
+    return rules_for(
+        exchange.caller.policy,
+        window_known=refused or budget.input is not None,
+        refused=refused,
+        bounds=bounds_of(exchange.profile),
+        late=not refused and compacts_itself(exchange),
+        price_step=price_step(exchange, budget.factor),
+    )
+
+
 def _late(rules: Rules) -> Rules:
     """Return rules whose only trigger is ``LATE``, without preparation."""
     return replace(rules, trigger=LATE, prepare=(), stages=tuple(replace(s, trigger=LATE) for s in rules.stages))
@@ -97,6 +112,7 @@ def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds,
         index=policy.section(IndexRules),
         shorten_last_user_message=policy.shorten_last_user_message,
         pins=Pins(policy.pinned),
+        keep_newest=frozenset(policy.keep_newest),
         archive=policy.optional(ArchiveSettings) is not None,
         role=summary.role,
         bounds=bounds if trigger else UNBOUNDED,

@@ -16,6 +16,7 @@ from proxy.config import Route, Settings
 from proxy.config.server import OtelSettings
 from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
+from proxy.dialects.prefixes import Prefixes
 from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
@@ -32,17 +33,17 @@ from proxy.pipeline.stored_facts import StoredFacts
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
 from proxy.records import open_records
-from proxy.store import Guarded, open_store
+from proxy.store import Guarded, open_archive, open_limits, open_store
 from proxy.store.archive import Archive
+from proxy.store.cache_budget import CacheBudget
 from proxy.store.forgetting import Holder
 from proxy.store.guarded import ARCHIVE_READ_SECONDS
 from proxy.store.items import ItemMemory
-from proxy.store.opening import open_archive, open_limits
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
+from proxy.telemetry.logs import RequestLog
 from proxy.telemetry.metrics import RequestMetrics
-from proxy.telemetry.request_log import RequestLog
 
 if TYPE_CHECKING:
     from proxy.telemetry.otel_export import OtelExport
@@ -75,11 +76,13 @@ class Stores:
         )
         self.archive = Archive(self.archive_store or self.store)
         self.stored_facts = StoredFacts(self.store)
-        self.facts = FactsCache(self.stored_facts)
+        budget = CacheBudget(settings.server.cache_memory)
+        self.facts = FactsCache(self.stored_facts, budget.facts)
+        self.prefixes = Prefixes(budget.prefixes)
         self.hidden_rounds = HiddenRounds(self.store)
-        self.items = ItemMemory(self.store)
+        self.items = ItemMemory(self.store, most=budget.items)
         self.sent_prompts = SentPrompts(self.store)
-        self.summaries = Summaries(self.store)
+        self.summaries = Summaries(self.store, memory=budget.summaries)
 
     @property
     def guarded(self) -> tuple[Guarded, ...]:
@@ -227,7 +230,8 @@ class Runtime:
     @property
     def holders(self) -> tuple[Holder, ...]:
         """Return everything that remembers something of tenants."""
-        return (*self.kept, self.records.recorder, self.money.spending, self.money.budgets, self.money.background)
+        money = (self.money.spending, self.money.budgets, self.money.background)
+        return (*self.kept, self.stores.prefixes, self.records.recorder, *money)
 
     async def settled(self) -> None:
         """Wait for the writes in progress."""

@@ -35,9 +35,8 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
     route, outcome = exchange.route, sent.outcome
     body = exchange.original if outcome.messages is None else exchange.body
     model = route.model if route.model != body.model and body.model is not None else None
-    headers = for_upstream(exchange.scope["headers"])
-    # The proxy reads the usage of all responses, and the beginning of a stream, so they must not be compressed.
-    headers = [pair for pair in headers if pair[0] != "accept-encoding"]
+    plan = exchange.plan
+    headers = forwarded_headers(exchange.scope) if plan is None else plan.headers
     remaining = exchange.time.seconds
     if remaining <= 0:
         raise UpstreamTimeout(DEADLINE)
@@ -59,10 +58,18 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
         timeout=remaining,
         bounded=True,
         path=exchange.dialect.path,
-        query=client_query(exchange.scope),
+        query=client_query(exchange.scope) if plan is None else plan.query,
         expanded=partial(body.expanded, raw, outcome.messages) if body.references else None,
         alternated=alternating_messages if exchange.profile.strict_alternation else None,
     )
+
+
+def forwarded_headers(scope: Scope) -> list[tuple[str, str]]:
+    """Return the client's headers for the upstream.
+
+    The proxy reads the usage of all responses, and the beginning of a stream, so they must not be compressed.
+    """
+    return [pair for pair in for_upstream(scope["headers"]) if pair[0] != "accept-encoding"]
 
 
 async def send(exchange: Exchange, transport: Transport, request: Outgoing, tokens: int | None) -> ResponseStart:

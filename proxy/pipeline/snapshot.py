@@ -14,7 +14,7 @@ from proxy.upstream.limit_discovery import LimitDiscovery
 from proxy.upstream.registry import Upstreams
 
 ONLY_AT_START = {
-    "server": ("host", "port", "drain"),
+    "server": ("host", "port", "drain", "cache_memory"),
     "store": None,
     "archive": None,
     "log": ("level", "format"),

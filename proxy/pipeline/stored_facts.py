@@ -95,9 +95,12 @@ class StoredFacts(TenantCache[bytes]):
         self._uncovered: LRUCache[Place, int] = LRUCache(MOST)
         super().__init__(store, KIND, Codec(list, bytes), self._uncovered, PENDING_BYTES)
 
-    def place(self, raws: Sequence[bytes], counter: Counter, tenant: str) -> Place | None:
-        """Return the place of a conversation's facts; ``None`` for a small one, or if the tenant has no store."""
-        if tenant == UNSTORED_TENANT or sum(map(len, raws)) < LEAST_BYTES:
+    def place(self, raws: Sequence[bytes], counter: Counter, tenant: str, size: int | None = None) -> Place | None:
+        """Return the place of a conversation's facts; ``None`` for a small one, or if the tenant has no store.
+
+        ``size`` is the bytes of its messages, if they are known.
+        """
+        if tenant == UNSTORED_TENANT or (sum(map(len, raws)) if size is None else size) < LEAST_BYTES:
             return None
         # All turns of a conversation begin with the same messages.
         kind = repr((FORMAT, __version__, counter.key)).encode()
@@ -111,13 +114,14 @@ class StoredFacts(TenantCache[bytes]):
         except (TimeoutError, StoreFailed):  # the guarded store logs a failure
             return None
 
-    def due(self, place: Place, learned: int, size: int) -> bool:
+    def due(self, place: Place, learned: int, size: int, coming: int = 0) -> bool:
         """Add bytes of messages that were just counted. Return whether the entry is worth a write.
 
         ``size`` is the bytes of all messages. An entry has them all, so long conversations are written less often.
+        ``coming`` is the bytes of messages that are to be counted next.
         """
         uncovered = self._uncovered[place] = self._uncovered.get(place, 0) + learned
-        return uncovered >= max(LEAST_BYTES, size // PARTS)
+        return uncovered + coming >= max(LEAST_BYTES, size // PARTS)
 
     def write(self, place: Place, entry: bytes) -> None:
         """Write an entry in the background. Call this in the event loop."""

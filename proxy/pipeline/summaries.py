@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from copy import copy
 
 import structlog
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from proxy.compaction.summary_message import SummaryParts, collect_identifiers, summary_message
+from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob, SummaryTask, Writing
 from proxy.store.guarded import Change, CircuitBreaker
@@ -19,7 +19,8 @@ from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked
 from proxy.summary.prompt import redaction
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.settings import SummarySettings
-from proxy.summary.store import Cause, Origin, StoredSummary, Summaries, SummaryFactory
+from proxy.summary.single_flight import NothingToAsk, Progress
+from proxy.summary.store import Cause, Origin, Patience, StoredSummary, Summaries, SummaryFactory
 from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
 log = structlog.get_logger(__name__)
@@ -49,7 +50,8 @@ class CheckpointSummaries:
         positions = [*job.plan.checkpoints, *([job.plan.upcoming] if job.plan.upcoming else [])]
         if positions and job.case.mode == "enforce" and job.case.kept:
             checkpoints = job.checkpoints(positions)
-            self._summaries.begin(job.case.tenant, checkpoints, self._maker(job, positions[-1]))
+            make, patience = self._maker(job, positions[-1], ahead=True), self._patience(job, positions[-1])
+            self._summaries.begin(job.case.tenant, checkpoints, make, patience)
 
     async def obtain(self, job: CompactionJob, *, may_ask: bool) -> tuple[StoredSummary, Origin]:
         """Return the summary of the last checkpoint and its origin. With ``may_ask`` false, don't wait for a model."""
@@ -59,13 +61,13 @@ class CheckpointSummaries:
             return await self._digested(job, None, 0, cut, "not_stored"), "digest"
         checkpoints = job.checkpoints(job.plan.checkpoints)
         tenant = job.case.tenant
-        make = self._maker(job, cut)
+        make, patience = self._maker(job, cut), self._patience(job, cut)
         if may_ask:
-            return await self._summaries.obtain(tenant, checkpoints, make)
+            return await self._summaries.obtain(tenant, checkpoints, make, patience)
         stored = await self._summaries.stored(tenant, checkpoints[-1].key)
         if stored is not None:
             return stored, "digest" if stored.digest else "stored"
-        self._summaries.begin(tenant, checkpoints, make)
+        self._summaries.begin(tenant, checkpoints, make, patience)
         return await self._digested(job, None, 0, cut, "waiting"), "digest"
 
     async def expected_size(self, job: CompactionJob) -> int:
@@ -80,21 +82,34 @@ class CheckpointSummaries:
         size = self._sizes.get(key)
         if size is None:
             empty = await self._entry(job, None, 0, cut, "", digest=True)
-            size = self._sizes[key] = empty.tokens + job.plan.limits_at(cut).summary // 2
+            piece = await self._facts.run(lambda: job.summary_piece(empty))
+            size = self._sizes[key] = piece.tokens + job.plan.limits_at(cut).summary // 2
         return size
 
-    def _maker(self, job: CompactionJob, position: int) -> SummaryFactory:
+    def _patience(self, job: CompactionJob, position: int) -> Patience:
+        """Return how long requests wait for a summary, and the digest that they get then."""
+
+        async def digest(previous: StoredSummary | None, start: int) -> StoredSummary:
+            SUMMARIES.labels(outcome="digest").inc()
+            if previous is not None and not previous.text:
+                previous, start = None, 0
+            return await self._digested(job, previous, start, position, "timeout")
+
+        return Patience(job.case.policy.section(SummarySettings).timeout, digest)
+
+    def _maker(self, job: CompactionJob, position: int, *, ahead: bool = False) -> SummaryFactory:
+        """Return what makes the entry of a checkpoint. With ``ahead``, it raises ``NothingToAsk`` instead of a digest
+        if there is no model to ask.
+        """
         # The request may drop its bytes before the summary is made in the background.
         body = copy(job.case.body) if any(writer.needs_body for writer in job.case.writers) else None
 
-        async def make(previous: StoredSummary | None, start: int) -> StoredSummary:
-            settings = job.case.policy.section(SummarySettings)
+        async def make(previous: StoredSummary | None, start: int, progress: Progress) -> StoredSummary:
             last, first = previous, start
             if previous is not None and not previous.text:  # a summary that only the provider can read
                 previous, start = None, 0
             request = _request(job, previous, start, position)
-            asked = over_budget = False
-            skipped: Cause = "no_model"
+            over_budget = False
             if (allowance := job.case.allowance) is not None:
                 await allowance.load()
                 over_budget = allowance.spent
@@ -104,37 +119,58 @@ class CheckpointSummaries:
             if not given_up and not over_budget:
                 task = SummaryTask(job, body, request, last, first, position)
                 tries = [one for writer in job.case.writers for one in await writer.tries(task)]
-            for key, write in tries:
-                attempt = self._breaker.attempt((job.case.tenant, *key))
-                if attempt is None:
-                    skipped = "breaker_open"
-                    SUMMARIES.labels(outcome="skipped").inc()
-                    continue
-                asked = True
-                try:
-                    with attempt:
-                        # Not wait_for: its task and the error would form a reference cycle with the conversation.
-                        async with asyncio.timeout(settings.timeout):
-                            text = await write()
-                except BudgetSpent:
-                    over_budget = True
-                    break
-                except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
-                    SUMMARIES.labels(outcome="failed").inc()
-                    log.warning("summary.failed", reason=str(failure) or "timeout", policy=job.case.policy.name)
-                    continue
-                SUMMARIES.labels(outcome="made" if isinstance(text, str) else "native").inc()
-                return (
-                    text if isinstance(text, StoredSummary) else await self._entry(job, previous, start, position, text)
-                )
+            if ahead and not tries:
+                raise NothingToAsk
+            text, cause = await self._written(job, tries, progress)
+            if isinstance(text, StoredSummary):
+                return text
+            if text is not None:
+                return await self._entry(job, previous, start, position, text)
+            over_budget = over_budget or cause == "over_budget"
             if over_budget:
                 SUMMARIES.labels(outcome="over_budget").inc()
             SUMMARIES.labels(outcome="digest").inc()
-            cause: Cause = "over_budget" if over_budget else "given_up" if given_up else "failed" if asked else skipped
+            asked = cause in ("failed", "timeout")
+            cause = "over_budget" if over_budget else "given_up" if given_up else cause
             entry = await self._digested(job, previous, start, position, cause)
-            return replace(entry, unasked=over_budget or not asked, over_budget=over_budget)
+            return replace(entry, unasked=not asked, over_budget=over_budget)
 
         return make
+
+    async def _written(
+        self, job: CompactionJob, tries: Sequence[Writing], progress: Progress
+    ) -> tuple[str | StoredSummary | None, Cause]:
+        """Return the first text or entry that one of the tries writes. If there is none, return ``None`` and the cause.
+
+        The tries have ``deadline`` together. Requests that wait may skip all but the last one, see ``Patience``.
+        """
+        policy, asked = job.case.policy, False
+        timeout = policy.section(SummarySettings).timeout
+        cause: Cause = "no_model"
+        end = asyncio.get_running_loop().time() + job.case.deadline
+        for number, (key, write) in enumerate(tries, 1):
+            attempt = self._breaker.attempt((job.case.tenant, *key))
+            if attempt is None:
+                cause = cause if asked else "breaker_open"
+                SUMMARIES.labels(outcome="skipped").inc()
+                continue
+            left = (end - asyncio.get_running_loop().time()) / (len(tries) - number + 1)
+            asked = True
+            try:
+                with attempt:
+                    # Not wait_for: its task and the error would form a reference cycle with the conversation.
+                    async with progress.trying(max(timeout, left), last=number == len(tries)):
+                        text = await write()
+            except BudgetSpent:
+                return None, "over_budget"
+            except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
+                cause = "timeout" if isinstance(failure, TimeoutError) or cause == "timeout" else "failed"
+                SUMMARIES.labels(outcome="failed").inc()
+                log.warning("summary.failed", reason=str(failure) or "timeout", policy=policy.name)
+                continue
+            SUMMARIES.labels(outcome="made" if isinstance(text, str) else "native").inc()
+            return text, cause
+        return None, cause
 
     async def _digested(
         self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int, cause: Cause
@@ -156,11 +192,11 @@ class CheckpointSummaries:
         format, limits, body = job.case.counter.format, job.plan.limits_at(position), job.body
 
         def entry() -> StoredSummary:
-            found = collect_identifiers(body[start:position], previous.found if previous else None, format)
+            found = collect_names(body[start:position], previous.found if previous else None, format, start)
             omitted = len(job.plan.omitted.get(position, ()))
-            parts = SummaryParts(job.quoted(position), found, text, job.archived(position), omitted)
-            message = summary_message(parts, limits, job.case.rules, format)
-            return StoredSummary(text, message, format.tokens(message), found, digest=digest)
+            parts = SummaryParts(job.quoted(position), text, job.archived(position), omitted)
+            message, place = summary_message(parts, limits, job.case.rules, format)
+            return StoredSummary(text, message, found, place, digest=digest)
 
         return await self._facts.run(entry)
 

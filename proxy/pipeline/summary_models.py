@@ -127,7 +127,7 @@ async def summary_model(
         max_output=most,
         count=counter.text,
         credential=caller.credential if route.upstream == exchange.route.upstream else None,
-        timeout=caller.policy.section(SummarySettings).timeout,
+        timeout=max(caller.policy.section(SummarySettings).timeout, exchange.configuration.settings.server.deadline),
         budget=runtime.money.budgets.of(caller),
         on_overflow=learn,
         form=form,

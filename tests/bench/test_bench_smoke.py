@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[st
     """Return the output and the JSON of a run with one short round."""
     file = tmp_path_factory.mktemp("bench") / "figures.json"
     command = [sys.executable, "-m", "bench", "--tiny", "--json", str(file)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout, json.loads(file.read_bytes())
 
@@ -76,6 +77,18 @@ def test_conversations_of_two_seeds_share_no_message() -> None:
     assert shared == [first[-1]]
 
 
-@pytest.mark.parametrize("size", [bodies.CONVERSATION_BYTES, bodies.COLD_BYTES])
-def test_a_conversation_has_the_size_it_is_named_for(size: int) -> None:
-    assert size * 0.9 < len(bodies.conversation("any", size)) < size * 1.1
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [(bodies.CONVERSATION_BYTES, 400), (bodies.COLD_BYTES, 400), (bodies.SHORT_BYTES, bodies.SHORT_MESSAGES)],
+)
+def test_a_conversation_has_the_size_it_is_named_for(size: int, count: int) -> None:
+    assert size * 0.9 < len(bodies.conversation("any", size, count)) < size * 1.1
+
+
+@pytest.mark.parametrize("api", bodies.APIS.values(), ids=bodies.APIS)
+def test_turns_have_a_new_last_message_each(api: bodies.Api) -> None:
+    turns = api.turns("any", 20_000, 20, conversations=2)
+    first, other, second = (json.loads(body)[api.listed] for body in islice(turns, 3))
+    assert first[:-1] == second[:-1]
+    assert first[-1] != second[-1]
+    assert first[0] != other[0]

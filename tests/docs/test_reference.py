@@ -13,7 +13,7 @@ from tests.docs.metric_table import REFERENCE, updated
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-REQUEST_LOG = ast.parse((ROOT / "proxy" / "telemetry" / "request_log.py").read_text(encoding="utf-8"))
+LOGS = ast.parse((ROOT / "proxy" / "telemetry" / "logs.py").read_text(encoding="utf-8"))
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
@@ -107,7 +107,7 @@ def test_every_log_event_is_documented_with_its_level_and_fields_and_no_other() 
 
 
 def test_every_field_of_the_line_for_a_request_is_documented_and_no_other() -> None:
-    (made,) = (node for node in ast.walk(REQUEST_LOG) if isinstance(node, ast.FunctionDef) and node.name == "fields")
+    (made,) = (node for node in ast.walk(LOGS) if isinstance(node, ast.FunctionDef) and node.name == "fields")
     written = {key for node in ast.walk(made) for key in keys(node)} | {"request", "team", "model", "upstream"}
     assert {name for name, cells in rows("Log events").items() if len(cells) == 1} == written
 

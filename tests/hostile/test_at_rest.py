@@ -175,13 +175,13 @@ def test_what_is_taken_out_is_kept_only_where_a_policy_keeps_an_archive(tmp_path
         process.wait(30)
     entries = asyncio.run(kept(tmp_path / "home" / "state" / "compaction-proxy" / "compaction.db"))
     assert bool(entries[ARCHIVE]) == archive
-    assert entries["summary"]
-    assert not any(RESULT.encode() in value for value in entries["summary"])
+    assert entries["summary.2"]
+    assert not any(RESULT.encode() in value for value in entries["summary.2"])
 
 
 async def kept(file: Path) -> dict[str, list[bytes]]:
     store = SqliteStore(file)
-    values = {kind: [entry.value for entry in await store.entries(kind)] for kind in (ARCHIVE, "summary")}
+    values = {kind: [entry.value for entry in await store.entries(kind)] for kind in (ARCHIVE, "summary.2")}
     await store.aclose()
     return values
 
@@ -190,14 +190,14 @@ async def kept(file: Path) -> dict[str, list[bytes]]:
 def test_a_damaged_file_that_was_moved_aside_is_its_owners_too(tmp_path: Path) -> None:
     async def test() -> None:
         store = SqliteStore(tmp_path / "a.db")
-        await store.put("t", "summary", "k", b"x" * 9000, 60)
+        await store.put("t", "summary.2", "k", b"x" * 9000, 60)
         await store.maintain()
         with (tmp_path / "a.db").open("r+b") as file:
             file.write(b"\xff" * 4096)
         await store.aclose()
         store = SqliteStore(tmp_path / "a.db")
         await store.maintain()
-        await store.put("t", "summary", "k", b"", 60)
+        await store.put("t", "summary.2", "k", b"", 60)
         await store.aclose()
 
     before = os.umask(0)

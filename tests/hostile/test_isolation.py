@@ -30,6 +30,7 @@ from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
+from proxy.summary.single_flight import Progress
 from proxy.summary.store import Checkpoint, StoredSummary, Summaries, SummaryFactory
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
@@ -173,7 +174,7 @@ def test_the_same_beginning_with_other_words_is_another_conversation(tmp_path: P
 
 
 def _returning(entry: StoredSummary) -> SummaryFactory:
-    async def make(previous: StoredSummary | None, position: int) -> StoredSummary:
+    async def make(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
         return entry
 
     return make
@@ -186,7 +187,7 @@ def test_another_tenants_entries_take_no_time() -> None:
         store = open_store("sqlite://")
         summaries = Summaries(store)
         for number in range(200):
-            entry = StoredSummary("text", b"{}" * 2_000, 1, {})
+            entry = StoredSummary("text", b"{}" * 2_000, {})
             await summaries.obtain("team:a", [Checkpoint(1, f"{number:064}", "content")], _returning(entry))
             await store.put("team:a", "summary", f"{number:064}", b"x" * 4_000, 60)
         hits: list[float] = []

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from proxy.store import ManagedStore, open_store
+from proxy.store import ManagedStore, open_archive, open_store
 from proxy.store.archive import KIND
-from proxy.store.opening import open_archive
 from tests.kit.client import CHAT, ask
 from tests.kit.object_server import CREDENTIALS, INSTALLED, MISSING, object_server
 from tests.kit.program import Program, program, write_config

@@ -96,7 +96,7 @@ def test_requests_go_through_and_it_is_used_again_after_it(
             assert until(lambda: [line["event"] for line in logs].count("store.upkeep_failed") > 1), "and tried again"
         lasting.close()
         number = iter(range(100, 200))
-        assert until(lambda: summary_of(url, f"sk-{next(number)}") == "made" and "summary" in kinds(tmp_path))
+        assert until(lambda: summary_of(url, f"sk-{next(number)}") == "made" and "summary.2" in kinds(tmp_path))
         assert until(lambda: summary_of(url, f"sk-{next(number)}") == "made" and get(url, "/readyz").text == "ready\n")
     assert failures >= FAILURES
     assert [line for line in logs if line["log_level"] == "error"] == [], "nothing that was not reckoned with"
@@ -151,12 +151,12 @@ def test_one_that_is_damaged_under_way_is_replaced(tmp_path: Path) -> None:
     with capture_logs() as logs, running(tmp_path) as url:
         for n in range(3):
             assert summary_of(url, f"sk-{n}") == "made"
-        assert until(lambda: len([row for row in rows(tmp_path) if row[1] == "summary"]) == 3)
+        assert until(lambda: len([row for row in rows(tmp_path) if row[1] == "summary.2"]) == 3)
         assert until(lambda: damaged(file))
         assert summary_of(url, "sk-0") == "stored", "in memory"
         assert summary_of(url, "sk-new") == "made"
         assert until(lambda: bool(put_aside(file)))
-        assert until(lambda: "summary" in kinds(tmp_path))
+        assert until(lambda: "summary.2" in kinds(tmp_path))
         assert get(url, "/readyz").text == "ready\n"
     assert "store.damaged" in {line["event"] for line in logs}
     assert "request.crashed" not in {line["event"] for line in logs}

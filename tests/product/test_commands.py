@@ -110,8 +110,8 @@ def test_check_shows_what_is_in_force_for_a_team_and_a_model(tmp_path: Path) -> 
     assert rows["media.trigger"] == ["[{tokens: 9000}]", "follows from trigger"]
     assert rows["media.keep"] == ["{messages: 40}", "follows from keep"]
     assert rows["prepare"] == ["[]", "follows from trigger"]
-    assert rows["index.max_tokens"] == ["2000", "default"]
-    assert len([name for name in rows if name.startswith("truncate_args.")]) == 5
+    assert rows["index.max_tokens"] == ["4000", "default"]
+    assert len([name for name in rows if name.startswith("truncate_args.")]) == 6
     plain = call(tmp_path, "check", "conf", "--model", "gpt-4")
     assert re.search(r"│ trigger +│ \[\{fraction: 0.85\}\] +│ default", plain.stdout)
     barred = call(tmp_path, "check", "conf", "--team", "search", "--model", "o9")

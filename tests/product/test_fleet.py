@@ -186,7 +186,7 @@ def test_a_replica_that_is_paused_during_a_summary_uses_the_one_of_its_successor
             (lease,) = client.keys("compaction:entry:*:making:*")
             client.unlink(lease)  # it would end after 5 seconds
             successor = ask(urls[0])
-            stored = {key: client.get(key) for key in client.keys("compaction:entry:*:summary:*")}
+            stored = {key: client.get(key) for key in client.keys("compaction:entry:*:summary.2:*")}
             go.set()
             paused.process.send_signal(signal.SIGCONT)
             resumed = waiting.result()

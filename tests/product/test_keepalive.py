@@ -65,7 +65,7 @@ def metric(url: str, value: str, name: str = "requests", label: str = "outcome")
 def stored_summaries(folder: Path) -> int:
     """How many summaries are in the proxy's store."""
     with contextlib.closing(sqlite3.connect(folder / "store.db")) as db:
-        return int(db.execute("SELECT count(*) FROM entries WHERE kind = 'summary'").fetchone()[0])
+        return int(db.execute("SELECT count(*) FROM entries WHERE kind = 'summary.2'").fetchone()[0])
 
 
 def lines_of(url: str, messages: list[Any], patience: float = 30) -> tuple[httpx.Response, list[tuple[float, str]]]:

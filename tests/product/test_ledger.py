@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from proxy.records.model import SUMS
 from tests.kit.messages import assistant, user, words
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import behind, chat
@@ -87,7 +88,7 @@ def test_the_ledger_equals_the_sums_by_hand_over_restarts(tmp_path: Path, turns:
     records = records_in(store)
     rows = ledger_in(store)
     assert upstream.summaries >= 1
-    total = {name: sum(getattr(sums, name) for _, sums in rows) for name in rows[0][1].__struct_fields__}
+    total = {name: sum(getattr(sums, name) for _, sums in rows) for name in SUMS}
     assert total["requests"] == 4
     assert total["cost"] == sum(picodollars(*usage) for usage in usages)
     assert total["summary_cost"] == upstream.summaries * picodollars(7_001, 333)

@@ -102,7 +102,8 @@ def test_the_request_goes_through(name: str, tmp_path: Path) -> None:
         headers = ask(caller, messages)
     assert (headers["x-compaction"], headers["x-compaction-summary"]) == ("compacted", "digest")
     assert [request.body["model"] for request in upstream.summaries] == ["m", "second-best"], "each is tried once"
-    assert (counted("failed") - failed, counted("digest") - digests) == (2, 1)
+    # The last call goes on after the request has its digest.
+    assert (counted("failed") - failed, counted("digest") - digests) == (1 if name == "hangs" else 2, 1)
     (sent,) = upstream.conversations
     assert faults(sent.body) == []
     assert sent.tokens <= WINDOW - 512

@@ -10,13 +10,15 @@ COVERED = {
     "unit/compaction/test_stages.py": "compaction/stages/arguments compaction/stages/duplicates "
     "compaction/stages/media compaction/stages/results "
     "compaction/stages/stage",
+    "unit/compaction/test_lossless.py": "compaction/stages/lossless",
+    "unit/compaction/test_reads.py": "compaction/stages/reads",
     "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
     "unit/compaction/test_triggers.py": "compaction/settings",
     "unit/config/test_messages.py": "config/fields config/issues config/server "
     "config/store config/teams config/upstreams",
     "unit/config/test_assembly.py": "config/loading",
     "hostile/test_expressions.py": "config/patterns",
-    "product/test_commands.py": "cli/commands cli/configuration cli/setup cli/tables",
+    "product/test_commands.py": "cli/commands cli/configuration cli/tables",
     "product/test_dashboard.py": "endpoints/dashboard endpoints/presentation pipeline/replay",
     "product/test_operator_commands.py": "cli/doctor",
     "product/test_record_paths.py": "cli/records constants endpoints/records endpoints/status "
@@ -37,6 +39,7 @@ COVERED = {
     "product/test_continued_summaries.py": "pipeline/features/continued_notes",
     "product/test_native_compaction.py": "pipeline/features/native_summary",
     "hostile/test_web_pages.py": "access/web_origins",
+    "hostile/test_workers.py": "server/handover",
     "product/test_browser.py": "endpoints/landing",
     "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",
     "product/behaviors": "endpoints/conversations",
@@ -52,7 +55,7 @@ COVERED = {
     "product/test_recall.py": "pipeline/features/recall pipeline/sending",
     "product/test_output.py": "limits/budget pipeline/budget",
     "unit/limits/profiles/test_lookup.py": "limits/profiles/tables",
-    "unit/overflow/test_recognize.py": "overflow/echo overflow/figures overflow/general overflow/patterns",
+    "unit/overflow/test_recognize.py": "overflow/figures overflow/general overflow/patterns",
     "product/test_overflow.py": "pipeline/attempt",
     "product/properties/test_growing.py": "pipeline/compactor pipeline/job",
     "product/http": "pipeline/runtime pipeline/exchange server/app",
@@ -61,7 +64,7 @@ COVERED = {
     "product/test_summaries.py": "pipeline/summaries",
     "product/test_summary_limits.py": "pipeline/summary_models",
     "product/test_reload.py": "server/reload",
-    "unit/store/test_sqlite.py": "store/interface store/opening store/sqlite_worker",
+    "unit/store/test_sqlite.py": "store/interface store/sqlite_worker",
     "product/http/test_failures.py": "upstream/connections",
     "unit/upstream/litellm/test_transport.py": "upstream/litellm/library",
     "unit/upstream/test_retired.py": "upstream/transport",

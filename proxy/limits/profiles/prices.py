@@ -72,28 +72,28 @@ class Rates(msgspec.Struct, frozen=True, gc=False):
         # A cache may have served audio and images, too.
         audio = min(usage.audio_input or 0, fresh)
         images = min(usage.image_input or 0, fresh - audio)
-        lasting = min(usage.cache_write_1h or 0, written)
-        writing = _or(self.cache_write, self.input)
-        return (
-            (fresh - audio - images) * self.input
-            + read * _or(self.cache_read, self.input)
-            + (written - lasting) * writing
-            + lasting * _or(self.cache_write_1h, writing)
-            + audio * _or(self.audio_input, self.input)
-            + images * _or(self.image_input, self.input)
-        )
+        price = (fresh - audio - images) * self.input
+        if read:
+            price += read * _or(self.cache_read, self.input)
+        if written:
+            lasting = min(usage.cache_write_1h or 0, written)
+            writing = _or(self.cache_write, self.input)
+            price += (written - lasting) * writing + lasting * _or(self.cache_write_1h, writing)
+        if audio or images:
+            price += audio * _or(self.audio_input, self.input) + images * _or(self.image_input, self.input)
+        return price
 
     def _answer(self, usage: Usage) -> int:
         output = usage.output or 0
         reasoning = min(usage.reasoning or 0, output)
         audio = min(usage.audio_output or 0, output - reasoning)
         images = min(usage.image_output or 0, output - reasoning - audio)
-        return (
-            (output - reasoning - audio - images) * self.output
-            + reasoning * _or(self.reasoning, self.output)
-            + audio * _or(self.audio_output, self.output)
-            + images * _or(self.image_output, self.output)
-        )
+        price = (output - reasoning - audio - images) * self.output
+        if reasoning:
+            price += reasoning * _or(self.reasoning, self.output)
+        if audio or images:
+            price += audio * _or(self.audio_output, self.output) + images * _or(self.image_output, self.output)
+        return price
 
 
 def _or(rate: int | None, other: int) -> int:

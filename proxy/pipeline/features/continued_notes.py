@@ -133,5 +133,5 @@ def notes_request(
     most = output_limit(model.model, request.max_tokens, model.max_output)
     if not model.form.continued(fields, model.model, most):
         raise SummaryUnasked("the request prescribes a tool call or the format of its answer")
-    source = sum(turn.facts.tokens for turn in request.turns) + (previous.tokens if previous else 0)
+    source = sum(turn.facts.tokens for turn in request.turns) + sum(piece.tokens for piece in sent if not piece.turn)
     return NotesRequest(msgspec.json.encode(fields), tokens, most, source)

@@ -18,7 +18,7 @@ from cachetools import LRUCache
 from msgspec.structs import replace
 
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.summary_message import collect_identifiers
+from proxy.compaction.summary_message import collect_names
 from proxy.config.upstreams import COMPACTS
 from proxy.dialects.dialect import NativeCompaction
 from proxy.dialects.request import Request
@@ -143,9 +143,9 @@ class NativeWriter(SummaryWriter):
 
         def entry() -> StoredSummary:
             before = task.previous.found if task.previous else None
-            found = collect_identifiers(task.job.body[task.start : task.position], before, format)
+            found = collect_names(task.job.body[task.start : task.position], before, format, task.start)
             native = NativeResult(self._api.beta, covers)
-            return StoredSummary(made.text, made.unit, format.tokens(made.unit), found, native=native)
+            return StoredSummary(made.text, made.unit, found, native=native)
 
         return await facts.run(entry)
 

@@ -20,11 +20,10 @@ from proxy.overflow.silent import empty_stream
 from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.budget import TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.compactor import Compactor
-from proxy.pipeline.costs import price_step
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.response_start import ResponseStart, readable
-from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.rules import request_rules
 
 EMPTY, OVERFLOW = "empty", "overflow"
 """The causes of retries in records."""
@@ -112,15 +111,12 @@ class Overflows:
         output = await self._budgets.output(budget, input, attempt.outcome, attempt.after)
         if output is not None and output < reserved and budget.input is not None and sent <= budget.input:
             return replace(attempt, budget=budget, output=output)
-        step = price_step(exchange, budget.factor)
-        bounds = bounds_of(exchange.profile)
-        rules = rules_for(input.policy, window_known=True, refused=True, bounds=bounds, price_step=step)
         fitting = run.input(budget)  # less the room for the tool, as in the first attempt and the next request
         smaller = replace(
             input,
             budget=smaller_input(input, fitting.budget, sent),
             largest_budget=fitting.largest_budget,
-            rules=rules,
+            rules=request_rules(exchange, budget, refused=True),
             stale_reasoning=self._stale_after(exchange, input),
             attempt=run.next_number,
         )

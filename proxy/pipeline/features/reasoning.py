@@ -6,6 +6,8 @@ upstream still refuses a prompt that the proxy changed, it sends the request onc
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from proxy.pipeline.attempt import Attempt, Run
@@ -39,7 +41,19 @@ class Reasoning:
         self._prompts.verify(exchange.conversation, exchange.mark)
         return self._prompts.stale(exchange.conversation)
 
-    async def newly_stale(self, exchange: Exchange, input: CompactionInput, outcome: Outcome) -> int:
+    async def compact(self, exchange: Exchange, input: CompactionInput, *, may_ask: bool) -> Outcome:
+        """Compact a request; once more without its reasoning if the prompt before it turns out to have changed.
+
+        Raises ``UpstreamTimeout`` when the deadline passes. For ``may_ask`` see ``Compactor.compact``.
+        """
+        compact = self._compactor.compact
+        outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
+        if stale := await self._newly_stale(exchange, input, outcome):
+            input = replace(input, stale_reasoning=stale)
+            outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
+        return outcome
+
+    async def _newly_stale(self, exchange: Exchange, input: CompactionInput, outcome: Outcome) -> int:
         """Return the number of units whose reasoning is invalid, because the prompt before them changed.
 
         0 if the outcome has none of it.

@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -77,12 +78,13 @@ Resend = Callable[[bytes, TimeLeft], Awaitable[ResponseStart]]
 class RecallState(msgspec.Struct, eq=False):
     """The state of a request that may get the tool, or has hidden rounds.
 
-    ``rounds`` are the conversation's hidden rounds, and ``found`` is true if some were put back. ``prefix`` is a digest
-    of the client's messages, of which there are ``messages``. ``tool`` is ``None`` if the request can't get it.
-    ``refused`` is true once the upstream has refused the tool in this request. ``usage`` is the sum of the usage
-    objects of the response's finished rounds, as the API reports them, at any time.
+    ``hidden`` writes the API's form of the tool. ``rounds`` are the conversation's hidden rounds, and ``found`` is true
+    if some were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is
+    ``None`` if the request can't get it. ``refused`` is true once the upstream has refused the tool in this request.
+    ``usage`` is the sum of the usage objects of the response's finished rounds, as the API reports them, at any time.
     """
 
+    hidden: HiddenTool
     conversation: tuple[str, str]
     rounds: list[HiddenRound]
     found: bool
@@ -96,6 +98,11 @@ class RecallState(msgspec.Struct, eq=False):
     def offered(self) -> Tool | None:
         """Return the tool for the next attempt; ``None`` if the request gets none."""
         return None if self.refused else self.tool
+
+    @property
+    def adding(self) -> Callable[[bytes], bytes] | None:
+        """Return a function that adds the tool to a body; ``None`` if the request gets none."""
+        return None if self.offered is None else partial(self.hidden.with_tool, tool=self.offered.definition)
 
     def tool_for(self, outcome: Outcome) -> Tool | None:
         """Return the tool for a compacted request.
@@ -143,7 +150,7 @@ class Recall:
         if found:
             exchange.replace(await exchange.dialect.parse(body.rewritten(units=restored)), original=body)
             await exchange.memory.more(exchange.body.size)
-        return RecallState(conversation, rounds, found, chain[-1], len(units), tool)
+        return RecallState(hidden, conversation, rounds, found, chain[-1], len(units), tool)
 
     def recover(
         self, exchange: Exchange, state: RecallState | None, attempt: Attempt, start: ResponseStart
@@ -178,8 +185,7 @@ class Recall:
         resend: Resend,
     ) -> ResponseStart:
         """Return a response without the tool's calls. It continues after them. ``sent`` is the request's body."""
-        hidden, after = exchange.dialect.hidden_tool, attempt.after
-        if hidden is None or start.answer.status != 200:
+        if start.answer.status != 200:
             return start
         self._rounds.answered(state.conversation, state.messages, state.rounds)
         if attempt.tool is None:
@@ -187,11 +193,11 @@ class Recall:
         settings = exchange.caller.policy.section(RecallSettings)
         # One round more than `max_rounds`: a last one may mix hidden calls with the client's, and they get results.
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
-        if attempt.input.budget is not None and after is not None:
+        if attempt.input.budget is not None and (after := attempt.after) is not None:
             room = room.within(attempt.input.budget, after)
         # A search covers the newest checkpoint, which links to all before it, and the listed shortened messages.
         archive = self._reader.conversation(exchange.caller.tenant, attempt.outcome.archive)
-        rounds = RecallRounds(exchange, state, hidden, self._rounds, archive, room, sent, resend)
+        rounds = RecallRounds(exchange, state, self._rounds, archive, room, sent, resend)
         return rounds.stream(start) if start.is_stream else await rounds.whole(start)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
@@ -229,7 +235,6 @@ class RecallRounds:
         self,
         exchange: Exchange,
         state: RecallState,
-        hidden: HiddenTool,
         memory: HiddenRounds,
         archive: ConversationArchive,
         room: Room,
@@ -239,7 +244,7 @@ class RecallRounds:
         """``archive`` is the conversation's. ``sent`` is the body with the tool."""
         self._exchange = exchange
         self._state = state
-        self._hidden = hidden
+        self._hidden = state.hidden
         self._memory = memory
         self._archive = archive
         self._room = room

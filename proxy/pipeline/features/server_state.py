@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from urllib.parse import quote
 
 import msgspec
@@ -20,6 +21,7 @@ from proxy.dialects.responses.native import (
     open_calls,
     previous_response,
 )
+from proxy.dialects.responses.request import ResponsesRequest
 from proxy.errors import BadBody, ProxyError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.overflow.silent import Finished
@@ -29,6 +31,7 @@ from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import reason_for
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
+from proxy.pipeline.watching import Watch
 from proxy.telemetry.record import Reason
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport
@@ -139,7 +142,13 @@ class ServerState:
         size = int(reported / attempt.budget.factor) + sum(added)
         return reason_for(input, size, 0) if any_met(input.rules.trigger, size, 0, input.budget) else None
 
-    def sized_response(self, exchange: Exchange, start: ResponseStart) -> str | None:
+    def watch(self, exchange: Exchange, start: ResponseStart, watch: Watch) -> None:
+        """Note the size of a response that a request may continue, and bill one that is made in the background."""
+        exchange.bill.background = _background_response(exchange, start)
+        if (sized := self._sized_response(exchange, start)) is not None:
+            watch.at_end(partial(self._note_size, exchange, sized))
+
+    def _sized_response(self, exchange: Exchange, start: ResponseStart) -> str | None:
         """Return the id of a response whose size decides about the request that continues it; ``None`` if none does."""
         caller = exchange.caller
         if (
@@ -150,17 +159,16 @@ class ServerState:
             return None
         return _id(start)
 
-    def note_size(self, exchange: Exchange, id: str, end: Finished) -> None:
+    def _note_size(self, exchange: Exchange, id: str, end: Finished) -> None:
         """Remember the reported tokens of a response and its prompt. A request that continues it begins with these."""
         if end.prompt:
             self._runtime.stores.items.note_size(exchange.caller.tenant, [id], end.prompt + (end.output or 0))
 
 
-def background_response(exchange: Exchange, start: ResponseStart) -> str | None:
+def _background_response(exchange: Exchange, start: ResponseStart) -> str | None:
     """Return the id of a response that the upstream makes in the background, or ``None``."""
-    if exchange.dialect.path != RESPONSES_PATH or b'"background"' not in exchange.body.raw:
-        return None
-    return _id(start)
+    body = exchange.body
+    return _id(start) if isinstance(body, ResponsesRequest) and body.background else None
 
 
 def _id(start: ResponseStart) -> str | None:

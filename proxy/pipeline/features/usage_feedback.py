@@ -36,7 +36,6 @@ from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
 from proxy.store.forgetting import drop
 from proxy.telemetry.metrics import SILENT
-from proxy.tokens import has_remote_media
 
 log = structlog.get_logger(__name__)
 
@@ -201,7 +200,7 @@ class UsageFeedback:
         received = sent.outcome.received
         sizes = None if received is None else received.sizes
         known = None if received is None else received.estimated
-        estimated = has_remote_media(body.raw) if known is None else known
+        estimated = body.has_remote_media() if known is None else known
         before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(body.units)]
         earlier = tuple(EarlierTurn(one, one.replaced(body.units)) for one in before)
         added: tuple[bytes, ...] = ()
@@ -214,7 +213,7 @@ class UsageFeedback:
             added = tuple(bytes(message) for message in body.units[before[0].messages :])
             if sizes is not None:
                 earlier = _with_calls(exchange.dialect.evidence, earlier, body.units, sizes[1])
-        bounded = estimated and not has_remote_media(body.raw)
+        bounded = estimated and not body.has_remote_media()
         wants = compare and self._runtime.limits.calibration.wants(*exchange.place)
         return RequestFacts(
             counted=sent.after,
@@ -371,9 +370,9 @@ def _with_calls(
 
 
 def _turn(body: Request) -> SentTurn:
-    *others, last = body.units
-    mark = zlib.crc32(others[-1]) if others else 0
-    return SentTurn(len(body.raw), 0, len(others), mark, len(bytes(last)), zlib.crc32(last))
+    others, last = len(body.units) - 1, body.units[-1]
+    mark = zlib.crc32(body.units[-2]) if others else 0
+    return SentTurn(len(body.raw), 0, others, mark, len(bytes(last)), zlib.crc32(last))
 
 
 def _stalled(now: SentTurn, before: Sequence[SentTurn]) -> bool:

@@ -85,7 +85,7 @@ CHANGES = {
                 "      kept_characters: 120\n",
             ),
         ],
-        generators=["proxy.config.schema"],
+        generators=["tests.docs.config_schema"],
         tests=documented("kept_characters"),
         check="""
 from proxy.config import Policy
@@ -128,7 +128,7 @@ assert cut() - cut(kept_characters=7) == 113, (cut(), cut(kept_characters=7))
                 "    empty_lines:\n      trigger: {fraction: 0.85}\n      keep: {fraction: 0.10}\n      min_lines: 3\n",
             ),
         ],
-        generators=["proxy.config.schema"],
+        generators=["tests.docs.config_schema"],
         tests=documented("empty_lines"),
         check="""
 from proxy.config import Policy

@@ -182,10 +182,9 @@ def test_54_files_that_calls_wrote_or_read_come_first(door: Front) -> None:
     assert listed.strip().split("\n") == [
         "- src/ (written): r1.py new.py",
         "- src/ (read): r2.py",
-        "- PAY-1234",
-        "- /etc/app/: prod.yaml",
         "- ../lib/: x.ts",
-        "- E1234",
+        "- /etc/app/: prod.yaml",
+        "- PAY-1234 E1234",
     ]
 
 

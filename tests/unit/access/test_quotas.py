@@ -10,7 +10,7 @@ import pytest
 
 from proxy.access.quotas import SharedQuotas
 from proxy.config.teams import LimitSettings
-from proxy.store.redis_limits import Admission
+from proxy.store.redis_store import Admission
 
 pytestmark = pytest.mark.anyio
 

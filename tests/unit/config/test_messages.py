@@ -82,6 +82,7 @@ VALUES = {
     "no limit": ("teams: {t: {limits: {requests_minute: 3}}}\n", 1, "did you mean 'requests_per_minute'?"),
     "a limit of nothing": ("teams: {t: {limits: {concurrent: 0}}}\n", 1, "must be over 0"),
     "no memory for bodies": ("server:\n  body_limit: 2GB\n  max_body_memory: 3GB\n", 3, "4,000,000,000 bytes"),
+    "no memory for caches": ("server:\n  cache_memory: 1MB\n", 2, "at least 16,000,000 bytes"),
     "a negative time": ("server:\n  drain: -1\n", 2, 'Fix: drain: 0'),
     "not a number": ("server:\n  deadline: .nan\n", 2, "must be a number"),
     "text as a truth value": ("policies:\n  default:\n    allow_header: maybe\n", 3, "must be true or false"),

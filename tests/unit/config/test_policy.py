@@ -32,7 +32,7 @@ def test_the_default_policy() -> None:
     assert policy.evict_results is not None
     assert policy.evict_results.max_tokens == 2000
     assert policy.evict_results.exclude == ("ls", "glob", "grep", "write_todos")
-    assert (policy.user_messages.max_tokens, policy.index.max_tokens) == (20_000, 2000)
+    assert (policy.user_messages.max_tokens, policy.index.max_tokens) == (20_000, 4000)
     assert policy.unknown_model.trigger == (Clause(tokens=170_000),)
     assert policy.unknown_model.keep == Clause(messages=6)
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from proxy.config import Policy, check, load
 from proxy.config.document import Node, parse
 from proxy.config.policy import ModelOverride, complete
-from proxy.config.schema import SCHEMA_FILE, schema_text
 from proxy.config.settings import written_settings
+from tests.docs.config_schema import SCHEMA_FILE, schema_text
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 
@@ -84,7 +84,7 @@ def test_what_the_example_states_as_defaults_are_the_defaults() -> None:
 
 
 def test_the_schema_is_the_one_that_is_published() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run: python -m proxy.config.schema"
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run: python -m tests.docs.config_schema"
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,7 @@ import pytest
 
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
-from proxy.pipeline import facts_cache as remembered
-from proxy.pipeline.facts_cache import CounterFacts
+from proxy.pipeline.facts_cache import FACTS_BYTES, CounterFacts, FactsMemory
 
 
 def results(count: int, id_length: int) -> list[bytes]:
@@ -22,33 +21,54 @@ def known(memory: CounterFacts, message: bytes) -> bool:
     return memory.look_up([message])[0][0] is not None
 
 
-def taught(messages: list[bytes]) -> CounterFacts:
+def taught(messages: list[bytes], memory: CounterFacts, tenant: str = "") -> CounterFacts:
     """A memory that has seen messages, one after the other."""
-    memory = CounterFacts(ChatCounter(Profile("m")))
     for message in messages:
-        _, keys = memory.look_up([message])
-        memory.learn(message, keys[0])
+        _, keys = memory.look_up([message], tenant)
+        memory.learn(message, keys[0], tenant)
     return memory
 
 
-@pytest.mark.parametrize(
-    ("name", "bound", "kept"), [("GENERATION", 10, 20), ("GENERATION_BYTES", 10 * 10_100, 20), ("GENERATION", 40, 40)]
-)
-def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch, name: str, bound: int, kept: int) -> None:
-    """By number, or by size: ids come from clients, and may have any length."""
-    monkeypatch.setattr(remembered, name, bound)
-    messages = results(40, 5_000)
-    assert known(taught(messages), messages[-kept])
-    assert known(taught(messages), messages[-1])
-    if kept < len(messages):
-        assert not known(taught(messages), messages[-kept - 1])
+def counted(most: int) -> CounterFacts:
+    return CounterFacts(ChatCounter(Profile("m")), FactsMemory(most))
 
 
-def test_what_is_used_again_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "GENERATION", 10)
+@pytest.mark.parametrize(("id_length", "each"), [(5_000, FACTS_BYTES + 10_100), (10, FACTS_BYTES + 120)])
+def test_the_oldest_are_forgotten(id_length: int, each: int) -> None:
+    """By size: ids come from clients, and may have any length."""
+    messages = results(40, id_length)
+    memory = taught(messages, counted(20 * each))
+    assert known(memory, messages[-1])
+    assert known(memory, messages[-10])
+    assert not known(memory, messages[-21])
+    assert all(known(taught(messages, counted(100 * each)), message) for message in messages)
+
+
+def test_what_is_used_again_stays() -> None:
     used, *others = results(40, 10)
-    memory = taught([used])
+    memory = taught([used], counted(20 * (FACTS_BYTES + 120)))
     for other in others:
         assert known(memory, used)
-        _, keys = memory.look_up([other])
-        memory.learn(other, keys[0])
+        taught([other], memory)
+    assert not known(memory, others[0])
+
+
+def test_the_tenant_with_the_most_loses_its_facts() -> None:
+    facts = FactsMemory(60 * (FACTS_BYTES + 120))
+    memory = CounterFacts(ChatCounter(Profile("m")), facts)
+    few, many = results(10, 10), results(400, 11)
+    taught(few, memory, "few")
+    taught(many, memory, "many")
+    assert all(memory.look_up([message], "few")[0] != [None] for message in few)
+    assert memory.look_up([many[-1]], "many")[0] != [None]
+    assert memory.look_up([many[0]], "many")[0] == [None]
+    assert memory.look_up([few[0]], "many")[0] == [None], "tenants share no facts"
+
+
+def test_counters_share_one_bound() -> None:
+    facts = FactsMemory(20 * (FACTS_BYTES + 120))
+    messages = results(18, 10)
+    first = taught(messages, CounterFacts(ChatCounter(Profile("m")), facts))
+    second = taught(messages, CounterFacts(ChatCounter(Profile("m", tokenizer="cl100k_base")), facts))
+    kept = sum(known(memory, message) for memory in (first, second) for message in messages)
+    assert 8 <= kept <= 20

@@ -29,7 +29,7 @@ def test_the_default_policy() -> None:
     assert (arguments.max_length, results.max_tokens) == (2000, 2000)
     assert "write_file" in arguments.tools
     assert "ls" in results.exclude
-    assert (rules.summary_tokens, rules.user_messages.max_tokens, rules.index.max_tokens) == (4000, 20_000, 2000)
+    assert (rules.summary_tokens, rules.user_messages.max_tokens, rules.index.max_tokens) == (4000, 20_000, 4000)
     assert not rules.shorten_last_user_message
 
 

@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration, for editors. ``python -m proxy.config.schema`` regenerates it."""
+"""The JSON Schema of the configuration, for editors. ``python -m tests.docs.config_schema`` regenerates it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from proxy.config.fields import KINDS, PRICE_STEP
 from proxy.config.settings import written_settings
 
-SCHEMA_FILE = Path(__file__).with_name("schema.json")
+SCHEMA_FILE = Path(__file__).parents[2] / "proxy" / "config" / "schema.json"
 
 # A number or truth value may also come from the environment.
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
