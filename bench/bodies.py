@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -12,11 +13,20 @@ import msgspec
 ORDINARY = "gpt-4o-mini"
 """A model from the built-in tables."""
 
-WINDOWS: Mapping[str, int] = {"bench-128k": 128_000, "bench-1m": 1_000_000, "bench-4m": 4_000_000}
+WINDOWS: Mapping[str, int] = {
+    "bench-16k": 16_000,
+    "bench-64k": 64_000,
+    "bench-128k": 128_000,
+    "bench-1m": 1_000_000,
+    "bench-4m": 4_000_000,
+}
 """Context windows in tokens. Only the benchmark's configuration has these models."""
 
 CONVERSATION_BYTES = 1_100_000
 CONVERSATION_MESSAGES = 400
+SHORT_BYTES = 110_000
+SHORT_MESSAGES = 40
+"""A conversation with a tenth of the messages. They are as long as those of the other one."""
 COLD_BYTES = 4_000_000
 
 _SENTENCE = (
@@ -65,6 +75,7 @@ class Api:
     ``model`` is one from the built-in tables.
     """
 
+    name: str
     path: str
     model: str = ORDINARY
     listed: str = "messages"
@@ -79,12 +90,34 @@ class Api:
             fields["user"] = user
         return self._body(self.model, fields, QUESTION)
 
-    def conversation(self, model: str, size: int = CONVERSATION_BYTES, *, seed: int = 1) -> bytes:
+    def conversation(
+        self,
+        model: str,
+        size: int = CONVERSATION_BYTES,
+        count: int = CONVERSATION_MESSAGES,
+        *,
+        seed: int = 1,
+        last: str = "Go on.",
+    ) -> bytes:
         """Return an agent's conversation of about ``size`` bytes, with a task every 40 messages and tool calls between.
 
-        The same ``seed`` gives the same bytes. Conversations with different seeds have no message in common.
+        The same ``seed`` gives the same bytes. Conversations with different seeds have only the last message in common.
         """
-        return self._body(model, self.fields, messages(size, seed=seed))
+        return self._body(model, self.fields, messages(size, count, seed=seed, last=last))
+
+    def turns(
+        self, model: str, size: int = CONVERSATION_BYTES, count: int = CONVERSATION_MESSAGES, *, conversations: int = 1
+    ) -> Iterator[bytes]:
+        """Yield bodies of conversations in turn. Each body has a new last message, and all others are as before."""
+        place = "0" * 12
+        made = [
+            self.conversation(model, size, count, seed=1_000 + seed, last=f"Go on with {place}.").partition(
+                place.encode()
+            )
+            for seed in range(conversations)
+        ]
+        for number, (before, _, after) in enumerate(cycle(made)):
+            yield b"%b%012d%b" % (before, number, after)
 
     def _body(self, model: str, fields: Mapping[str, object], chat: Sequence[Message]) -> bytes:
         head = {self.system: chat[0]["content"]} if self.system else {}
@@ -98,24 +131,24 @@ QUESTION: Sequence[Message] = (
 )
 
 APIS: Mapping[str, Api] = {
-    "chat": Api("/v1/chat/completions"),
-    "responses": Api("/v1/responses", listed="input", system="instructions", convert=_items),
+    "chat": Api("chat", "/v1/chat/completions"),
+    "responses": Api("responses", "/v1/responses", listed="input", system="instructions", convert=_items),
     "messages": Api(
-        "/v1/messages", "claude-sonnet-4-5", system="system", convert=_blocks, fields={"max_tokens": 1_000}
+        "messages", "/v1/messages", "claude-sonnet-4-5", system="system", convert=_blocks, fields={"max_tokens": 1_000}
     ),
 }
 CHAT = APIS["chat"]
 small, conversation = CHAT.small, CHAT.conversation
 
 
-def messages(size: int, *, seed: int = 1) -> list[Message]:
+def messages(size: int, count: int = CONVERSATION_MESSAGES, *, seed: int = 1, last: str = "Go on.") -> list[Message]:
     """Return the chat messages of ``conversation``."""
     rng = random.Random(seed)
     # A result takes most of each pair of messages. The rest of a pair is about 400 bytes.
-    length = max(100, size * 2 // CONVERSATION_MESSAGES - 400)
+    length = max(100, size * 2 // count - 400)
     text = prose(rng, 4 * length)
     made: list[Message] = [{"role": "system", "content": f"You work on a code base. Session {seed}."}]
-    for number in range(0, CONVERSATION_MESSAGES - 2, 2):
+    for number in range(0, count - 2, 2):
         if number % 40 == 0:
             made.append({"role": "user", "content": f"Task {seed}.{number}: {prose(rng, 300)}"})
         call = f"call_{seed}_{number}"
@@ -126,7 +159,7 @@ def messages(size: int, *, seed: int = 1) -> list[Message]:
         start = rng.randrange(3 * length)
         result = f"{seed}.{number}\n{text[start : start + length]}"
         made.append({"role": "tool", "tool_call_id": call, "content": result})
-    return [*made, {"role": "user", "content": "Go on."}]
+    return [*made, {"role": "user", "content": last}]
 
 
 def prose(rng: random.Random, length: int) -> str:

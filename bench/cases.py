@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from statistics import median
 
 import uvloop
@@ -14,6 +15,12 @@ from bench.figures import MICRO, MILLI, Row, Scale, Target
 from bench.servers import Server
 
 AT_ONCE = (16, 64)
+SMALL: Mapping[str, tuple[float, float, float]] = {
+    "chat": (1.25, 1.35, 1.35),
+    "responses": (1.4, 1.6, 1.55),
+    "messages": (1.4, 1.6, 1.55),
+}
+"""The targets of a small request alone, and of 16 and 64 at once."""
 SLOW = 150
 BURST = 2_000
 PACED = 200
@@ -22,33 +29,75 @@ WARM_UP = 5
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request that is sent ``times`` per round to each server, over ``at_once`` connections.
+    """Requests, of which ``times`` are sent per round to each server, over ``at_once`` connections.
 
     ``rows`` receive each round's CPU per request and the median latency, in this order. A CPU figure is divided by
     ``per``. ``expected`` has the values that the proxy must return in ``x-compaction`` and ``x-compaction-summary``.
+    After ``warm`` requests all connections, counts, and summaries are cached.
     """
 
-    sent: bytes
+    requests: Iterator[bytes]
     times: int
     rows: Sequence[Row]
     per: int = 1
     at_once: int = 1
     expected: tuple[str, str] = ("none", "")
+    warm: int = WARM_UP
 
-    def warm(self, caller: Caller) -> bytes:
-        """Send the request until connections, counts, and summaries are cached. Return the last response."""
-        return [caller.ask(self.sent) for _ in range(WARM_UP)][-1]
+    def warm_up(self, caller: Caller) -> bytes:
+        """Send the first requests. Return the last response."""
+        return [caller.ask(next(self.requests)) for _ in range(self.warm)][-1]
 
     def load(self, server: Server, caller: Caller) -> Load:
         """Run one round on one server."""
         if self.at_once == 1:
-            return sequential(server, caller, self.sent, self.times)
-        return uvloop.run(concurrent(server, self.sent, self.times, self.at_once))
+            return sequential(server, caller, self.requests, self.times)
+        return uvloop.run(concurrent(server, self.requests, self.times, self.at_once))
 
 
-def cases(scale: Scale, apis: Sequence[str]) -> list[Case]:
-    """Return the cases of some APIs. Chat completions have more cases than the others."""
-    return [case for api in apis for case in (_chat(scale) if api == "chat" else _key(scale, api))]
+def usual(scale: Scale, apis: Sequence[str]) -> list[Case]:
+    """Return the usual cases of some APIs. Chat completions have more cases than the others."""
+    return [
+        case for api in apis for case in (_small(scale, api) + (_chat(scale) if api == "chat" else _key(scale, api)))
+    ]
+
+
+def known(scale: Scale, apis: Sequence[str], *, large: bool) -> list[Case]:
+    """Return the cases of an agent's turn: a conversation of 100 KB or 1.1 MB of which only the last message is new."""
+    name, size, count = "100 KB", 100_000, bodies.SHORT_MESSAGES
+    if large:
+        name, size, count = "1.1 MB", bodies.CONVERSATION_BYTES, bodies.CONVERSATION_MESSAGES
+    made = []
+    for api in (bodies.APIS[each] for each in apis):
+        for many, at_most in ((1, 0.8), (4, 1.0)) if large else ((1, 1.5), (16, 1.8)):
+            turns = api.turns("bench-1m", size, count, conversations=many)
+            place = f"{api.name}, {name} with a new last message" + (f", {many} at once" if many > 1 else "")
+            made.append(
+                Case(
+                    (request(body, api.path) for body in turns),
+                    scale.large if large else 4 * scale.large,
+                    [Row(f"{place}: CPU", "ms", Target("ratio", at_most)), Row(f"{place}: latency", "ms")],
+                    at_once=many,
+                    warm=max(WARM_UP, 2 * many),
+                )
+            )
+    return made
+
+
+def _small(scale: Scale, name: str) -> list[Case]:
+    api = bodies.APIS[name]
+    made = []
+    for many, at_most in zip((1, *AT_ONCE), SMALL[name], strict=True):
+        place = f"{name}, small" + (f", {many} at once" if many > 1 else "")
+        made.append(
+            Case(
+                repeat(request(api.small(), api.path)),
+                scale.small if many == 1 else scale.at_once,
+                [Row(f"{place}: CPU", "ms", Target("ratio", at_most)), Row(f"{place}: latency", "ms")],
+                at_once=many,
+            )
+        )
+    return made
 
 
 def _key(scale: Scale, name: str) -> list[Case]:
@@ -56,17 +105,12 @@ def _key(scale: Scale, name: str) -> list[Case]:
     large = f"{name}, 1.1 MB conversation"
     return [
         Case(
-            request(api.small(), api.path),
-            scale.small,
-            [Row(f"{name}, small request: CPU", "ms", Target("ratio", 1.4)), Row(f"{name}, small: latency", "ms")],
-        ),
-        Case(
-            request(api.conversation("bench-1m"), api.path),
+            repeat(request(api.conversation("bench-1m"), api.path)),
             scale.large,
             [Row(f"{large}, counts known: CPU", "ms", Target("ratio", 0.9)), Row(f"{large}: latency", "ms")],
         ),
         Case(
-            request(api.small(stream=True, user=f"burst-{BURST}"), api.path),
+            repeat(request(api.small(stream=True, user=f"burst-{BURST}"), api.path)),
             scale.streams,
             [Row(f"{name}, stream chunk, burst of {BURST:,}: CPU", "µs", Target("ratio", 1.1))],
             per=BURST,
@@ -75,29 +119,14 @@ def _key(scale: Scale, name: str) -> list[Case]:
 
 
 def _chat(scale: Scale) -> list[Case]:
-    ratio = Target("ratio", 1.35)
-    small = request(bodies.small())
-    slow = request(bodies.small(user=f"slow-{SLOW}"))
-    known = request(bodies.conversation("bench-1m"))
-    spliced = request(bodies.conversation("bench-128k"))
-    burst = request(bodies.small(stream=True, user=f"burst-{BURST}"))
-    paced = request(bodies.small(stream=True, user=f"paced-{PACED}"))
+    slow = repeat(request(bodies.small(user=f"slow-{SLOW}")))
+    same = repeat(request(bodies.conversation("bench-1m")))
+    spliced = repeat(request(bodies.conversation("bench-128k")))
+    short = repeat(request(bodies.conversation("bench-16k", 100_000, bodies.SHORT_MESSAGES)))
+    burst = repeat(request(bodies.small(stream=True, user=f"burst-{BURST}")))
+    paced = repeat(request(bodies.small(stream=True, user=f"paced-{PACED}")))
     large = "1.1 MB conversation"
     return [
-        Case(
-            small,
-            scale.small,
-            [Row("small request: CPU", "ms", ratio), Row("small request: latency", "ms")],
-        ),
-        *(
-            Case(
-                small,
-                scale.at_once,
-                [Row(f"small, {many} at once: CPU", "ms", ratio), Row(f"small, {many} at once: latency", "ms")],
-                at_once=many,
-            )
-            for many in AT_ONCE
-        ),
         Case(
             slow,
             scale.slow,
@@ -105,7 +134,7 @@ def _chat(scale: Scale) -> list[Case]:
             at_once=AT_ONCE[0],
         ),
         Case(
-            known,
+            same,
             scale.large,
             [Row(f"{large}, counts known: CPU", "ms", Target("ratio", 0.8)), Row(f"{large}: latency", "ms")],
         ),
@@ -115,6 +144,15 @@ def _chat(scale: Scale) -> list[Case]:
             [
                 Row(f"{large}, stored summary put in: CPU", "ms", Target("figure", 3.0)),
                 Row(f"{large}, stored summary: latency", "ms"),
+            ],
+            expected=("compacted", "stored"),
+        ),
+        Case(
+            short,
+            scale.large,
+            [
+                Row("100 KB conversation, stored summary put in: CPU", "ms", Target("figure", 1.5)),
+                Row("100 KB conversation, stored summary: latency", "ms"),
             ],
             expected=("compacted", "stored"),
         ),
@@ -129,20 +167,19 @@ def _chat(scale: Scale) -> list[Case]:
 
 
 def measure(
-    passthrough: Server, proxy: Server, scale: Scale, apis: Sequence[str], step: Callable[[], None]
+    passthrough: Server, proxy: Server, chosen: Sequence[Case], rounds: int, step: Callable[[], None]
 ) -> list[Row]:
-    """Return the rows of some APIs' cases. Call ``step`` after each round.
+    """Return the rows of the cases. Call ``step`` after each round.
 
     Raises ``Broken`` if the proxy's headers differ from those that a case expects.
     """
-    chosen = cases(scale, apis)
     theirs, ours = Caller(passthrough), Caller(proxy)
     for case in chosen:
-        case.warm(theirs)
-        reported = verdicts(case.warm(ours))
+        case.warm_up(theirs)
+        reported = verdicts(case.warm_up(ours))
         if reported != case.expected:
             raise Broken(f"{case.rows[0].name}: the proxy reported {reported} instead of {case.expected}")
-    for _ in range(scale.rounds):
+    for _ in range(rounds):
         for case in chosen:
             for server, caller in ((passthrough, theirs), (proxy, ours)):
                 _record(case, case.load(server, caller), ours=server is proxy)

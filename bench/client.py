@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 from bench.servers import Server
@@ -83,27 +84,23 @@ class Load:
     cpu: float
 
 
-def sequential(server: Server, caller: Caller, sent: bytes, times: int) -> Load:
-    """Send a request ``times`` over one connection."""
+def sequential(server: Server, caller: Caller, requests: Iterator[bytes], times: int) -> Load:
+    """Send the next ``times`` requests over one connection."""
     latencies = []
     clock = time.perf_counter
     before = server.cpu
-    for _ in range(times):
+    for sent in islice(requests, times):
         start = clock()
         caller.ask(sent)
         latencies.append(clock() - start)
     return Load(latencies, (server.cpu - before) / times)
 
 
-async def concurrent(server: Server, sent: bytes, times: int, at_once: int) -> Load:
-    """Send a request ``times`` in all over ``at_once`` connections. Each sends the next one after its response."""
-    left = iter(range(times))
+async def concurrent(server: Server, requests: Iterator[bytes], times: int, at_once: int) -> Load:
+    """Send the next ``times`` requests over ``at_once`` connections. Each sends the next one after its response."""
+    left = islice(requests, times)
     latencies: list[float] = []
-    loop = asyncio.get_running_loop()
-    callers = [
-        (await loop.create_connection(lambda: _Asking(sent, left, latencies), "127.0.0.1", server.port))[1]
-        for _ in range(at_once)
-    ]
+    callers = [await connection(server, left, latencies) for _ in range(at_once)]
     before = server.cpu
     for caller in callers:
         caller.begin()
@@ -114,14 +111,17 @@ async def concurrent(server: Server, sent: bytes, times: int, at_once: int) -> L
     return Load(latencies, cpu)
 
 
-class _Asking(asyncio.Protocol):
-    """A connection that sends requests until ``left`` is exhausted."""
+class Asking(asyncio.Protocol):
+    """A connection that sends one request after the other until there are none left.
 
-    def __init__(self, sent: bytes, left: Iterator[int], latencies: list[float]) -> None:
-        self._sent = sent
-        self._left = left
+    ``done`` ends then. ``last`` is the latest complete response.
+    """
+
+    def __init__(self, requests: Iterator[bytes], latencies: list[float]) -> None:
+        self._requests = requests
         self._latencies = latencies
         self._received = bytearray()
+        self.last = b""
         self._start = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -130,11 +130,12 @@ class _Asking(asyncio.Protocol):
 
     def begin(self) -> None:
         """Send the next request if one is left."""
-        if next(self._left, None) is None:
+        sent = next(self._requests, None)
+        if sent is None:
             self.done.set_result(None)
             return
         self._start = time.perf_counter()
-        self._transport.write(self._sent)
+        self._transport.write(sent)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -145,6 +146,7 @@ class _Asking(asyncio.Protocol):
             self.done.set_exception(error)
             return
         self._latencies.append(time.perf_counter() - self._start)
+        self.last = bytes(self._received)
         self._received.clear()
         self.begin()
 
@@ -153,7 +155,14 @@ class _Asking(asyncio.Protocol):
             self.done.set_exception(Broken("the server closed a connection"))
 
     def close(self) -> None:
+        """Close the connection."""
         self._transport.close()
+
+
+async def connection(server: Server, requests: Iterator[bytes], latencies: list[float]) -> Asking:
+    """Connect to a server. The requests are sent after ``begin``, and their seconds are added to ``latencies``."""
+    loop = asyncio.get_running_loop()
+    return (await loop.create_connection(lambda: Asking(requests, latencies), "127.0.0.1", server.port))[1]
 
 
 async def read_response(reader: asyncio.StreamReader) -> bytes:

@@ -8,11 +8,15 @@ from statistics import median
 from typing import Literal
 
 MILLI, MICRO = 1e3, 1e6
+PASSTHROUGH = "pass-through"
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The amount of work: rounds, requests per round and server by kind, process starts, and uncached large bodies."""
+    """The amount of work: rounds, requests per round and server by kind, process starts, and uncached large bodies.
+
+    ``compactions`` and ``beside`` have the new conversations per round, of 110 KB and of 1.1 MB.
+    """
 
     rounds: int
     small: int
@@ -22,11 +26,22 @@ class Scale:
     streams: int
     starts: int
     cold: int
+    compactions: tuple[int, int]
+    beside: tuple[int, int]
 
 
-FULL = Scale(rounds=9, small=400, at_once=800, slow=64, large=25, streams=5, starts=5, cold=10)
-QUICK = Scale(rounds=3, small=200, at_once=400, slow=64, large=10, streams=3, starts=3, cold=4)
-TINY = Scale(rounds=1, small=20, at_once=32, slow=16, large=2, streams=1, starts=1, cold=1)
+FULL = Scale(
+    rounds=9, small=400, at_once=800, slow=64, large=25, streams=5, starts=5, cold=10,
+    compactions=(4, 1), beside=(40, 8),
+)  # fmt: skip
+QUICK = Scale(
+    rounds=3, small=200, at_once=400, slow=64, large=10, streams=3, starts=3, cold=4,
+    compactions=(3, 1), beside=(24, 8),
+)  # fmt: skip
+TINY = Scale(
+    rounds=1, small=20, at_once=32, slow=16, large=2, streams=1, starts=1, cold=1,
+    compactions=(1, 1), beside=(8, 4),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +56,8 @@ class Target:
 class Row:
     """One row of the table.
 
-    ``reference`` (the pass-through) and ``proxy`` have one figure per round, in ``unit``. The rounds of the two
-    alternate, so each ratio compares two consecutive rounds.
+    ``reference`` and ``proxy`` have one figure per round, in ``unit``. The rounds of the two alternate, so each ratio
+    compares two consecutive rounds. ``compared`` names the other side.
     """
 
     name: str
@@ -50,6 +65,7 @@ class Row:
     target: Target | None = None
     proxy: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
+    compared: str = PASSTHROUGH
 
     @property
     def ratios(self) -> list[float]:
@@ -70,6 +86,7 @@ def raw(rows: Sequence[Row]) -> list[dict[str, object]]:
         {
             "name": row.name,
             "unit": row.unit,
+            "compared": row.compared,
             "passthrough": row.reference,
             "proxy": row.proxy,
             "ratio": median(row.ratios) if row.reference else None,

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 
@@ -118,7 +119,7 @@ def measure(sizes: Sequence[Size], step: Callable[[], None]) -> list[Planned]:
                     row.proxy.append(MILLI * (time.process_time() - before))
             caller.ask(sent)
             for _ in range(size.rounds):
-                row.reference.append(MILLI * sequential(passthrough, caller, sent, 1).cpu)
+                row.reference.append(MILLI * sequential(passthrough, caller, repeat(sent), 1).cpu)
             rows.append(Planned(size, row, len(found.checkpoints)))
             step()
         caller.close()

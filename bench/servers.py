@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,8 +17,8 @@ import yaml
 
 from bench.bodies import WINDOWS
 
-START_SECONDS = 30.0
-"""Longest wait for a server that starts."""
+START_SECONDS = 400.0
+"""Longest wait for a server that starts. Below callgrind on a busy machine it takes minutes."""
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,12 +32,21 @@ def cores() -> tuple[int, int]:
 class Server:
     """A server in a process of its own."""
 
-    def __init__(self, command: Sequence[str], port: int, core: int | None) -> None:
+    def __init__(
+        self, command: Sequence[str], port: int, core: int | None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.port = port
         self.spawned = time.perf_counter()
         with pinned(core):  # The child inherits the core from its first instruction.
             self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=self._log, stderr=self._log)
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdout=self._log, stderr=self._log, env={**os.environ, **(environment or {})}
+            )
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
 
     @property
     def cpu(self) -> float:
@@ -94,11 +103,13 @@ def upstream(core: int | None, module: str = "bench.upstream", *arguments: str) 
 
 
 @contextlib.contextmanager
-def passthrough(core: int, behind: Server) -> Iterator[Server]:
-    """Start the minimal pass-through."""
+def passthrough(
+    core: int | None, behind: Server, environment: Mapping[str, str] | None = None, before: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Start the minimal pass-through. ``before`` is a command that runs it."""
     port = free_port()
     command = [sys.executable, "-m", "bench.passthrough", str(port), f"http://127.0.0.1:{behind.port}"]
-    with _running(Server(command, port, core)) as server:
+    with _running(Server([*before, *command], port, core, environment)) as server:
         yield server
 
 
@@ -109,23 +120,28 @@ def proxy(
     folder: Path,
     configure: Callable[[int, Path], str] | None = None,
     options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Start the proxy with the public command. Its configuration and store are in ``folder``.
 
     ``configure`` returns a configuration for the upstream's port and the database. Default: ``configuration``.
-    ``options`` are further options of the command.
+    ``options`` are further options of the command. ``before`` is a command that runs it.
     """
     port = free_port()
     file = folder / f"config-{port}.yaml"
     text = (configure or configuration)(behind.port, folder / f"store-{port}.db")
     file.write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port), *options]
-    with _running(Server(command, port, core)) as server:
+    with _running(Server([*before, *command], port, core, environment)) as server:
         yield server
 
 
-def configuration(upstream_port: int, database: Path) -> str:
-    """Return the proxy's configuration as YAML: the defaults, with addresses and the models' windows."""
+def configuration(upstream_port: int, database: Path, *, summarizes: bool = True) -> str:
+    """Return the proxy's configuration as YAML: the defaults, with addresses and the models' windows.
+
+    If it doesn't summarize, no route matches the summary model, and summaries are extracts.
+    """
     models: list[dict[str, object]] = [
         {
             "match": name,
@@ -133,19 +149,20 @@ def configuration(upstream_port: int, database: Path) -> str:
             "profile": {
                 "context_window": window,
                 "max_input_tokens": window,
-                "max_output_tokens": 16_000,
+                "max_output_tokens": min(16_000, window // 4),
                 "tokenizer": "o200k_base",
             },
         }
         for name, window in WINDOWS.items()
     ]
-    models.append({"match": "*", "upstream": "main"})
+    models.append({"match": "*" if summarizes else "*-*", "upstream": "main"})
+    policy = {"mode": "enforce"} if summarizes else {"mode": "enforce", "summary": {"model": "none"}}
     main = {"provider": "openai", "base_url": f"http://127.0.0.1:{upstream_port}/v1"}
     settings = {
         "store": {"url": f"sqlite:///{database}"},
         "upstreams": {"main": main},
         "models": models,
-        "policies": {"default": {"mode": "enforce"}},
+        "policies": {"default": policy},
     }
     return yaml.safe_dump(settings, sort_keys=False)
 

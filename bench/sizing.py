@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,6 +37,9 @@ from bench.table import digits, write_json
 from tests.kit.redis_server import MISSING, PROGRAM, RedisServer, redis_server
 
 AT_ONCE = 32
+BURST = 64
+SETTLED_SECONDS = 0.5
+"""Seconds in which the workers accept a burst of connections, or notice its end."""
 WINDOW = 128_000
 LATEST_WRITES = 2.0
 """Seconds after the last response in which the proxy writes to the store."""
@@ -115,7 +119,9 @@ def workers(scale: Scale, folder: Path) -> Iterator[Figure]:
             memory = [worker.memory_full_info() for worker in server.workers]
             yield Figure(f"{name}: resident memory of each", "MB", [each.rss / 1e6 for each in memory])
             yield Figure(f"{name}: memory of each that isn't shared", "MB", [each.uss / 1e6 for each in memory])
-        # Workers share nothing but the listening socket, so each needs a core. The busiest one limits the rate.
+        bursts = [100 * _fullest(two) for _ in range(scale.rounds)]
+        yield Figure(f"2 workers: share of the fuller one in a burst of {BURST} connections", "%", bursts)
+        # Workers share no data, so each needs a core. The busiest one limits the rate.
         pairs = [(first.cpu / second.cpu, second.busiest) for first, second in zip(rounds[1], rounds[2], strict=True)]
         yield Figure(
             "2 workers, a core each, evenly loaded: rate of 1 worker times", "×", [2 * ratio for ratio, _ in pairs]
@@ -140,10 +146,20 @@ def _round(server: servers.Server, sent: bytes, times: int) -> _Round:
     pids = [worker.pid for worker in server.workers]
     before = [servers.cpu_seconds(pid) for pid in pids]
     start = time.perf_counter()
-    uvloop.run(concurrent(server, sent, times, AT_ONCE))
+    uvloop.run(concurrent(server, repeat(sent), times, AT_ONCE))
     rate = times / (time.perf_counter() - start)
     used = [servers.cpu_seconds(pid) - earlier for pid, earlier in zip(pids, before, strict=True)]
     return _Round(sum(used) / times, rate, max(used) / sum(used))
+
+
+def _fullest(server: servers.Server) -> float:
+    """Open connections at once. Return the share of the worker with the most."""
+    with contextlib.ExitStack() as closing:
+        ports = {closing.enter_context(server.connected()).getsockname()[1] for _ in range(BURST)}
+        time.sleep(SETTLED_SECONDS)
+        clients = [{one.raddr.port for one in worker.net_connections("tcp") if one.raddr} for worker in server.workers]
+    time.sleep(SETTLED_SECONDS)
+    return max(len(ports & one) for one in clients) / BURST
 
 
 def _await_workers(server: servers.Server, count: int) -> None:
@@ -176,7 +192,7 @@ def stores(scale: Scale, folder: Path, redis: RedisServer) -> Iterator[Figure]:
         taken: dict[str, list[float]] = {name: [] for name in callers}
         for _ in range(scale.rounds):
             for name, (server, caller) in callers.items():
-                taken[name].append(sequential(server, caller, sent, scale.compacted).cpu)
+                taken[name].append(sequential(server, caller, repeat(sent), scale.compacted).cpu)
         for name, seconds in taken.items():
             yield Figure(f"store in {name}: CPU of a compacted turn of 1.1 MB", "ms", [1e3 * each for each in seconds])
         ratios = [later / first for first, later in zip(taken["file"], taken["Redis"], strict=True)]

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from bench.figures import Row
+from bench.figures import PASSTHROUGH, Row
 
 MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}
 """How the table shows whether a target is met."""
@@ -26,12 +26,12 @@ def show(rows: Sequence[Row], rounds: int, cores: tuple[int, int], console: Cons
         ),
     )
     table.add_column("case")
-    for name in ("pass-through", "proxy", "ratio", "target"):
+    for name in (PASSTHROUGH, "proxy", "ratio", "target"):
         table.add_column(name, justify="right")
     table.add_column("met", justify="center")
     for row in rows:
         table.add_row(
-            row.name, _figure(row.reference, row.unit), _figure(row.proxy, row.unit), _ratio(row), _target(row),
+            row.name, _other(row), _figure(row.proxy, row.unit), _ratio(row), _target(row),
             MARKS[row.met],
         )  # fmt: skip
     console.print(table)
@@ -39,6 +39,11 @@ def show(rows: Sequence[Row], rounds: int, cores: tuple[int, int], console: Cons
 
 def _figure(figures: Sequence[float], unit: str) -> str:
     return f"{digits(median(figures))} {unit}" if figures else ""
+
+
+def _other(row: Row) -> str:
+    named = "" if row.compared == PASSTHROUGH else f"{row.compared}: "
+    return f"{named}{_figure(row.reference, row.unit)}" if row.reference else ""
 
 
 def _ratio(row: Row) -> str:

@@ -1,8 +1,9 @@
 """A fast upstream in its own process: ``python -m bench.upstream PORT``.
 
-It returns the same short answer for every request to an API. The request's ``user`` field selects other responses:
+It returns the same short answer for every request to a path. The request's ``user`` field selects other responses:
 
 - ``burst-N``: a stream of N equal chunks, sent as fast as possible
+- ``whole-N``: a stream of N equal chunks, sent in one piece
 - ``paced-N``: a stream of N chunks, a millisecond apart
 - ``slow-N``: the short answer after N milliseconds
 """
@@ -27,7 +28,7 @@ _RESPONSE = {"id": "resp_bench", "object": "response", "created_at": CREATED, "m
 _MESSAGE = {"id": "msg_bench", "type": "message", "role": "assistant", "model": "bench"}
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_STREAM = re.compile(rb'"user" *: *"(burst|paced|slow)-(\d+)"')
+_STREAM = re.compile(rb'"user" *: *"(burst|whole|paced|slow)-(\d+)"')
 
 
 def completion(text: str, prompt_tokens: int = 40) -> bytes:
@@ -46,12 +47,13 @@ def completion(text: str, prompt_tokens: int = 40) -> bytes:
 
 
 def answers() -> dict[str, bytes]:
-    """Return the body of each API's answer by its path. The text of the chat completion is also valid as a summary."""
+    """Return the body of each answer by its path. The text of the chat completion is also valid as a summary."""
     text = SUMMARY * 4
     usage = {"input_tokens": 40, "output_tokens": 80}
     part = {"type": "output_text", "text": text, "annotations": []}
     item = {"type": "message", "id": "msg_bench", "status": "completed", "role": "assistant", "content": [part]}
     made = {
+        "/v1/embeddings": {"object": "list", "data": [], "model": "bench"},
         "/v1/responses": {
             **_RESPONSE,
             "status": "completed",
@@ -110,6 +112,7 @@ def whole(body: bytes) -> bytes:
 
 _ANSWERS = {path: whole(body) for path, body in answers().items()}
 _STREAMS = {path: tuple(framed(part) if part else b"" for part in parts) for path, parts in streams().items()}
+_LAST_CHUNK = b"0\r\n\r\n"
 _STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -149,6 +152,10 @@ class Upstream(asyncio.Protocol):
         if wanted[1] == b"slow":
             asyncio.get_running_loop().call_later(int(wanted[2]) / 1e3, self._transport.write, _ANSWERS[path])
             return
+        if wanted[1] == b"whole":
+            opening, token, ending = _STREAMS[path]
+            self._transport.write(_STREAM_HEAD + opening + token * int(wanted[2]) + ending + _LAST_CHUNK)
+            return
         task = asyncio.ensure_future(self._stream(path, int(wanted[2]), 0.001 if wanted[1] == b"paced" else 0))
         self._streams.add(task)
         task.add_done_callback(self._streams.discard)
@@ -174,7 +181,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(token)
             # Send each chunk in its own system call, like an upstream that sends each token at once.
             await asyncio.sleep(pause)
-        self._transport.write(ending + b"0\r\n\r\n")
+        self._transport.write(ending + _LAST_CHUNK)
 
 
 async def serve(port: int) -> None:

@@ -111,7 +111,8 @@ def through_proxy(conversation: Conversation, window: int, policy: Mapping[str, 
             client.post(f"{url}/v1/chat/completions", content=body, headers=headers).raise_for_status()
             prompts.add(upstream.prompts.pop())
             upstream.prompts.clear()
-            while app.service.stores.summaries.busy:
+            summaries = app.service.stores.summaries
+            while summaries._background or summaries._flights.tasks:
                 time.sleep(0.001)
     return Replayed(upstream.calls, prompts.outcome)
 
