@@ -104,7 +104,7 @@ class SingleFlight(Generic[V]):
         takes so long, except the last one.
         """
         flight = self._flights.get(place)
-        if flight is None:
+        if flight is None or flight.task.done():  # a task that has just failed is removed in the next pass of the loop
             progress = Progress()
             flight = self._flights[place] = InFlight(asyncio.ensure_future(make(progress)), progress)
             flight.task.add_done_callback(lambda task: self._landed(place, task))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
 from proxy.summary import single_flight
-from proxy.summary.single_flight import KIND, Lease
+from proxy.summary.single_flight import KIND, Lease, NothingToAsk, Progress, SingleFlight
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import Clock, with_store
 
@@ -199,3 +200,28 @@ def test_of_several_processes_that_find_a_damaged_entry_all_use_the_same_new_one
 
     tests: Callable[[Any], Awaitable[None]] = test
     with_store(make, tests)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("passes", range(6))
+async def test_a_caller_may_arrive_at_any_moment_of_a_task_that_ends_without_a_result(passes: int) -> None:
+    flights: SingleFlight[str] = SingleFlight()
+
+    async def nothing(progress: Progress) -> str:
+        raise NothingToAsk
+
+    async def made(progress: Progress) -> str:
+        return "made"
+
+    async def later() -> str | None:
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        for _ in range(2):
+            with contextlib.suppress(NothingToAsk):
+                return await flights.run(("t", "key"), made)
+        raise AssertionError("The caller got the same task twice.")
+
+    ahead = asyncio.ensure_future(flights.run(("t", "key"), nothing))
+    assert await asyncio.ensure_future(later()) == "made"
+    with pytest.raises(NothingToAsk):
+        await ahead
