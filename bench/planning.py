@@ -134,7 +134,12 @@ def planner(messages: Sequence[Mapping[str, object]]) -> Callable[[], Plan]:
     head = head_length(turns)
     envelope = Envelope(WINDOW, sum(turn.facts.tokens for turn in turns[:head]), head)
     rules = rules_for(Settings().policies["default"], window_known=True)
-    return lambda: make_plan(turns[head:], rules, envelope, counter.format)
+
+    def plan() -> Plan:
+        turns[-1].facts.outlook = None  # otherwise the plan is only looked up
+        return make_plan(turns[head:], rules, envelope, counter.format)
+
+    return plan
 
 
 def conversation(size: Size) -> Iterator[Mapping[str, object]]:

@@ -112,9 +112,7 @@ class BytePressure(Pressure):
         for start, end in groups:
             grown.append(grown[-1] + sum(sizes[start:end]) + SEPARATOR * (end - start))
         super().__init__(most, grown)
-        # Like the envelope's tokens, the overhead is rounded up so that small changes don't move checkpoints.
-        step = max(1, most // 128)
-        self._overhead = -(-overhead // step) * step
+        self._overhead = overhead
         self._gains = {name: PlainGains(by_group) for name, by_group in gains.items()}
         self._replacement = replacement
 

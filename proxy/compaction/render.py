@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from proxy.compaction.format import Format
-from proxy.compaction.planning import Plan
+from proxy.compaction.planning import Frontier, Plan
 from proxy.compaction.pressure import COMMA
 from proxy.compaction.rules import Rules
 from proxy.compaction.stages import NAMES, media, results
-from proxy.compaction.stages.stage import kept_as
+from proxy.compaction.stages.stage import Stage, kept_as
 from proxy.compaction.turn import Turn
 
 SUMMARY = "summary"
@@ -82,7 +82,9 @@ def render(
             raise ValueError("a plan with a cut needs a summary")
         pieces.append(summary)
         applied.add(SUMMARY)
-    stages = [(s, plan.frontiers[s.name]) for s in rules.applied_to(body, format) if s.name in plan.frontiers]
+    stages: list[tuple[Stage, Frontier]] = []
+    if plan.frontiers:
+        stages = [(s, plan.frontiers[s.name]) for s in rules.applied_to(body, format) if s.name in plan.frontiers]
 
     for index in (*before_cut(plan), *range(plan.cut, len(body))):
         original = turn = body[index]

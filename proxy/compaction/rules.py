@@ -279,15 +279,21 @@ class Envelope:
     head_messages: int
     overhead_bytes: int = 0
 
-    def rounded(self, level: int | None = None) -> Envelope:
+    def rounded(self, level: int | None = None, most: int | None = None) -> Envelope:
         """Round the overhead up and the budget down, in steps of less than 1 % of the budget.
 
-        If the trigger's level (in tokens) is lower than the budget, the steps are relative to the level.
+        If the trigger's level (in tokens) is lower than the budget, the steps are relative to the level. ``most`` is
+        the limit on bytes. Without one, the bytes of the overhead become 0.
         """
         step = max(32, min(self.budget or 200_000, level or 200_000) // 128)
         step = 1 << (step.bit_length() - 1)
         budget = None if self.budget is None else max(step, self.budget // step * step)
-        return replace(self, budget=budget, overhead=-(-self.overhead // step) * step)
+        heavy = 0 if most is None else _up(self.overhead_bytes, max(1, most // 128))
+        return replace(self, budget=budget, overhead=_up(self.overhead, step), overhead_bytes=heavy)
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step
 
 
 @dataclass(frozen=True, slots=True)

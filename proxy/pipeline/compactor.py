@@ -164,16 +164,13 @@ class Compactor:
         return _judged(within_bytes(case, turns), sums, turns[-1].facts if turns else None, fixed)
 
     async def _work(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
-        def work() -> CompactionJob:
-            return planned(case, turns, fixed, before)
-
         if len(turns) > MANY:
-            return await self._facts.run(work)
+            return await self._facts.run(lambda: planned(case, turns, fixed, before, needs_repair(case, turns)))
+        repair = needs_repair(case, turns)
         # Stages cache the short forms of messages, so only new large messages and repaired ones take time.
-        cold = sum(len(turn.raw) for turn in turns if not turn.facts.forms and case.rules.may_shorten(turn.facts))
-        if cold <= 4 * INLINE_BYTES and len(case.body.raw) > 4 * INLINE_BYTES and needs_repair(case, turns):
-            cold = len(case.body.raw)
-        return await self._facts.run_if(cold > 4 * INLINE_BYTES, work)
+        cold = sum([len(turn.raw) for turn in turns if not turn.facts.forms and case.rules.may_shorten(turn.facts)])
+        slow = (len(case.body.raw) if repair else cold) > 4 * INLINE_BYTES
+        return await self._facts.run_if(slow, lambda: planned(case, turns, fixed, before, repair))
 
     async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
         piece: OutgoingMessage | None = None

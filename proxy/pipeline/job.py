@@ -360,9 +360,12 @@ class SummaryWriter(ABC):
         """Return the tries to make, in order; none if this writer can't do it."""
 
 
-def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
-    """Plan the compaction of a request, and compute the keys of its checkpoints."""
-    if needs_repair(case, turns):
+def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, repair: bool) -> CompactionJob:
+    """Plan the compaction of a request, and compute the keys of its checkpoints.
+
+    ``repair`` is what ``needs_repair`` returned.
+    """
+    if repair:
         # The proxy repairs a body only if it rewrites the body anyway. The upstream judges all others.
         turns = case.counter.format.repaired(turns)
     head = head_length(turns)
@@ -443,7 +446,7 @@ def last_prompt(task: SummaryTask) -> Sequence[OutgoingMessage] | None:
     pieces = [OutgoingMessage(turn.raw, turn.facts.tokens, turn) for turn in turns]
     case = msgspec.structs.replace(job.case, body=body)
     if any_trigger(case, size, len(turns)):
-        prior = planned(case, turns, job.fixed, size)
+        prior = planned(case, turns, job.fixed, size, needs_repair(case, turns))
         cut, summary = prior.plan.cut, None
         if cut:
             if previous is None or cut != task.start:

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy.compaction.planning import Frontier, Plan, make_plan
+from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, section_limits
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import ResultRules
 from proxy.compaction.turn import Facts, Kind, Turn
 from proxy.dialects.chat.units import KINDS
-from tests.kit.compacting import rules
-from tests.kit.conversations import Counting, assistant, call, result, turns, user
+from tests.kit.compacting import budgets, policies, rules
+from tests.kit.conversations import (
+    FORMAT,
+    Counting,
+    Episode,
+    assistant,
+    call,
+    conversations,
+    expand,
+    requests,
+    result,
+    turns,
+    user,
+)
 
 PLAIN = rules(arguments=False, results=False)
 
@@ -173,3 +189,46 @@ def test_the_work_grows_with_the_messages_and_no_faster() -> None:
         return Watched.reads
 
     assert reads(10_000) <= 4.2 * reads(2500)
+
+
+@settings(max_examples=150)
+@given(conversations, policies, budgets, st.sampled_from([UNBOUNDED, Bounds(messages=20), Bounds(bytes=30_000)]))
+def test_a_growing_conversation_has_the_plans_that_its_parts_have_alone(
+    drawn: list[Episode], policy: Rules, budget: int, bounds: Bounds
+) -> None:
+    messages, policy = expand(drawn, budget), replace(policy, bounds=bounds)
+    growing, envelope = turns(messages), Envelope(budget, 0, 0)
+    for end in requests(messages):
+        alone = make_plan(turns(messages[:end]), policy, envelope, FORMAT)
+        for _ in range(2):
+            assert make_plan(growing[:end], policy, envelope, FORMAT) == alone
+
+
+def remembered(changed: Callable[[list[Turn]], list[Turn]], policy: Rules = PLAIN, budget: int = 10_000) -> Plan | None:
+    """Return the plan for a changed conversation if it's the very one that was made for the original."""
+    body = [Turn(b"{}", Facts("assistant", "assistant", 1000, bytes([number] * 32))) for number in range(9)]
+    body.append(Turn(b"{}", Facts("user", "user", 500, bytes(32))))
+    format = Counting()
+    first = make_plan(body, PLAIN, Envelope(10_000, 1, 1), format)
+    assert first.cut
+    assert make_plan(list(body), PLAIN, Envelope(10_000, 10, 1, 100), format) is first, "a small difference"
+    found = make_plan(changed(body), policy, Envelope(budget, 1, 1), format)
+    return found if found is first else None
+
+
+def more(kind: Kind, tokens: int, content: bytes = b"{}") -> Callable[[list[Turn]], list[Turn]]:
+    return lambda body: [*body, Turn(content, Facts(kind, kind, tokens, b"new"))]
+
+
+def test_a_plan_holds_until_a_message_may_change_it() -> None:
+    assert remembered(list)
+    assert remembered(more("assistant", 900))
+    assert not remembered(more("assistant", 9000)), "a trigger may fire"
+    assert not remembered(more("result", 1)), "the last group isn't complete"
+    assert not remembered(list, budget=9_000), "another window"
+    assert not remembered(list, policy=rules(arguments=False, results=False, keep=Clause(messages=4)))
+    assert not remembered(lambda body: body[1:]), "the client removed a message"
+    assert not remembered(lambda body: [body[1], body[0], *body[2:]])
+    assert not remembered(lambda body: body[:-1])
+    counted = replace(Facts("assistant", "assistant", 1000, bytes(32)), tokens=1001)
+    assert not remembered(lambda body: [Turn(b"{}", counted), *body[1:]]), "the same content, counted again"
