@@ -28,6 +28,7 @@ from proxy.pipeline.stored_facts import StoredFacts, decoded, encoded
 from proxy.store.cache_budget import SLACK, CacheBudget
 from proxy.store.tenant_cache import Place
 from proxy.tokens.media import has_remote_media
+from proxy.tokens.text import use_fast
 
 T = TypeVar("T")
 
@@ -182,7 +183,7 @@ class FactsCache:
         self._facts = FactsMemory(most)
         self._memories: dict[object, CounterFacts] = {}
         self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="counting")
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="counting", initializer=use_fast)
 
     def memory(self, counter: Counter) -> CounterFacts:
         """Return the cache for a counter. Counters with the same key share one."""

@@ -313,7 +313,8 @@ def damaged(messages: list[Any], seed: int, times: int) -> list[Any]:
     if seed % 7 == 0:
         _cut(messages, rng)
     for _ in range(times):
-        rng.choice(DAMAGES)(messages, rng)
+        if messages:
+            rng.choice(DAMAGES)(messages, rng)
     return messages
 
 
