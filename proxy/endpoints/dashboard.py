@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes, urlencode
 
-import jinja2
 import structlog
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -46,6 +46,9 @@ from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.records.report import day_of
 from proxy.store import StoreFailed
 from proxy.telemetry.record_json import NAME_KINDS, record_json
+
+if TYPE_CHECKING:
+    import jinja2
 
 log = structlog.get_logger(__name__)
 
@@ -104,13 +107,19 @@ class Dashboard:
     def __init__(self, service: Runtime, loaded: Callable[[], Loaded | None]) -> None:
         self._service = service
         self._loaded = loaded
-        self._pages = jinja2.Environment(
+
+    @cached_property
+    def _pages(self) -> jinja2.Environment:
+        import jinja2  # 15 ms that a start needn't take
+
+        pages = jinja2.Environment(
             loader=jinja2.PackageLoader("proxy.endpoints", "pages"),
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._pages.filters.update(figure=figure, ms=milliseconds)
+        pages.filters.update(figure=figure, ms=milliseconds)
+        return pages
 
     @property
     def routes(self) -> list[Route]:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from proxy.config.fields import KINDS, PRICE_STEP
+from pydantic import BaseModel
+
+from proxy.config.fields import KINDS, PRICE_STEP, Section
 from proxy.config.settings import written_settings
 
 SCHEMA_FILE = Path(__file__).parents[2] / "proxy" / "config" / "schema.json"
+
+LEVELS = 4
+"""Sections inside sections. A section has the descriptions of those that were built before it."""
 
 # A number or truth value may also come from the environment.
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
@@ -17,8 +27,42 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 def schema_text() -> str:
     """Return the text of the published schema."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **written_settings().model_json_schema()}
+    made = written_settings()
+    _describe(_subclasses(Section))
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **made.model_json_schema()}
     return json.dumps(_with_variables(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def _describe(models: Sequence[type[BaseModel]]) -> None:
+    """Give settings the docstrings below them. At each start of the proxy, pydantic would take 0.1 s for that."""
+    for model in models:
+        for name, field in model.model_fields.items():
+            texts = (_docstrings(base).get(name) for base in model.__mro__ if issubclass(base, Section))
+            field.description = field.description or next(filter(None, texts), None)
+    for _ in range(LEVELS):
+        for model in models:
+            model.model_rebuild(force=True)
+
+
+def _subclasses(model: type[BaseModel]) -> list[type[BaseModel]]:
+    return [each for child in model.__subclasses__() for each in (child, *_subclasses(child))]
+
+
+@cache
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Return the docstrings below the fields of a class. A class that was made by a function has none."""
+    try:
+        source = inspect.getsource(model)
+    except OSError:
+        return {}
+    (definition,) = ast.parse(source).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
 
 
 def _with_variables(node: Any) -> Any:

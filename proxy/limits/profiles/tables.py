@@ -287,14 +287,19 @@ class Listing(msgspec.Struct, frozen=True, gc=False):
     """One entry, in tokens. ``None`` if the table has no usable figure.
 
     ``max_input_tokens`` is the table's unchanged figure. For most models it is the window that input and output share,
-    for some the cap on the input alone; ``proxy.limits.profiles.tables`` decides.
+    for some the cap on the input alone; ``proxy.limits.profiles.tables`` decides. ``entry`` is the JSON in the file.
     """
 
     provider: str
     max_input_tokens: int | None
     max_output_tokens: int | None
-    price: Price | None = None
     native_compaction: bool = False
+    entry: msgspec.Raw = msgspec.Raw(b"{}")
+
+    @property
+    def price(self) -> Price | None:
+        """Return the price, which is read each time: few entries are looked up."""
+        return price_from(msgspec.json.decode(self.entry), self.provider)
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -325,7 +330,7 @@ def table_path() -> Path:
 def load(path: Path | None = None) -> Mapping[str, Listing]:
     """Load the table by model name. Raises ``ConfigurationError`` if that fails.
 
-    The first call takes about 50 ms and 2 MB. Later calls return the same table, unless the file has changed.
+    The first call takes about 20 ms and 3 MB. Later calls return the same table, unless the file has changed.
     """
     path = path or table_path()
     try:
@@ -341,16 +346,24 @@ def load(path: Path | None = None) -> Mapping[str, Listing]:
 @lru_cache(maxsize=1)
 def _read(path: Path, modified: int, size: int) -> Mapping[str, Listing]:
     """Read a version of the file, which ``modified`` (in nanoseconds) and ``size`` (in bytes) identify."""
-    return convert(msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]]))
+    return _converted(path.read_bytes())
 
 
 def convert(table: Mapping[str, Any]) -> dict[str, Listing]:
     """Convert a table of the same shape that is already in memory."""
-    return {name: listing for name, entry in table.items() if (listing := _listing(entry))}
+    return _converted(msgspec.json.encode(table))
 
 
-def _listing(fields: Mapping[str, Any]) -> Listing | None:
-    entry = msgspec.convert(fields, _Entry)
+def _converted(table: bytes) -> dict[str, Listing]:
+    entries = msgspec.json.decode(table, type=dict[str, msgspec.Raw])
+    return {name: listing for name, entry in entries.items() if (listing := _listing(entry))}
+
+
+_ENTRIES = msgspec.json.Decoder(_Entry)
+
+
+def _listing(raw: msgspec.Raw) -> Listing | None:
+    entry = _ENTRIES.decode(raw)
     mode = entry.mode if isinstance(entry.mode, str) else None
     if mode not in CONVERSATION_MODES:
         return None
@@ -361,7 +374,7 @@ def _listing(fields: Mapping[str, Any]) -> Listing | None:
         max_input_tokens = as_tokens(entry.max_tokens)
     provider = entry.litellm_provider if isinstance(entry.litellm_provider, str) else ""
     compacts = entry.supports_anthropic_compaction is True
-    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens, price_from(fields, provider), compacts)
+    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens, compacts, raw)
 
 
 def as_tokens(value: object) -> int | None:
