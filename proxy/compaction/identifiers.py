@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from proxy.compaction.format import TextCounter
+from proxy.constants import UNDECODABLE
 
 Access = Literal["written", "read", "file"]
 """The use of a file by a call; ``file`` if its tool isn't known to read or write."""
@@ -62,17 +63,25 @@ _LISTS = ("paths", "files")
 _PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.{1,300})$|^\*\*\* Move to: (.{1,300})$", re.MULTILINE)
 
 
-def named_files(tool: str, arguments: str) -> Iterator[tuple[Access, str]]:
-    """Yield the files in a call's arguments, with what the call did with them."""
+def parsed(arguments: str) -> Any:
+    """Return the value of a call's arguments; the arguments themselves if they aren't JSON."""
     try:
-        parsed = json.loads(arguments)
+        return msgspec.json.decode(arguments)  # a fifth of the time
+    except (*UNDECODABLE, UnicodeEncodeError):
+        pass
+    try:
+        return json.loads(arguments)
     except (ValueError, RecursionError):
-        parsed = arguments
-    fields: Mapping[str, Any] = parsed if isinstance(parsed, dict) else {}
+        return arguments
+
+
+def named_files(tool: str, arguments: Any) -> Iterator[tuple[Access, str]]:
+    """Yield the files in the ``parsed`` arguments of a call, with what the call did with them."""
+    fields: Mapping[str, Any] = arguments if isinstance(arguments, dict) else {}
     name = plain_name(tool)
     access = _access(name, fields)
     if name == "apply_patch":
-        patch = parsed if isinstance(parsed, str) else fields.get("input", fields.get("patch"))
+        patch = arguments if isinstance(arguments, str) else fields.get("input", fields.get("patch"))
         if isinstance(patch, str):
             yield from (("written", path) for found in _PATCHED.findall(patch) for path in found if path)
     for value in _values(fields):
@@ -99,8 +108,8 @@ def _access(tool: str, fields: Mapping[str, Any]) -> Access:
 
 
 def _values(fields: Mapping[str, Any]) -> Iterator[Any]:
-    yield from (fields.get(key) for key in _KEYS)
-    for listed in (fields.get(key) for key in _LISTS):
+    yield from (fields[key] for key in _KEYS if key in fields)
+    for listed in (fields[key] for key in _LISTS if key in fields):
         for item in listed if isinstance(listed, list) else ():
             yield item.get("path") if isinstance(item, dict) else item
 
@@ -210,22 +219,20 @@ def collect(
     counts as written.
     """
     mentions: dict[str, Mention] = {}
-    known: set[str] = set()
     plain: set[str] = set()
     for position, parts in enumerate(messages, start):
         for source, text in parts:
-            occurrences: Counter[str] = Counter()
-            for piece in _pieces(text):
-                occurrences.update(_words(piece))
-            new = occurrences.keys() - known
-            known |= new
-            plain.update(filter(_is_plain, new))
+            # Most words are plain, and not counting them takes a third of the time.
+            words = [word for piece in _pieces(text) for word in filterfalse(plain.__contains__, _words(piece))]
             is_result = source == "result"
-            for word in filterfalse(plain.__contains__, occurrences):
+            for word, count in Counter(words).items():
                 mention = mentions.get(word)
                 if mention is None:
+                    if _is_plain(word):
+                        plain.add(word)
+                        continue
                     mention = mentions[word] = Mention("")
-                mention.count += occurrences[word]
+                mention.count += count
                 mention.texts += 1
                 mention.last = position
                 if is_result:
@@ -234,6 +241,7 @@ def collect(
                     mention.calls += 1
                 else:
                     mention.said += 1
+    known = plain | mentions.keys()
     found = {name: msgspec.structs.replace(mention) for name, mention in (earlier or {}).items()}
     for word, mention in mentions.items():
         for kind, name in _classified(word, known):
@@ -255,14 +263,10 @@ def collect(
     return found
 
 
-def argument_text(arguments: str) -> str:
-    """Return the strings in a call's arguments, or the arguments themselves if they aren't JSON."""
-    try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+def argument_text(arguments: Any) -> str:
+    """Return the strings in the ``parsed`` arguments of a call."""
     strings: list[str] = []
-    waiting = [parsed]
+    waiting = [arguments]
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
@@ -469,7 +473,7 @@ def _chosen(
     for name in names:
         if left < 2:
             break
-        if is_shown(name) or name in listed:
+        if is_shown(name):
             continue
         kind, text, cost = found[name].kind, name, 0
         if kind in FILES:
@@ -477,7 +481,7 @@ def _chosen(
             if (folder, kind) not in folders:
                 cost = _FOLDER_TOKENS
         cost += count(f" {text}")
-        if cost > left:
+        if cost > left or name in listed:
             continue
         if kind in FILES:
             folders.add((folder, kind))

@@ -5,11 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from proxy.compaction.directives import ENOUGH, INSTRUCTION_MARKS, directives, heaviest, instruction_file, rule_lines
 from proxy.compaction.format import Format, TextCounter
-from proxy.compaction.identifiers import FILES, Access, Names, Source, argument_text, collect, named_files, ranking
+from proxy.compaction.identifiers import (
+    FILES,
+    Access,
+    Names,
+    Source,
+    argument_text,
+    collect,
+    named_files,
+    parsed,
+    ranking,
+)
 from proxy.compaction.identifiers import index as index_of
 from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits, newest_plan
 from proxy.compaction.shorten import middle_cut
@@ -72,25 +82,25 @@ def collect_names(turns: Sequence[Turn], earlier: Names | None, format: Format, 
     files: list[tuple[Access, str]] = []
 
     def texts(turn: Turn) -> list[tuple[Source, str]]:
-        calls = _calls(turn, format)
-        files.extend(file for tool, text in calls for file in named_files(tool, text))
-        return _texts(turn, calls, format)
+        calls = [(tool, parsed(text)) for tool, text in _calls(turn, format)]
+        files.extend(file for tool, value in calls for file in named_files(tool, value))
+        return _texts(turn, [value for _, value in calls], format)
 
     return collect(map(texts, turns), earlier, files, start)
 
 
 def texts_of(turn: Turn, format: Format) -> list[tuple[Source, str]]:
     """Return the text of a unit and the arguments of its calls, each with its source."""
-    return _texts(turn, _calls(turn, format), format)
+    return _texts(turn, [parsed(text) for _, text in _calls(turn, format)], format)
 
 
 def _calls(turn: Turn, format: Format) -> list[tuple[str, str]]:
     return format.arguments(turn.raw) if turn.facts.calls else []
 
 
-def _texts(turn: Turn, calls: Sequence[tuple[str, str]], format: Format) -> list[tuple[Source, str]]:
+def _texts(turn: Turn, arguments: Sequence[Any], format: Format) -> list[tuple[Source, str]]:
     source: Source = "result" if turn.facts.kind == "result" else "said"
-    return [(source, format.text(turn.raw)), *(("call", argument_text(text)) for _, text in calls)]
+    return [(source, format.text(turn.raw)), *(("call", argument_text(value)) for value in arguments)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ DEEPEST = 64
 MOST_RESULTS = 20_000
 """Results in a cache. A full cache is emptied. A result and its digest take up to a few hundred bytes."""
 
+_NESTED, _TEXT = frozenset({dict, list}), frozenset({str})
+
 # Each process has its own seed, so clients can't construct collisions.
 _SEED = secrets.randbits(64)
 
@@ -50,7 +52,7 @@ def decode(raw: bytes) -> Message:
         return _unread(raw)
     if not isinstance(value, dict):
         return {}
-    if not any(isinstance(item, dict | list) for item in value.values()):
+    if _NESTED.isdisjoint(map(type, value.values())):
         return value
     # Most messages have fewer brackets than the allowed depth.
     plain = bytes(raw)  # ``msgspec.Raw`` has no ``count``
@@ -91,7 +93,7 @@ _sorted = msgspec.json.Encoder(order="sorted").encode
 
 def _canonical(value: object) -> bytes:
     # For strings in ASCII, msgspec writes the same bytes in a fifth of the time. Numbers may differ.
-    if isinstance(value, str) or (isinstance(value, dict) and all(type(item) is str for item in value.values())):
+    if isinstance(value, str) or (isinstance(value, dict) and _TEXT.issuperset(map(type, value.values()))):
         with contextlib.suppress(UnicodeEncodeError):
             canonical = _sorted(value)
             if canonical.isascii() and b"\x7f" not in canonical:

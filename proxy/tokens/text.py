@@ -31,6 +31,8 @@ PIECE = 200_000
 SHORT = 1_000
 """Characters. For shorter texts, the call that doesn't search for special tokens is faster, and it can't fail."""
 
+_NO_SPECIAL: frozenset[str] = frozenset()
+
 
 def count(encoding: tiktoken.Encoding, text: str) -> int:
     """Return the tokens of ``text``. Special tokens count as ordinary text. Lone surrogates are allowed."""
@@ -41,12 +43,21 @@ def count(encoding: tiktoken.Encoding, text: str) -> int:
     if len(text) <= SHORT:
         return len(encoding.encode_ordinary(text))
     try:
-        return len(encoding.encode(text, disallowed_special=()))
+        return _encoded_length(encoding, text)
     except ValueError:
         if len(text) <= PIECE:
             # A text never has more tokens than bytes.
             return len(text.encode("utf-8", "surrogatepass"))
     return sum(count(encoding, text[start : start + PIECE]) for start in range(0, len(text), PIECE))
+
+
+def _encoded_length(encoding: tiktoken.Encoding, text: str) -> int:
+    try:
+        # The public methods make a list of the tokens, or need NumPy. The buffer's length is that in bytes.
+        buffer = memoryview(encoding._core_bpe.encode_to_tiktoken_buffer(text, _NO_SPECIAL))
+        return buffer.nbytes // buffer.itemsize
+    except UnicodeEncodeError:
+        return len(encoding.encode(text, disallowed_special=()))  # replaces lone surrogates
 
 
 def dump(value: object) -> str:

@@ -35,6 +35,7 @@ _NUMBERS_LINE = re.compile(
     r"\[The compaction proxy left out the numbers of the next (\d+) lines\. The first one is (.*)\]"
 )
 _NUMBERED = re.compile(r"( *)(\d{1,7})(→|\t|\| ?)")
+_NUMBER_SIGNS = "→\t|"
 _FEWEST_NUMBERED = 8
 
 _GROUPS = "[The compaction proxy wrote the path of search results once, above the lines of a file.]"
@@ -143,6 +144,8 @@ def _is_json(text: str) -> bool:
 
 def without_numbers(text: str) -> str:
     """Remove the numbers before consecutive lines. A note before them has the first one."""
+    if not any(map(text.__contains__, _NUMBER_SIGNS)):
+        return text  # this check takes much less time than the search in each line
     lines = text.split("\n")
     if len(lines) < _FEWEST_NUMBERED or not any(map(_NUMBERED.match, lines)) or _has_note(text, lines, _NUMBERS_LINE):
         return text
@@ -199,8 +202,10 @@ def with_numbers(text: str) -> str:
 
 def grouped(text: str) -> str:
     """Write the path of search results (``path:line:text``) once for all results of a file that follow each other."""
+    if _PLACE.search(text) is None:
+        return text
     lines = text.split("\n")
-    if len(lines) < _FEWEST_FOUND or _PLACE.search(text) is None or _GROUPS in lines:
+    if len(lines) < _FEWEST_FOUND or _GROUPS in lines:
         return text
     if (text.startswith(" ") or "\n " in text) and any(map(_GROUPED.match, lines)):
         return text
@@ -269,6 +274,8 @@ def ungrouped(text: str) -> str:
 def folded(text: str) -> str:
     """Replace the copies of a line that follow it with their number."""
     lines = text.split("\n")
+    if not any(map(eq, lines, lines[2:])):
+        return text
     same = list(map(eq, lines, lines[1:]))
     if not any(map(and_, same, same[1:])) or _has_note(text, lines, _REPEATED_LINE):
         return text  # no line has two copies

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import handles_files, named_files
+from proxy.compaction.identifiers import handles_files, named_files, parsed
 from proxy.compaction.turn import FileUse, Turn
 
 Event = Literal["read", "written"]
@@ -39,6 +39,8 @@ _FAILURE = re.compile(
     re.IGNORECASE,
 )
 _FAILURE_CHARACTERS = 200
+
+_form = json.JSONEncoder(sort_keys=True).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +93,13 @@ def uses_of(turn: Turn, format: Format) -> tuple[tuple[str, tuple[FileUse, ...]]
 
 def _uses(tool: str, arguments: str) -> Iterator[FileUse]:
     """Yield the files that a call writes, or the single file that it reads if its arguments are understood."""
-    files = list(dict.fromkeys(named_files(tool, arguments)))
+    fields = parsed(arguments)
+    files = list(dict.fromkeys(named_files(tool, fields)))
     yield from (FileUse(_same(path), writes=True) for access, path in files if access == "written")
     reads = [path for access, path in files if access == "read"]
-    if len(reads) == 1:
-        try:
-            fields = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return
-        span = _span(fields)
-        if span is not None:
-            (start, end), rest = span
-            form = json.dumps([tool, rest], sort_keys=True)
-            yield FileUse(_same(reads[0]), start=start, end=end, form=form)
+    if len(reads) == 1 and (span := _span(fields)) is not None:
+        (start, end), rest = span
+        yield FileUse(_same(reads[0]), start=start, end=end, form=_form([tool, rest]))
 
 
 def _same(path: str) -> str:

@@ -17,6 +17,7 @@ from proxy.compaction.identifiers import (
     argument_text,
     collect,
     index,
+    parsed,
     ranking,
 )
 from proxy.compaction.summary_message import fenced
@@ -80,9 +81,9 @@ def test_mentions_are_counted_by_their_place_and_added_to_earlier_ones() -> None
 def test_escapes_in_embedded_json_are_no_part_of_names() -> None:
     assert list(in_results(r'{"text": "call\n\tgetUser\nthen"}')) == ["getUser"]
     arguments = r'{"edits": [{"old": "\tgetUser\n", "count": 12345}], "ok": true, "none": null}'
-    assert argument_text(arguments).split() == ["edits", "ok", "none", "old", "count", "getUser", "12345"]
-    assert argument_text("not JSON") == "not JSON"
-    assert argument_text("[" * 100_000) == "[" * 100_000
+    assert argument_text(parsed(arguments)).split() == ["edits", "ok", "none", "old", "count", "getUser", "12345"]
+    assert argument_text(parsed("not JSON")) == "not JSON"
+    assert argument_text(parsed("[" * 100_000)) == "[" * 100_000
 
 
 def test_names_that_calls_and_messages_mention_come_first() -> None:

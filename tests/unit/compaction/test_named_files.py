@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.identifiers import WRITING_TOOLS, named_files
+from proxy.compaction.identifiers import WRITING_TOOLS, named_files, parsed
 
 PATCH = """*** Begin Patch
 *** Update File: src/app/main.py
@@ -45,19 +45,19 @@ PATCHED = [("written", path) for path in ("src/app/main.py", "src/app/start.py",
     ],
 )
 def test_what_a_call_did(tool: str, arguments: dict[str, Any], found: list[tuple[str, str]]) -> None:
-    assert list(named_files(tool, json.dumps(arguments))) == found
+    assert list(named_files(tool, parsed(json.dumps(arguments)))) == found
 
 
 def test_a_patch_may_be_the_whole_input() -> None:
-    assert list(named_files("apply_patch", PATCH)) == PATCHED
-    assert list(named_files("shell", PATCH)) == []
+    assert list(named_files("apply_patch", parsed(PATCH))) == PATCHED
+    assert list(named_files("shell", parsed(PATCH))) == []
 
 
 @pytest.mark.parametrize("arguments", ["", "{", "[1]", "7", '"a.py"', "[" * 100_000, '{"path": NaN}'])
 def test_odd_arguments_name_no_files(arguments: str) -> None:
-    assert list(named_files("read_file", arguments)) == []
+    assert list(named_files("read_file", parsed(arguments))) == []
 
 
 @pytest.mark.parametrize("tool", WRITING_TOOLS)
 def test_the_tools_whose_arguments_are_cut_write(tool: str) -> None:
-    assert list(named_files(tool, '{"path": "a.py"}')) == [("written", "a.py")]
+    assert list(named_files(tool, parsed('{"path": "a.py"}'))) == [("written", "a.py")]
