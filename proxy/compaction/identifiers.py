@@ -192,6 +192,7 @@ _WITHOUT_DIGIT = re.compile(
     re.VERBOSE,
 )
 _DIGIT = re.compile(r"\d")
+_SPACE = re.compile(r"\s")
 # Words of code: lower and upper case in one word, or parts joined by underscores.
 _PARTS = re.compile(r"\w{4,100}")
 _CODE = re.compile(r"[a-z][a-z0-9]*[A-Z]\w+|[A-Z][a-z0-9]+[A-Z]\w*|_*[A-Za-z0-9]+_\w+|[A-Z]{2,}[a-z]\w+")
@@ -366,6 +367,29 @@ def _pieces(text: str) -> Iterator[str]:
     yield text[start:]
 
 
+def search_in(text: str) -> Callable[[str], bool]:
+    """Return a function that returns whether a text has a name. For many names it's faster than ``in``.
+
+    A name without white space is in a text if it's in one of the words. Most words occur many times.
+    """
+    words = {word for piece in _pieces_between_words(text) for word in piece.split()}
+    distinct = "\n".join(words)
+
+    def is_in(name: str) -> bool:
+        return name in words or name in (distinct if name.split() == [name] else text)
+
+    return is_in
+
+
+def _pieces_between_words(text: str) -> Iterator[str]:
+    """Split a text at white space, so that no word is cut."""
+    start = 0
+    while len(text) - start > PIECE and (space := _SPACE.search(text, start + PIECE)) is not None:
+        yield text[start : space.start()]
+        start = space.end()
+    yield text[start:]
+
+
 # How much likelier a kind is needed again than a word of code with the same mentions.
 _PRIOR = {
     "written": 3.0,
@@ -440,7 +464,7 @@ def index(found: Names, shown: str, max_tokens: int, count: TextCounter) -> str:
     names = ranking(found)
     rare = [name for name in names if _is_rare(name, found[name])]
     # Each round asks for the same names again.
-    is_shown, size = cache(shown.__contains__), cache(count)
+    is_shown, size = cache(search_in(shown)), cache(count)
     room = max_tokens
     for _ in range(_ROUNDS):
         first = _chosen(rare, found, is_shown, int(room * _RARE_PART), size)

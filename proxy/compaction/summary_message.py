@@ -19,6 +19,7 @@ from proxy.compaction.identifiers import (
     named_files,
     parsed,
     ranking,
+    search_in,
 )
 from proxy.compaction.identifiers import index as index_of
 from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits, newest_plan
@@ -307,11 +308,11 @@ def retention(removed: Iterable[Names], texts: Iterable[str], *, archived: bool)
     found: Names = {}
     for names in removed:
         found = names | found
-    text = "\n".join(texts)
+    is_kept = search_in("\n".join(texts))
     counts = {kind: [0, 0, 0] for kind in _COUNTED_KINDS}
     for name in ranking(found)[:MOST_NAMES]:
         kind = found[name].kind
-        kept = (name.rstrip("/").rpartition("/")[2] if kind in FILES else name) in text
+        kept = is_kept(name.rstrip("/").rpartition("/")[2] if kind in FILES else name)
         counts[_group(kind, name)][0 if kept else 1 if archived else 2] += 1
     return {kind: (kept, only, lost) for kind, (kept, only, lost) in counts.items() if kept or only or lost}
 
