@@ -173,13 +173,11 @@ class Compactor:
         return await self._facts.run_if(slow, lambda: planned(case, turns, fixed, before, repair))
 
     async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
-        piece: OutgoingMessage | None = None
         entry: StoredSummary | None = None
         if work.plan.cut:
             entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
             blocked = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
             used = SummaryUse(origin, entry.cause, entry.replaced or None, blocked)
-            piece = await self._facts.run_if(not work.knows_piece(entry), lambda: work.summary_piece(entry))
             if entry.native:
                 prompt = outcome.prompt and replace(outcome.prompt, covers=entry.native.covers)
                 used, outcome = replace(used, native=True, beta=entry.native.beta), replace(outcome, prompt=prompt)
@@ -187,7 +185,8 @@ class Compactor:
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)
         heavy = work.heavy or len(work.turns) > MANY or not work.knows_retention(entry)
-        finish = partial(self._finished, work, piece, entry, outcome)
+        heavy = heavy or (entry is not None and not work.knows_piece(entry))
+        finish = partial(self._finished, work, entry, outcome)
         outcome, rendered = await self._facts.run_if(heavy, finish)
         if rendered is not None:
             outcome = replace(outcome, archive=self._keep(work, rendered))
@@ -199,10 +198,10 @@ class Compactor:
         return outcome
 
     def _finished(
-        self, work: CompactionJob, piece: OutgoingMessage | None, entry: StoredSummary | None, outcome: Outcome
+        self, work: CompactionJob, entry: StoredSummary | None, outcome: Outcome
     ) -> tuple[Outcome, RenderedConversation | None]:
         """Return the complete outcome, and the messages to send, or ``None`` if the request stays unchanged."""
-        rendered = leaving = work.render(piece)
+        rendered = leaving = work.render(None if entry is None else work.summary_piece(entry))
         if work.case.strict:
             leaving = RenderedConversation(work.case.counter.format.alternating(rendered.pieces), rendered.steps)
         if not work.gains(leaving):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -44,6 +44,9 @@ FORMS_BYTES = 65_536
 INLINE_BYTES = 16_384
 """Bytes of unknown messages that are counted on the event loop, in about 1 ms. More are counted in a thread."""
 
+PORTION = 262_144
+"""Bytes of unknown messages after which other requests get a turn in the counting thread. Larger messages have another
+thread, because their texts may be slow to count: up to a second per megabyte."""
 
 MANY = 1_000
 """Messages that are processed on the event loop. A request with more is processed in a thread."""
@@ -183,7 +186,10 @@ class FactsCache:
         self._facts = FactsMemory(most)
         self._memories: dict[object, CounterFacts] = {}
         self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="counting", initializer=use_fast)
+        # One thread, because it competes with the event loop for the interpreter. With two of them, the event loop
+        # often waits for both.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="counting", initializer=use_fast)
+        self._apart = ThreadPoolExecutor(1, thread_name_prefix="counting-large", initializer=use_fast)
 
     def memory(self, counter: Counter) -> CounterFacts:
         """Return the cache for a counter. Counters with the same key share one."""
@@ -284,7 +290,9 @@ class FactsCache:
                 size = _unknown_bytes(raws, found)
         if size:
             slow = size > INLINE_BYTES or not memory.counter.ready
-            await self.run_if(slow, partial(_learn, memory, raws, keys, found, tenant))
+            for places, large in _portions(raws, found):
+                work = partial(_learn, memory, raws, keys, found, tenant, places)
+                await (self._run(work, self._apart) if large else self.run_if(slow, work))
         return size
 
     async def overhead(self, body: Request, counter: Counter, tenant: str = "") -> int:
@@ -301,28 +309,51 @@ class FactsCache:
         return found
 
     async def run_if(self, slow: bool, work: Callable[[], T]) -> T:
-        """Do CPU-bound work, in the counting threads if it's slow."""
+        """Do CPU-bound work, in the counting thread if it's slow."""
         return await self.run(work) if slow else work()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Do CPU-bound work in the counting threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        """Do CPU-bound work in the counting thread."""
+        return await self._run(work, self._pool)
+
+    async def _run(self, work: Callable[[], T], pool: ThreadPoolExecutor) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
     def close(self) -> None:
         """End the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._apart):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _unknown_bytes(raws: Sequence[bytes], found: Sequence[Facts | None]) -> int:
     return sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None)
 
 
+def _portions(raws: Sequence[bytes], found: Sequence[Facts | None]) -> list[tuple[list[int], bool]]:
+    """Return the places of unknown messages in portions of ``PORTION`` bytes, and whether a larger one is alone."""
+    portions: list[tuple[list[int], bool]] = []
+    left = 0
+    for place, raw in enumerate(raws):
+        if found[place] is not None:
+            continue
+        if len(raw) > left:
+            portions.append(([], len(raw) > PORTION))
+            left = PORTION
+        portions[-1][0].append(place)
+        left -= len(raw)
+    return portions
+
+
 def _learn(
-    memory: CounterFacts, raws: Sequence[bytes], keys: list[bytes], found: list[Facts | None], tenant: str
+    memory: CounterFacts,
+    raws: Sequence[bytes],
+    keys: list[bytes],
+    found: list[Facts | None],
+    tenant: str,
+    places: Iterable[int],
 ) -> None:
-    for index, facts in enumerate(found):
-        if facts is None:
-            found[index] = memory.learn(raws[index], keys[index], tenant)
+    for place in places:
+        found[place] = memory.learn(raws[place], keys[place], tenant)
 
 
 def _add(sums: Sums, facts: Sequence[Facts], counter: Counter) -> None:

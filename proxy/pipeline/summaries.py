@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from copy import copy
+from functools import partial
 
 import structlog
 from cachetools import LRUCache
@@ -81,8 +82,7 @@ class CheckpointSummaries:
         key = job.case.tenant, job.checkpoints(job.plan.checkpoints)[-1].key
         size = self._sizes.get(key)
         if size is None:
-            empty = await self._entry(job, None, 0, cut, "", digest=True)
-            piece = await self._facts.run(lambda: job.summary_piece(empty))
+            piece = await self._facts.run(lambda: job.summary_piece(_entry(job, None, 0, cut, "", digest=True)))
             size = self._sizes[key] = piece.tokens + job.plan.limits_at(cut).summary // 2
         return size
 
@@ -125,7 +125,7 @@ class CheckpointSummaries:
             if isinstance(text, StoredSummary):
                 return text
             if text is not None:
-                return await self._entry(job, previous, start, position, text)
+                return await self._facts.run(partial(_entry, job, previous, start, position, text))
             over_budget = over_budget or cause == "over_budget"
             if over_budget:
                 SUMMARIES.labels(outcome="over_budget").inc()
@@ -176,29 +176,30 @@ class CheckpointSummaries:
         self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int, cause: Cause
     ) -> StoredSummary:
         """Return an entry with a digest in place of a model's summary."""
-        text = await self._facts.run(lambda: job.digest(previous.text if previous else None, start, position))
-        return replace(await self._entry(job, previous, start, position, text, digest=True), cause=cause)
-
-    async def _entry(
-        self,
-        job: CompactionJob,
-        previous: StoredSummary | None,
-        start: int,
-        position: int,
-        text: str,
-        *,
-        digest: bool = False,
-    ) -> StoredSummary:
-        format, limits, body = job.case.counter.format, job.plan.limits_at(position), job.body
+        earlier = previous.text if previous else None
 
         def entry() -> StoredSummary:
-            found = collect_names(body[start:position], previous.found if previous else None, format, start)
-            omitted = len(job.plan.omitted.get(position, ()))
-            parts = SummaryParts(job.quoted(position), text, job.archived(position), omitted)
-            message, place = summary_message(parts, limits, job.case.rules, format)
-            return StoredSummary(text, message, found, place, digest=digest)
+            return _entry(job, previous, start, position, job.digest(earlier, start, position), digest=True)
 
-        return await self._facts.run(entry)
+        return replace(await self._facts.run(entry), cause=cause)
+
+
+def _entry(
+    job: CompactionJob,
+    previous: StoredSummary | None,
+    start: int,
+    position: int,
+    text: str,
+    *,
+    digest: bool = False,
+) -> StoredSummary:
+    """Return the entry with a text. This takes milliseconds."""
+    format, limits, body = job.case.counter.format, job.plan.limits_at(position), job.body
+    found = collect_names(body[start:position], previous.found if previous else None, format, start)
+    omitted = len(job.plan.omitted.get(position, ()))
+    parts = SummaryParts(job.quoted(position), text, job.archived(position), omitted)
+    message, place = summary_message(parts, limits, job.case.rules, format)
+    return StoredSummary(text, message, found, place, digest=digest)
 
 
 def _request(job: CompactionJob, previous: StoredSummary | None, start: int, position: int) -> SummaryRequest:
