@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
@@ -36,14 +37,49 @@ _NOTABLE_CHARACTERS = 240
 LEAST_BASE64 = 400
 """Characters of a run that counts as base64."""
 
-_BASE64 = re.compile(rf"(?:data:[\w/+.-]{{3,60}};base64,)?[A-Za-z0-9+/]{{{LEAST_BASE64},}}={{0,2}}")
+_BASE64 = string.ascii_letters + string.digits + "+/"
+_RUN = re.compile(r"[A-Za-z0-9+/]+")
+_PADDING = re.compile("={0,2}")
+_DATA_URL = re.compile(r"data:[\w/+.-]{3,60};base64,\Z")
+_LONGEST_START = 80
+"""Characters before the base64 of a data URL, and a few more."""
+
+SEARCHED = 65_536
+"""Characters per search. No other thread runs meanwhile."""
 
 
 def without_base64(text: str, note: str) -> str:
     """Replace long runs of base64, including data URLs, with a note. ``{characters}`` in the note is the length."""
-    if all(len(line) < LEAST_BASE64 for line in text.split("\n")):
-        return text  # the search takes ten times as long as this check
-    return _BASE64.sub(lambda match: note.replace("{characters}", f"{len(match.group()):,}"), text)
+    kept: list[str] = []
+    done = 0
+    for start, end in _runs_of_base64(text):
+        padding = _PADDING.match(text, end)
+        end = end if padding is None else padding.end()
+        url = _DATA_URL.search(text, max(done, start - _LONGEST_START), start)
+        start = start if url is None else url.start()
+        kept += (text[done:start], note.replace("{characters}", f"{end - start:,}"))
+        done = end
+    return "".join([*kept, text[done:]]) if kept else text
+
+
+def _runs_of_base64(text: str) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each run of at least ``LEAST_BASE64`` characters.
+
+    Such a run fills a window of half as many characters. Most other windows have another character near their start.
+    """
+    window = LEAST_BASE64 // 2
+    place = 0
+    while place + window <= len(text):
+        if _RUN.fullmatch(text, place, place + window) is None:
+            place += window
+            continue
+        before = text[max(0, place - window) : place]
+        start, end = place - len(before) + len(before.rstrip(_BASE64)), place
+        while (run := _RUN.match(text, end, end + SEARCHED)) is not None:
+            end = run.end()
+        if end - start >= LEAST_BASE64:
+            yield start, end
+        place = end
 
 
 def middle_cut(
@@ -150,7 +186,7 @@ def notable_lines(text: str, characters: int) -> list[str]:
 
 def _failures(text: str) -> Iterator[re.Match[str]]:
     """Yield the words that report a failure, in order. Looking for each of them is faster than one search for all."""
-    lowered = text.lower()
+    lowered = "".join([text[start : start + SEARCHED].lower() for start in range(0, len(text), SEARCHED)])
     if len(lowered) != len(text):  # places would differ
         lowered = text
     ahead = [(place, word) for word in _NOTABLE_WORDS if (place := lowered.find(word)) >= 0]

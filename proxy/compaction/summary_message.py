@@ -23,7 +23,7 @@ from proxy.compaction.identifiers import (
 )
 from proxy.compaction.identifiers import index as index_of
 from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits, newest_plan
-from proxy.compaction.shorten import middle_cut
+from proxy.compaction.shorten import SEARCHED, middle_cut
 from proxy.compaction.turn import Turn
 
 TAG = "conversation_summary"
@@ -275,7 +275,7 @@ def _rules_read(turns: Sequence[Turn], max_tokens: int, format: Format) -> str:
     for turn in turns:
         if turn.facts.kind == "result" and (source := sources.get(turn.facts.answers)) is not None:
             read[source] = fenced(format.text(turn.raw))
-        elif turn.facts.calls and any(map(bytes(turn.raw).__contains__, INSTRUCTION_MARKS)):
+        elif turn.facts.calls and _has_mark(bytes(turn.raw)):
             arguments = format.arguments(turn.raw)
             for call, (_, text) in zip(turn.facts.calls, arguments, strict=False):
                 if (source := instruction_file(text)) is not None:
@@ -289,9 +289,26 @@ def _rules_read(turns: Sequence[Turn], max_tokens: int, format: Format) -> str:
     )
 
 
+def _has_mark(raw: bytes) -> bool:
+    """Return whether a call may name a file with instructions."""
+    starts = range(0, len(raw), SEARCHED)
+    longest = max(map(len, INSTRUCTION_MARKS))
+    return any(raw.find(mark, at, at + SEARCHED + longest) >= 0 for at in starts for mark in INSTRUCTION_MARKS)
+
+
 def fenced(text: str) -> str:
     """Escape everything in a text that could open or close one of the summary message's tags."""
-    return _FENCE.sub("&lt;", text)
+    if len(text) <= SEARCHED:
+        return _FENCE.sub("&lt;", text)
+    pieces = []
+    start = 0
+    while start < len(text):
+        # No match goes beyond the next "<".
+        border = text.find("<", start + SEARCHED)
+        end = len(text) if border < 0 else border
+        pieces.append(_FENCE.sub("&lt;", text[start:end]))
+        start = end
+    return "".join(pieces)
 
 
 def _block(text: str, label: str) -> str:

@@ -8,8 +8,9 @@ import json
 import secrets
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
+from json.encoder import encode_basestring_ascii
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import msgspec
@@ -34,6 +35,9 @@ MOST_RESULTS = 20_000
 """Results in a cache. A full cache is emptied. A result and its digest take up to a few hundred bytes."""
 
 _NESTED, _TEXT = frozenset({dict, list}), frozenset({str})
+
+PIECE = 65_536
+"""Characters that are encoded at once."""
 
 # Each process has its own seed, so clients can't construct collisions.
 _SEED = secrets.randbits(64)
@@ -82,9 +86,42 @@ def _too_deep(value: object) -> bool:
     return False
 
 
-def digest(value: object) -> bytes:
-    """Return a digest of a value that doesn't depend on key order or on how the JSON is written."""
-    return hashlib.sha256(_canonical(value)).digest()
+def digest(value: object, *, large: bool = False) -> bytes:
+    """Return a digest of a value that doesn't depend on key order or on how the JSON is written.
+
+    With ``large``, the value is encoded in pieces. A call for all of it would block other threads for milliseconds.
+    """
+    if not large:
+        return hashlib.sha256(_canonical(value)).digest()
+    hashed = hashlib.sha256()
+    for piece in _canonical_pieces(value):
+        hashed.update(piece.encode("ascii"))
+    return hashed.digest()
+
+
+def _canonical_pieces(value: object) -> Iterator[str]:
+    """Yield the text of ``_canonical`` in pieces."""
+    if isinstance(value, str):
+        yield '"'
+        for start in range(0, len(value), PIECE):
+            yield encode_basestring_ascii(value[start : start + PIECE])[1:-1]
+        yield '"'
+    elif isinstance(value, dict):
+        before = "{"
+        for key in sorted(value):
+            yield f"{before}{_canonical_text(key)}:"
+            yield from _canonical_pieces(value[key])
+            before = ","
+        yield "}" if value else "{}"
+    elif isinstance(value, list):
+        before = "["
+        for item in value:
+            yield before
+            yield from _canonical_pieces(item)
+            before = ","
+        yield "]" if value else "[]"
+    else:
+        yield _canonical_text(value)
 
 
 _canonical_text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -275,13 +312,13 @@ class Units(Format, Generic[Unit]):
         return raw
 
     def read(self, raw: bytes) -> Facts:
-        unit = self.decoded(raw)
+        unit, large = self.decoded(raw), len(raw) > PIECE
         kind = self.kind(unit)
         facts = Facts(
             kind=kind,
             role=self.role(unit, kind),
             tokens=self._count(unit),
-            digest=digest(self.identity(unit)),
+            digest=digest(self.identity(unit), large=large),
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
             media=self.media_in(unit),
@@ -294,7 +331,7 @@ class Units(Format, Generic[Unit]):
             text = self.result_text(unit)
             facts.length = len(text)
             facts.wide = self.COUNTS_WIDE and not text.isascii()
-            facts.said = digest(self.result_content(unit))
+            facts.said = digest(self.result_content(unit), large=large)
         return facts
 
     def tokens(self, raw: bytes, facts: Facts | None = None) -> int:

@@ -77,6 +77,9 @@ SPOKEN_ANSWER = 120 * _SOUND_TOKENS_OTHERS
 # Searching for the key first is seven times as fast as searching for each value.
 _MEDIA_PART = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(MEDIA_LABELS).encode())
 _SPOKEN = re.compile(rb'"audio"\s*:\s*\{')
+_BORDER = re.compile(rb'[^"a-z_\s:{]')
+_SEARCHED = 65_536
+"""Bytes per search."""
 
 
 def has_remote_media(raw: bytes) -> bool:
@@ -90,8 +93,14 @@ def has_remote_media(raw: bytes) -> bool:
 
 def remote_media_end(raw: bytes, start: int = 0) -> int:
     """Return the end of the first such part from ``start`` on; 0 if there are none."""
-    found = [one.end() for one in (_MEDIA_PART.search(raw, start), _SPOKEN.search(raw, start)) if one is not None]
-    return min(found, default=0)
+    while True:
+        # In pieces, because no other thread runs during a search. No match goes beyond the border of a piece.
+        border = _BORDER.search(raw, start + _SEARCHED)
+        end = len(raw) if border is None else border.start()
+        found = [one.end() for part in (_MEDIA_PART, _SPOKEN) if (one := part.search(raw, start, end)) is not None]
+        if found or border is None:
+            return min(found, default=0)
+        start = end
 
 
 class _Data(NamedTuple):

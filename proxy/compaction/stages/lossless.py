@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from operator import and_, eq
 from unicodedata import combining, east_asian_width
 
+from proxy.compaction.shorten import SEARCHED
+
 MOST_CHARACTERS = 1_000_000
 """Longer texts stay as they are."""
 
@@ -41,6 +43,7 @@ _FEWEST_NUMBERED = 8
 _GROUPS = "[The compaction proxy wrote the path of search results once, above the lines of a file.]"
 _FOUND = re.compile(r"([^:\n]{4,300}):(\d{1,7}):")
 _PLACE = re.compile(r":\d{1,7}:")
+_LONGEST_PLACE = 9
 _GROUPED = re.compile(r" (\d{1,7})([:-])")
 _FEWEST_FOUND = 2
 
@@ -202,7 +205,7 @@ def with_numbers(text: str) -> str:
 
 def grouped(text: str) -> str:
     """Write the path of search results (``path:line:text``) once for all results of a file that follow each other."""
-    if _PLACE.search(text) is None:
+    if not any(_PLACE.search(text, at, at + SEARCHED + _LONGEST_PLACE) for at in range(0, len(text), SEARCHED)):
         return text
     lines = text.split("\n")
     if len(lines) < _FEWEST_FOUND or _GROUPS in lines:
