@@ -267,10 +267,7 @@ def collect(
         if mention.kind not in _ACCESSES or _ACCESSES.index(access) < _ACCESSES.index(mention.kind):
             mention.kind = access
     if len(found) > MOST:
-        weigh = _weigh(found)
-        # Sorting a hundred thousand names would block all threads.
-        ranked = nsmallest(MOST, found, key=lambda name: (weigh(name), name))
-        found = {name: found[name] for name in ranked}
+        found = {name: found[name] for name in _likeliest(found, MOST)}
     return found
 
 
@@ -434,6 +431,15 @@ def ranking(found: Names) -> list[str]:
     values: doubling one of them moves the share of names found by three percentage points at most.
     """
     return sorted(sorted(found), key=_weigh(found))
+
+
+def _likeliest(found: Names, most: int) -> list[str]:
+    """Return the first names of ``ranking``. Sorting a hundred thousand names at once would block other threads."""
+    weights = dict(zip(found, map(_weigh(found), found), strict=True))
+    limit = nsmallest(most, weights.values())[-1]
+    better = sorted(name for name, weight in weights.items() if weight < limit)
+    equal = (name for name, weight in weights.items() if weight == limit)
+    return [*sorted(better, key=weights.__getitem__), *nsmallest(most - len(better), equal)]
 
 
 def _weigh(found: Names) -> Callable[[str], float]:

@@ -69,6 +69,8 @@ _INTRODUCTION = (
 _KEPT = "The complete earlier messages are in the archive as {id}."
 # A model may read a tag with spaces as a tag.
 _FENCE = re.compile(rf"<(?=\s{{0,4}}/?\s{{0,4}}(?:{TAG}|user_message)\b)", re.IGNORECASE)
+_LONGEST_TAG = 64
+"""Characters, and a few more."""
 _PLAN_TITLE = "The assistant's newest plan in those messages, word for word"
 _PLAN_MARKER = "\n[… the proxy left out {tokens} tokens of this plan …]\n"
 _MESSAGE_MARKER = "\n[… the proxy left out {tokens} tokens of this message …]\n"
@@ -300,13 +302,14 @@ def fenced(text: str) -> str:
     """Escape everything in a text that could open or close one of the summary message's tags."""
     if len(text) <= SEARCHED:
         return _FENCE.sub("&lt;", text)
-    pieces = []
+    pieces: list[str] = []
     start = 0
     while start < len(text):
         # No match goes beyond the next "<".
         border = text.find("<", start + SEARCHED)
         end = len(text) if border < 0 else border
-        pieces.append(_FENCE.sub("&lt;", text[start:end]))
+        searched = min(end, start + SEARCHED + _LONGEST_TAG)
+        pieces += (_FENCE.sub("&lt;", text[start:searched]), text[searched:end])
         start = end
     return "".join(pieces)
 

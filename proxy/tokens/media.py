@@ -95,12 +95,21 @@ def remote_media_end(raw: bytes, start: int = 0) -> int:
     """Return the end of the first such part from ``start`` on; 0 if there are none."""
     while True:
         # In pieces, because no other thread runs during a search. No match goes beyond the border of a piece.
-        border = _BORDER.search(raw, start + _SEARCHED)
-        end = len(raw) if border is None else border.start()
+        end = _border(raw, start + _SEARCHED)
         found = [one.end() for part in (_MEDIA_PART, _SPOKEN) if (one := part.search(raw, start, end)) is not None]
-        if found or border is None:
+        if found or end == len(raw):
             return min(found, default=0)
         start = end
+
+
+def _border(raw: bytes, start: int) -> int:
+    """Return the first place from ``start`` on that isn't within a match."""
+    while start < len(raw):
+        border = _BORDER.search(raw, start, start + _SEARCHED)
+        if border is not None:
+            return border.start()
+        start += _SEARCHED
+    return len(raw)
 
 
 class _Data(NamedTuple):

@@ -48,6 +48,7 @@ class _Encoding:
 
     def __init__(self, real: tiktoken.Encoding) -> None:
         self._real = real
+        self._core_bpe = real._core_bpe
         self._short = lru_cache(maxsize=50_000)(real.encode)
 
     def encode(self, text: str, *, disallowed_special: tuple[str, ...]) -> list[int]:
