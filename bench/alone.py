@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
+from itertools import count
 from statistics import quantiles
 
 import uvloop
 
-from bench import bodies
+from bench import bodies, calls, compactions
 from bench.client import Broken, Caller, pings, request
 from bench.figures import MILLI, Row, Scale, Target
 from bench.planning import planner
 from bench.servers import Server
+from tests.kit.client import connected
 
 PING_SECONDS = 0.005
 PLANS = 20
@@ -150,6 +153,21 @@ def planning(scale: Scale) -> list[Row]:
         for _ in range(PLANS):
             plan()
         row.proxy.append(MILLI * (time.process_time() - before) / PLANS)
+    return [row]
+
+
+def blocking(scale: Scale) -> list[Row]:
+    """Measure how long a line of a first compaction may keep all other threads waiting, in this process."""
+    size = compactions.SIZES[1]
+    row = Row(f"longest hold of the interpreter next to a first compaction of {size.name}", "ms", Target("figure", 1.0))
+    kind = calls.Kind(map(size.conversation, count(1)), compactions.EXTRACT)
+    lines = calls.Lines()
+    with calls.served(lines) as url, contextlib.closing(connected(url)) as connection:
+        calls.ask(connection, row.name, kind)  # The first one loads the tokenizer.
+        for _ in range(scale.rounds):
+            lines.longest = 0.0
+            calls.ask(connection, row.name, kind)
+            row.proxy.append(MILLI * lines.longest)
     return [row]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import sysconfig
 import tempfile
@@ -134,25 +135,67 @@ class Profile:
         return self._executed
 
 
+class Lines:
+    """Measures the CPU of single lines in the threads that count and compact, in threads that start after ``install``.
+
+    Calls of C code in such a line hold the interpreter lock for at most this time. ``longest`` is in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._own = threading.local()
+
+    def install(self) -> None:
+        """Measure in threads that start from now on."""
+        threading.settrace(self._entered)
+
+    def _entered(self, *_: object) -> Any:
+        if not hasattr(self._own, "executed"):
+            counts = threading.current_thread().name.startswith("counting")
+            self._own.executed = self._measured() if counts else None
+        return self._own.executed
+
+    def _measured(self) -> Callable[[FrameType, str, object], Any]:
+        """Return a trace function for one thread."""
+        clock = time.thread_time
+        before, code = clock(), self._measured.__code__
+
+        def executed(frame: FrameType, _: str, __: object) -> Any:
+            nonlocal before, code
+            if (now := clock()) - before > self.longest and not _releases(code):
+                self.longest = now - before
+            before, code = now, frame.f_code
+            return executed
+
+        return executed
+
+
+def _releases(code: CodeType) -> bool:
+    """Return whether the C code that a function calls releases the lock."""
+    return layer(code.co_filename) == "tiktoken" or code.co_name == "_encoded_length" or code.co_name == "run"
+
+
 def count_all(*, bytecodes: bool = False) -> dict[str, Figures]:
     """Return the calls and bytecodes of each kind of request."""
     profile = Profile(bytecodes=bytecodes)
     found = {}
-    with _proxy(profile) as url, contextlib.closing(connected(url)) as connection:
+    with served(profile) as url, contextlib.closing(connected(url)) as connection:
         for name, kind in kinds().items():
-
-            def send(kind: Kind = kind, name: str = name) -> None:
-                connection.sendall(next(kind.requests))
-                received = bytearray()
-                while not received or not whole(received):
-                    received += connection.recv(262_144)
-                if (reported := verdicts(bytes(received))) != kind.expected:
-                    raise Broken(f"{name}: the proxy reported {reported} instead of {kind.expected}")
-
+            send = partial(ask, connection, name, kind)
             for _ in range(kind.warm_up):
                 send()
             found[name] = _lowest(partial(profile.counting, send), kind.samples)
     return found
+
+
+def ask(connection: socket.socket, name: str, kind: Kind) -> None:
+    """Send a request of a kind. Raises ``Broken`` if the response isn't the expected one."""
+    connection.sendall(next(kind.requests))
+    received = bytearray()
+    while not received or not whole(received):
+        received += connection.recv(262_144)
+    if (reported := verdicts(bytes(received))) != kind.expected:
+        raise Broken(f"{name}: the proxy reported {reported} instead of {kind.expected}")
 
 
 def _lowest(sample: Callable[[], Figures], most: int) -> Figures:
@@ -167,7 +210,7 @@ def _lowest(sample: Callable[[], Figures], most: int) -> Figures:
 
 
 @contextlib.contextmanager
-def _proxy(profile: Profile) -> Iterator[str]:
+def served(profile: Profile | Lines) -> Iterator[str]:
     """Serve the proxy in a thread of this process, with an upstream in another process. Its log is discarded."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
