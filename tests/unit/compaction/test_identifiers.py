@@ -19,6 +19,7 @@ from proxy.compaction.identifiers import (
     index,
     parsed,
     ranking,
+    search_in,
 )
 from proxy.compaction.summary_message import fenced
 from proxy.summary import prompt as transcript
@@ -236,3 +237,13 @@ LONG = ("", f"{'x' * 299}Y", f"{'x' * 299}Yz", f"{'x' * 290}Y{'z' * 20}")
 def test_words_are_the_same_next_to_other_scripts(text: str, long: str, other: str) -> None:
     """Texts in ASCII are split in another way."""
     assert in_results(f"{other}{text} {long} see_this") == in_results(f"{text} {long} see_this")
+
+
+@given(
+    st.lists(st.sampled_from(["ab", "abc", "b", "a b", "é", "/", "."]), max_size=12), st.sampled_from([" ", "\n", ""])
+)
+def test_a_name_is_in_a_text_like_any_part_of_it(words: list[str], between: str) -> None:
+    text = between.join(words)
+    is_in = search_in(text)
+    for name in ("ab", "bc", "a b", "b ab", "abc/", "é.", "x", ""):
+        assert is_in(name) == (name in text)

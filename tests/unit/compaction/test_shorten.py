@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.shorten import keep_ends, middle_cut
+from proxy.compaction.shorten import LEAST_BASE64, keep_ends, middle_cut, without_base64
 from tests.kit.conversations import text_of_size, text_tokens
 
 MARKER = "\n[{tokens} tokens, {characters} characters, {lines} lines]\n"
@@ -71,3 +71,16 @@ def test_a_surrogate_pair_is_never_parted(characters: int) -> None:
     text = "\ud83d\ude42" * 50
     head, *_, tail = FILLED.split(keep_ends(text, characters, 100, MARKER))
     assert len(head) % 2 == len(tail) % 2 == 0
+
+
+BASE64 = re.compile(rf"(?:data:[\w/+.-]{{3,60}};base64,)?[A-Za-z0-9+/]{{{LEAST_BASE64},}}={{0,2}}")
+PIECES = st.one_of(
+    st.sampled_from(["data:image/png;base64,", "data:", ";base64,", "=", "===", ":", " ", "\n", "-", "é"]),
+    st.sampled_from([1, 5, 199, 200, 201, 399, 400, 401, 600, 1000]).map(lambda length: "aB0+/"[length % 5] * length),
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_base64_is_found_as_one_expression_would_find_it(text: str) -> None:
+    expected = BASE64.sub(lambda match: f"<{len(match.group()):,}>", text)
+    assert without_base64(text, "<{characters}>") == expected

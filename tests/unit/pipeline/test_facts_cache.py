@@ -8,7 +8,7 @@ import pytest
 
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
-from proxy.pipeline.facts_cache import FACTS_BYTES, CounterFacts, FactsMemory
+from proxy.pipeline.facts_cache import FACTS_BYTES, PORTION, CounterFacts, FactsMemory, _portions
 
 
 def results(count: int, id_length: int) -> list[bytes]:
@@ -72,3 +72,15 @@ def test_counters_share_one_bound() -> None:
     second = taught(messages, CounterFacts(ChatCounter(Profile("m", tokenizer="cl100k_base")), facts))
     kept = sum(known(memory, message) for memory in (first, second) for message in messages)
     assert 8 <= kept <= 20
+
+
+def test_unknown_messages_are_counted_in_portions_and_large_ones_alone() -> None:
+    half, large = b"x" * (PORTION // 2), b"x" * (PORTION + 1)
+    known = ChatCounter(Profile("m")).format.read(b'{"role":"user","content":"known"}')
+    raws = [half, half, half, large, b"", half, b"known", b"x"]
+    assert _portions(raws, [None] * 6 + [known, None]) == [
+        ([0, 1], False),
+        ([2], False),
+        ([3], True),
+        ([4, 5, 7], False),
+    ]
