@@ -34,7 +34,7 @@ log = structlog.get_logger(__name__)
 CACHE_SECONDS = 300.0
 """Lifetime of an entry in a provider's prompt cache after its last use, at most providers."""
 
-CONVERSATIONS = 20_000
+CONVERSATIONS = 5_000
 """Conversations to remember, those with the latest requests."""
 
 
