@@ -11,7 +11,7 @@ import msgspec
 
 from proxy.constants import UNDECODABLE
 from proxy.dialects.answers import NO_ROOM, Answers, AnswerTail, Object, Verdict, deltas, finished, json_objects
-from proxy.overflow.silent import Finished, prompt_tokens
+from proxy.overflow.silent import Finished
 
 _CHOICE = b'"choices":[{'
 _TEXT = b'"content":"'
@@ -154,9 +154,8 @@ def _usual(body: bytes) -> Finished | None:
     except UNDECODABLE:
         return None
     (choice,), usage = answer.choices, answer.usage
-    if not choice.message.content or not prompt_tokens(usage):
-        return None
-    return finished(choice.finish_reason, usage, empty=False, tier=answer.service_tier)
+    end = finished(choice.finish_reason, usage, empty=False, tier=answer.service_tier)
+    return end if choice.message.content and end.prompt else None
 
 
 def without_usage(events: bytes) -> bytes:
