@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import msgspec
-
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import WRITING_TOOLS
+from proxy.compaction.identifiers import WRITING_TOOLS, decoded
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
 from proxy.compaction.turn import Facts, Turn
-from proxy.constants import UNDECODABLE
 
 NAME = "arguments"
 
@@ -120,9 +117,9 @@ class Arguments(Stage):
     def _shorter(self, arguments: str, note: str) -> str | None:
         """Return the arguments with long strings cut; ``None`` if there are none or if they aren't JSON."""
         try:
-            parsed = _parsed(arguments)
-            cut = self._cut(parsed, note)
-            if cut == parsed:
+            value = decoded(arguments, parse_constant=_refuse, parse_float=_finite)
+            cut = self._cut(value, note)
+            if cut == value:
                 return None
             text = json.dumps(cut, ensure_ascii=False)
         except (ValueError, RecursionError):
@@ -148,14 +145,6 @@ class Arguments(Stage):
         if isinstance(value, dict):
             return {name: self._cut(item, note, name, depth + 1) for name, item in value.items()}
         return value
-
-
-def _parsed(arguments: str) -> Any:
-    """Return the value of arguments. Raises ``ValueError`` or ``RecursionError`` if they aren't valid JSON."""
-    try:
-        return msgspec.json.decode(arguments)  # a fifth of the time
-    except (*UNDECODABLE, UnicodeEncodeError):
-        return json.loads(arguments, parse_constant=_refuse, parse_float=_finite)
 
 
 def _refuse(constant: str) -> Any:
