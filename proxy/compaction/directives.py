@@ -193,7 +193,7 @@ _MISSES = 16
 
 
 def heaviest(found: Mapping[Rule, int], most: int, size: Callable[[Rule], int]) -> list[Rule]:
-    """Return the rules with the largest weights that fit, in order. ``size`` is what a rule takes of ``most``."""
+    """Return the rules with the largest weights that fit, in order. ``size`` returns a rule's part of ``most``."""
     chosen = set()
     missed = 0
     for rule in sorted(found, key=lambda rule: -found[rule]):

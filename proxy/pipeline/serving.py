@@ -1,7 +1,7 @@
 """Remember how to serve small requests, so that the next one with the same headers and model skips most decisions.
 
-A plan is made from a request that took the general lane and left unchanged, because its bytes proved it small. It says
-what the request's headers mean, where the request goes, and which size still proves that no trigger is met. Only the
+A plan is made from a request that took the general lane and left unchanged, because its bytes proved it small. It has
+the meaning of the request's headers, the upstream and its model, and the size below which no trigger is met. Only the
 general lane decides. A plan ends after ``LASTS`` seconds, and the next request makes another one. A reload, the end of
 a key, and a learned limit or ratio end it at once.
 
@@ -54,7 +54,7 @@ Wish = tuple[str | None, bool, int | None, int]
 
 
 class Known:
-    """What a set of headers means: its caller, and the value of ``x-compaction-via`` for the upstream."""
+    """The meaning of a set of headers: the caller, and the value of ``x-compaction-via`` for the upstream."""
 
     __slots__ = ("caller", "plans", "size", "via")
 
@@ -89,7 +89,7 @@ class ServingPlans:
         self._tenants: dict[str, _Tenant] = {}
 
     def find(self, configuration: ConfigSnapshot, scope: Scope) -> Known | None:
-        """Return what a request's headers mean, if they are known in this configuration and the key is still valid."""
+        """Return the meaning of a request's headers, if it's known in this configuration and the key is still valid."""
         if configuration is not self._configuration:
             self._configuration, self._known, self._tenants = configuration, {}, {}
             return None
