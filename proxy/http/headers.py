@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Sequence, Set
 from enum import StrEnum
+from itertools import chain
 
 import msgspec
 
@@ -194,9 +195,13 @@ def _unspelled(name: str) -> str:
     return name.replace("_", "-")
 
 
-def encoded(pairs: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+def encoded(pairs: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     """Return headers for ASGI. An upstream's headers keep their original bytes, in any encoding."""
-    return [(name.encode("latin-1"), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
+    joined = "\n".join(chain.from_iterable(pairs)).encode("utf-8", "surrogateescape")
+    parts = joined.split(b"\n")
+    if len(parts) == 2 * len(pairs):
+        return list(zip(parts[::2], parts[1::2], strict=True))
+    return [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in pairs]
 
 
 def _text(value: bytes) -> str:

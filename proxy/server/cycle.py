@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from operator import itemgetter
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -11,6 +12,8 @@ _CONTROLS = frozenset((*range(0x20), 0x7F))
 _NOT_IN_NAMES = bytes(sorted(_CONTROLS.union(b'()<>@,;:[]={} \t\\"')))
 _NOT_IN_VALUES = bytes(sorted(_CONTROLS.difference(b"\t")))
 """Bytes that would end a header, or that RFC 9110 doesn't allow in its name. uvicorn refuses the same ones."""
+
+_name_of, _value_of = itemgetter(0), itemgetter(1)
 
 
 class Cycle(RequestResponseCycle):
@@ -37,31 +40,26 @@ class Cycle(RequestResponseCycle):
             self._go_on(message.get("body", b""), more=message.get("more_body", False))
 
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Write the head."""
+        """Write the head. ASGI demands names in lower case."""
         self.response_started = True
         self.waiting_for_100_continue = False
+        fields = dict(headers)
         check_headers(headers)
-        lines = [STATUS_LINE[status]]
-        closes = False
-        for name, value in headers:
-            name = name.lower()
-            if name == b"content-length" and self.chunked_encoding is None:
-                self.expected_content_length = int(value)
-                self.chunked_encoding = False
-            elif name == b"transfer-encoding" and value.lower() == b"chunked":
-                self.expected_content_length = 0
-                self.chunked_encoding = True
-            elif name == b"connection" and b"close" in [token.strip() for token in value.lower().split(b",")]:
-                self.keep_alive = False
-                closes = True
-            lines += (name, b": ", value, b"\r\n")
-        if not self.keep_alive and not closes:
-            lines.append(b"connection: close\r\n")
-        if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
+        lines = [STATUS_LINE[status][:-2], *map(b": ".join, headers)]
+        if fields.get(b"transfer-encoding", b"").lower() == b"chunked":
             self.chunked_encoding = True
-            lines.append(b"transfer-encoding: chunked\r\n")
-        lines.append(b"\r\n")
-        self.transport.write(b"".join(lines))
+        elif (length := fields.get(b"content-length")) is not None:
+            self.expected_content_length = int(length)
+            self.chunked_encoding = False
+        elif self.scope["method"] != "HEAD" and status not in (204, 304):
+            self.chunked_encoding = True
+            lines.append(b"transfer-encoding: chunked")
+        if b"close" in [token.strip() for token in fields.get(b"connection", b"").lower().split(b",")]:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            lines.append(b"connection: close")
+        lines += (b"", b"")
+        self.transport.write(b"\r\n".join(lines))
 
     def _go_on(self, body: bytes, *, more: bool) -> None:
         """Write a piece of the body."""
@@ -88,15 +86,15 @@ class Cycle(RequestResponseCycle):
 
 def check_headers(headers: list[tuple[bytes, bytes]]) -> None:
     """Refuse headers that a client could read as other ones. Raises ``RuntimeError``."""
-    names = b"".join([name for name, _ in headers])
+    names = b"".join(map(_name_of, headers))
     if len(names.translate(None, _NOT_IN_NAMES)) != len(names):
         raise RuntimeError("Invalid HTTP header name.")
-    values = b"".join([value for _, value in headers])
+    values = b"".join(map(_value_of, headers))
     if len(values.translate(None, _NOT_IN_VALUES)) != len(values):
         raise RuntimeError("Invalid HTTP header value.")
 
 
-class CoalescingTransport(asyncio.Transport):
+class CoalescingTransport:
     """The transport of one response, which holds its first write until the second one.
 
     uvicorn writes the head of a response and its body separately, and each write is a system call and a packet of its
@@ -107,7 +105,6 @@ class CoalescingTransport(asyncio.Transport):
     __slots__ = ("_flush", "_head", "_loop", "_transport")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__()
         self._transport = transport
         self._loop = loop
         self._head: bytes | bytearray | memoryview[Any] | None = None

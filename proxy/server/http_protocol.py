@@ -41,6 +41,9 @@ GRACE_SECONDS = 1.0
 REUSE_SECONDS = 0.1
 """The same for an idle connection that has already served a request: enough to read bytes that have just arrived."""
 
+_CODING = b"transfer-encoding"
+_name_of = itemgetter(0)
+
 INVALID = "The request isn't valid HTTP/1.1. Check the client, or a proxy in front of this one."
 LONG = f"The request head is longer than {HEAD_BYTES:,} bytes. Send fewer or shorter headers."
 VERSION = "The request's HTTP version isn't supported. Use HTTP/1.1."
@@ -144,6 +147,10 @@ class BoundedProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:
                 rest = rest[upgrade.args[0] :]
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Store a header. Unlike uvicorn's, this looks for ``Expect`` in ``_check_head``."""
+        self.headers.append((name.lower(), value))
+
     def on_headers_complete(self) -> None:
         """Check a whole request head, then start the request."""
         if self.parser.should_upgrade():
@@ -172,7 +179,7 @@ class BoundedProtocol(HttpToolsProtocol):
         scope["raw_path"], scope["query_string"] = url.path, url.query or b""
         self.cycle = cycle = Cycle(
             scope=scope,
-            transport=CoalescingTransport(self.transport, self.loop),
+            transport=cast(asyncio.Transport, CoalescingTransport(self.transport, self.loop)),
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
@@ -196,16 +203,16 @@ class BoundedProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _check_head(self) -> None:
-        """Refuse a head that two servers could read differently (RFC 9112, sections 3.2 and 6)."""
+        """Note ``Expect``, and refuse a head that two servers could read differently (RFC 9112, sections 3.2 and 6)."""
         version = self.parser.get_http_version()
-        hosts = codings = 0
-        for name, value in self.headers:
-            if name == b"host":
-                hosts += 1
-            elif name == b"transfer-encoding":
-                codings += 1
-                if value.strip().lower() != b"chunked" or codings > 1:
-                    raise self._refusal(CODING)
+        names = [*map(_name_of, self.headers)]
+        hosts = names.count(b"host")
+        if b"expect" in names:
+            expected = [value.lower() for name, value in self.headers if name == b"expect"]
+            self.expect_100_continue = b"100-continue" in expected
+        codings = [value for name, value in self.headers if name == _CODING] if _CODING in names else None
+        if codings and (len(codings) > 1 or codings[0].strip().lower() != b"chunked"):
+            raise self._refusal(CODING)
         if version != "1.1":
             if version != "1.0":
                 raise self._refusal(VERSION)

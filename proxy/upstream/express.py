@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import aiohttp
@@ -31,6 +32,9 @@ WHOLE_BYTES = 2_000_000
 
 _UNUSUAL = frozenset({"connection", "content-length", "cookie", "expect", "host", "transfer-encoding"})
 """Headers that aiohttp's client interprets."""
+
+_NO_TIMER = TimerNoop()
+_name_of = itemgetter(0)
 
 TARGETS, LONGEST_URL = 100, 2_048
 """Addresses to remember, and the characters of the longest one. A client can choose queries."""
@@ -127,19 +131,19 @@ class Express:
         target = self._targets.get(url)
         if target is None:
             target = self._target(url)
-        lines = [f"{name}: {value}\r\n" for name, value in headers]
-        head = f"{target.start}{''.join(lines)}content-length: {len(body)}\r\n\r\n"
+        lines = (target.start, *map(": ".join, headers), f"content-length: {len(body)}\r\n\r\n")
+        head, ends = "\r\n".join(lines), len(lines) + 2
         # Each line ends once. A value with a line of its own would be another header.
-        if not head.isascii() or head.count("\n") != len(lines) + 4 or head.count("\r") != len(lines) + 4:
+        if not head.isascii() or head.count("\n") != ends or head.count("\r") != ends:
             return None
-        if "\0" in head or not _UNUSUAL.isdisjoint([name for name, _ in headers]):
+        if "\0" in head or not _UNUSUAL.isdisjoint(map(_name_of, headers)):
             return None
         return self._sent(target.request, head.encode(), body)
 
     def _target(self, url: str) -> _Target:
         session = self._session
         request = ClientRequest("POST", URL(url, encoded=True), loop=asyncio.get_running_loop(), session=session)
-        start = f"POST {request.url.raw_path_qs} HTTP/1.1\r\nhost: {request.headers['host']}\r\n"
+        start = f"POST {request.url.raw_path_qs} HTTP/1.1\r\nhost: {request.headers['host']}"
         if len(self._targets) >= TARGETS:
             self._targets.clear()
         made = self._targets[url] = _Target(request, start)
@@ -155,7 +159,7 @@ class Express:
             assert protocol is not None  # noqa: S101 - the connection has just been taken
             assert transport is not None  # noqa: S101
             protocol.set_response_params(
-                timer=TimerNoop(),
+                timer=_NO_TIMER,
                 read_until_eof=True,
                 auto_decompress=False,
                 read_bufsize=self._read_bufsize,
