@@ -10,10 +10,10 @@ import re
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
 from proxy.http.sse import EventSplitter, data_of, split_events

@@ -419,6 +419,8 @@ def leniently(raw: bytes) -> Any:
 def positive(raw: msgspec.Raw) -> int | None:
     """Return a number of tokens; ``None`` if the value isn't a positive number below 10¹²."""
     plain = bytes(raw)
+    if not plain:
+        return None
     if plain.isdigit() and len(plain) <= 12:
         return int(plain) or None
     value = value_of(plain)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from proxy.overflow.silent import Finished, cached_tokens, output_tokens, prompt_tokens
+from proxy.overflow.silent import PLAIN, Finished, cached_tokens, output_tokens, prompt_tokens
 from proxy.telemetry.record import TIERS, Usage
 
 Object = Mapping[str, object]
 
 _TIER_NAMES = {**{name: name for name in TIERS}, "fast": "priority"}
-_PLAIN = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
-"""The fields of a usage that states nothing else."""
 _REGION_LENGTH = 16
 _LARGEST = 10_000_000
 """The largest count of searches or of one kind of token. A larger one is an error."""
@@ -22,7 +20,7 @@ def usage_of(end: Finished) -> Usage | None:
     if end.prompt is None and end.output is None:
         return None
     usage = end.usage
-    if end.tier is None and not end.searches and usage.keys() <= _PLAIN:
+    if end.tier is None and not end.searches and usage.keys() <= PLAIN:
         return Usage(end.prompt, end.output, end.cache_read, end.cache_write)
     # LiteLLM's chat completions have sums in `prompt_tokens`.
     compactions = () if "prompt_tokens" in usage else _compactions(usage.get("iterations"))

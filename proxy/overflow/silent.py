@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from proxy.overflow.figures import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
 
@@ -61,8 +63,7 @@ SNAP = 0.0001
 """Share of a full window that some models leave unused. A total this close to a multiple of 1,000 or 1,024 is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """A finished answer of status 200.
 
     ``prompt`` and ``output`` are the reported tokens, ``None`` or 0 if the upstream reports none. ``prompt`` includes
@@ -79,7 +80,7 @@ class Finished:
     empty: bool
     cache_read: int | None = None
     cache_write: int | None = None
-    usage: Mapping[str, object] = field(default_factory=dict)
+    usage: Mapping[str, object] = {}
     tier: object = None
     searches: int = 0
 
@@ -111,6 +112,10 @@ class Filled:
     total: int
 
 
+PLAIN = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
+"""The fields of a usage object that states nothing but the size of the prompt and of the answer."""
+
+
 def prompt_tokens(usage: Mapping[str, object]) -> int | None:
     """Return the size of the whole prompt by a usage object; ``None`` if it has none.
 
@@ -118,8 +123,8 @@ def prompt_tokens(usage: Mapping[str, object]) -> int | None:
     gateways: if more tokens were cached than the prompt had, the two are added.
     """
     base = _first(usage, "prompt_tokens", "input_tokens", "promptTokenCount", "prompt_eval_count")
-    if base is None:
-        return None
+    if base is None or usage.keys() <= PLAIN:
+        return base
     base += (_first(usage, "cache_read_input_tokens") or 0) + (_first(usage, "cache_creation_input_tokens") or 0)
     for name in ("prompt_tokens_details", "input_tokens_details"):
         details = usage.get(name)
@@ -130,6 +135,8 @@ def prompt_tokens(usage: Mapping[str, object]) -> int | None:
 
 def cached_tokens(usage: Mapping[str, object]) -> tuple[int | None, int | None]:
     """Return the tokens of the prompt that were read from a cache, and those written to it, by a usage object."""
+    if usage.keys() <= PLAIN:
+        return None, None
     read = _first(usage, "cache_read_input_tokens", "prompt_cache_hit_tokens", "cachedContentTokenCount")
     written = _first(usage, "cache_creation_input_tokens")
     for name in ("prompt_tokens_details", "input_tokens_details"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
 from proxy.dialects.answers import NO_ROOM, Answers, AnswerTail, Object, Verdict, deltas, finished, json_objects

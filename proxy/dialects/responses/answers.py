@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
 from proxy.dialects.answers import (
@@ -20,6 +20,7 @@ from proxy.dialects.answers import (
     Object,
     Verdict,
     deltas,
+    finished,
     json_objects,
 )
 from proxy.http.sse import EventSplitter, data_of, split_events
@@ -179,6 +180,37 @@ class _ResponsesTail(AnswerTail):
     def read_reports(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
         end = read(body)
         return replace(end, tier=self._tier or end.tier, searches=max(self._searches, end.searches))
+
+    def read_whole(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
+        return _usual(body) or read(body)
+
+
+class _Kind(msgspec.Struct):
+    type: str
+
+
+class _Completed(msgspec.Struct):
+    status: Literal["completed"]
+    output: list[_Kind]
+    usage: dict[str, Any]
+    service_tier: Any = None
+    incomplete_details: None = None
+    type: None = None
+    response: None = None
+
+
+_completed = msgspec.json.Decoder(_Completed)
+
+
+def _usual(body: bytes) -> Finished | None:
+    """Read a completed answer that isn't streamed; ``None`` for any other. The result is that of ``read_usage``."""
+    try:
+        answer = _completed.decode(body)
+    except UNDECODABLE:
+        return None
+    kinds = [item.type for item in answer.output]
+    tier, searches = answer.service_tier or None, kinds.count("web_search_call")
+    return finished(answer.status, answer.usage, empty=not kinds, tier=tier, searches=searches)
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -64,7 +64,11 @@ class Rates(msgspec.Struct, frozen=True, gc=False):
 
     def cost(self, usage: Usage) -> int:
         """Return the price of the tokens of one prompt and its answer."""
-        return self._prompt(usage) + self._answer(usage)
+        cached = usage.cache_read or usage.cache_write or usage.reasoning
+        media = usage.audio_input or usage.image_input or usage.audio_output or usage.image_output
+        if cached or media:
+            return self._prompt(usage) + self._answer(usage)
+        return (usage.input or 0) * self.input + (usage.output or 0) * self.output
 
     def _prompt(self, usage: Usage) -> int:
         read, written = usage.cache_read or 0, usage.cache_write or 0

@@ -117,6 +117,30 @@ def test_usage_and_reason_of_a_whole_answer() -> None:
     assert (finished.finish_reason, finished.empty) == ("max_output_tokens", True)
 
 
+SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"service_tier": "priority", "output": [SEARCH, MESSAGE, SEARCH]},
+        {"service_tier": "", "usage": {"input_tokens": 3, "output_tokens": 0}},
+        {"output": []},
+        {"output": [{"id": "msg_1"}]},
+        {"usage": None},
+        {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+        {"status": "failed", "error": FAILURE},
+        {"type": "response.completed", "response": response(usage={"input_tokens": 5})},
+    ],
+)
+def test_the_usual_answer_is_read_like_any_other(fields: dict[str, Any]) -> None:
+    body = json.dumps(response(**fields)).encode()
+    tail = ANSWERS.tail()
+    tail.add(body)
+    assert tail.finished() == ANSWERS.read_usage(body)
+
+
 @pytest.mark.parametrize("size", [10, 50_000])
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_tail_of_an_answer_has_its_usage(*, size: int, streamed: bool) -> None:
