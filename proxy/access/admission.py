@@ -59,7 +59,8 @@ class Capacity:
     def give(self, amount: int) -> None:
         """Give back an amount."""
         self.used -= amount
-        self._serve()
+        if self._queue:
+            self._serve()
 
     def _serve(self) -> None:
         while self._queue and self.used + self._queue[0][0] <= self._total():

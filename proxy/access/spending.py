@@ -103,17 +103,17 @@ class Spending:
 
     def _count(self, record: RequestRecord) -> None:
         held = self._holding.pop(record.id, None)
-        spent = NOTHING
-        if record.usage is not None:
-            tokens = (record.usage.input or 0) + (record.usage.output or 0)
-            spent = Amount(tokens, 0 if record.cost is None else record.cost.sent)
-        if held is not None and not held.settle(record.id, NOTHING):
-            held = None
-        if record.team is None or spent == NOTHING:
+        if held is not None:
+            held.settle(record.id, NOTHING)
+        if record.team is None or record.usage is None:
             return
         team = self._settings().teams.get(record.team)
         limit = None if team is None or team.limits is None else team.limits.spend
         if limit is None:
+            return
+        tokens = (record.usage.input or 0) + (record.usage.output or 0)
+        spent = Amount(tokens, 0 if record.cost is None else record.cost.sent)
+        if spent == NOTHING:
             return
         account = self._account(record.team, limit)
         account.settle(record.id, spent)

@@ -154,7 +154,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
     Raises ``BodyTooLarge`` before more than ``limit`` bytes are held, ``BodyTooSlow``, ``UnsupportedEncoding``,
     ``Overloaded``, and ``ClientLeft``.
     """
-    length = header(scope, b"content-length")
+    length, encoding = _framing(scope)
     announced = int(length) if length is not None and length.isdigit() else 0
     if announced > limit:
         raise BodyTooLarge(OVER.format(limit=limit))
@@ -181,10 +181,20 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
             if not message.get("more_body", False):
                 break
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    encoding = header(scope, b"content-encoding")
     if encoding is None:
         return body
     return await _unpacked(receive, body, encoding, limit, held)
+
+
+def _framing(scope: Scope) -> tuple[str | None, str | None]:
+    """Return the first ``content-length`` and the first ``content-encoding``."""
+    length = encoding = None
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            length = length or value.decode("latin-1")
+        elif name == b"content-encoding":
+            encoding = encoding or value.decode("latin-1")
+    return length, encoding
 
 
 _AT_ONCE = contextlib.nullcontext()

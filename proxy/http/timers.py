@@ -51,10 +51,9 @@ class CoarseTimer:
             self._ticking = True
             self.loop.call_later(TICK, self._tick)
 
-    def discard(self, key: object) -> None:
-        """Remove a key if it exists."""
-        if self._young.pop(key, None) is None:
-            self._old.pop(key, None)
+    def discard(self, key: object) -> bool:
+        """Remove a key if it exists. Return whether it existed."""
+        return self._young.pop(key, None) is not None or self._old.pop(key, None) is not None
 
     def watch(self, limit: Deadline) -> None:
         """Set the timer of a deadline when its time is near."""
@@ -114,7 +113,8 @@ class Deadline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._overdue.discard(self)
+        if self._overdue.discard(self):
+            return  # it hasn't begun to watch the time
         self._overdue.unwatch(self)
         if self._timer is not None:
             self._timer.cancel()

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 from msgspec.structs import replace
@@ -91,6 +90,13 @@ class Meter:
         self._packed_size = 0
         self._end: Finished | None = None
 
+    def __enter__(self) -> Meter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, UpstreamUnreachable) or (isinstance(error, UpstreamInterrupted) and not self.status):
+            self.free = True
+
     def begun(self, start: ResponseStart) -> None:
         """Note that the proxy has read the start of the answer. An error costs nothing, also with status 200."""
         self.complete = self.complete or start.complete
@@ -146,7 +152,8 @@ class Meter:
         self, tokens: Callable[[], Awaitable[int | None]], count: TextCounter | None, factor: Callable[[], float]
     ) -> Usage:
         """Return the usage of the call. For the arguments see ``Bill.settle``."""
-        await self.unpack()
+        if self._packed:
+            await self.unpack()
         end = self.end
         usage = Usage() if end is None else usage_of(end) or Usage()
         if not usage.input:
@@ -227,22 +234,14 @@ class Bill:
         cost = 0 if self.price_of is None else self.price_of(usage, False).sent
         return Amount((usage.input or 0) + (usage.output or 0), cost)
 
-    @contextmanager
-    def call(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> Iterator[Meter]:
-        """Begin a call, and yield the meter to watch its answer with. Within this block the answer begins.
+    def call(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> Meter:
+        """Begin a call, and return the meter to watch its answer with. The answer must begin within its block.
 
         If the client leaves or the time is over before that, the upstream may bill the prompt.
         """
         meter = Meter(tail, sent, tokens)
         self._meters.append(meter)
-        try:
-            yield meter
-        except UpstreamUnreachable:
-            meter.free = True
-            raise
-        except UpstreamInterrupted:
-            meter.free = meter.free or not meter.status
-            raise
+        return meter
 
     async def settle(
         self,

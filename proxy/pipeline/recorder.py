@@ -47,8 +47,8 @@ CLOSING_SECONDS = 5.0
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 """Seconds without a write after repeated failures. The pause doubles after each failed attempt."""
 
-ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/messages/count_tokens"})
-"""Paths of two names that contain no ids."""
+ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"})
+"""Paths without ids."""
 
 CLIENT_LEFT = "client_disconnected"
 

@@ -43,7 +43,9 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
     trace = exchange.record.trace
     if outcome.messages is not None:
         headers = with_beta(headers, outcome.summary.beta)
-    headers = with_trace([*headers, (VIA, exchange.via)], trace, None if trace is None else trace.attempt())
+    headers = [*headers, (VIA, exchange.via)]
+    if trace is not None:
+        headers = with_trace(headers, trace, trace.attempt())
     raw = body.rewritten(units=outcome.messages, model=model, max_output=sent.output)
     if sent.tool is not None and exchange.dialect.hidden_tool is not None:
         raw = exchange.dialect.hidden_tool.with_tool(raw, sent.tool.definition)

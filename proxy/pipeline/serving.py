@@ -15,6 +15,8 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from itertools import compress
+from operator import itemgetter
 
 from starlette.types import Scope
 
@@ -204,7 +206,8 @@ class ServingPlans:
 
 def _headers(scope: Scope) -> Headers:
     """Return the headers that matter, and the query. The length of the body isn't forwarded."""
-    return scope["query_string"], tuple([pair for pair in scope["headers"] if pair[0] != b"content-length"])
+    headers = scope["headers"]
+    return scope["query_string"], tuple(compress(headers, map(b"content-length".__ne__, map(itemgetter(0), headers))))
 
 
 def _wish(body: Request) -> Wish:

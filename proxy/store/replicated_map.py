@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,6 @@ from typing import Generic, Self, TypeVar
 
 import msgspec
 import structlog
-from cachetools import LRUCache
 
 from proxy.store.interface import UNSTORED_TENANT, Store, StoreFailed
 from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
@@ -77,7 +77,8 @@ class ReplicatedMap(TenantCache[V]):
     ) -> None:
         """Decode stored entries as ``form``. ``clock`` returns seconds since 1970."""
         self._clock = clock
-        self._slots: LRUCache[Place, _Slot[V]] = LRUCache(most)
+        self._most = most
+        self._slots: OrderedDict[Place, _Slot[V]] = OrderedDict()
         codec: Codec[V] = Codec(_encoded, partial(msgspec.json.decode, type=form))
         super().__init__(store, kind, codec, self._slots, PENDING_BYTES)
 
@@ -100,7 +101,7 @@ class ReplicatedMap(TenantCache[V]):
         return slot.reading if wanted else None
 
     def get(self, *place: str) -> V | None:
-        """Return the value in this process, or ``None``."""
+        """Return the value in this process, or ``None``. This isn't a use: ``prefetch`` is."""
         slot = self._slots.get(place)
         return None if slot is None else slot.value
 
@@ -134,7 +135,11 @@ class ReplicatedMap(TenantCache[V]):
     def _slot(self, place: Place) -> _Slot[V]:
         slot = self._slots.get(place)
         if slot is None:
+            if len(self._slots) >= self._most:
+                self._slots.popitem(last=False)
             slot = self._slots[place] = _Slot()
+        else:
+            self._slots.move_to_end(place)
         return slot
 
     async def _refresh(self, place: Place, slot: _Slot[V]) -> None:

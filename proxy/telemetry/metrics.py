@@ -312,12 +312,14 @@ class RequestMetrics:
     def began(self) -> None:
         """Count a request in flight."""
         self._begun += 1
-        self._flush_soon()
+        if self._timer is None:
+            self._flush_soon()
 
     def ended(self) -> None:
         """Count a request in flight no longer."""
         self._begun -= 1
-        self._flush_soon()
+        if self._timer is None:
+            self._flush_soon()
 
     def add(self, record: RequestRecord) -> None:
         """Count a finished record."""
@@ -325,11 +327,11 @@ class RequestMetrics:
             self._add_summary(record)
         else:
             self._add_request(record)
-        self._flush_soon()
+        if self._timer is None:
+            self._flush_soon()
 
     def _flush_soon(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
+        self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
 
     def _add_request(self, record: RequestRecord) -> None:
         outcome = "client_left" if record.status == 499 else record.verdict

@@ -95,7 +95,7 @@ def remote_media_end(raw: bytes, start: int = 0) -> int:
     """Return the end of the first such part from ``start`` on; 0 if there are none."""
     while True:
         # In pieces, because no other thread runs during a search. No match goes beyond the border of a piece.
-        end = _border(raw, start + _SEARCHED)
+        end = len(raw) if len(raw) - start <= _SEARCHED else _border(raw, start + _SEARCHED)
         found = [one.end() for part in (_MEDIA_PART, _SPOKEN) if (one := part.search(raw, start, end)) is not None]
         if found or end == len(raw):
             return min(found, default=0)

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import msgspec
 import structlog
-from cachetools import LRUCache
 
 from proxy.config.upstreams import Api
 from proxy.constants import UNDECODABLE
@@ -78,7 +77,7 @@ class MissingApis:
     def __init__(self, upstream: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._upstream = upstream
         self._clock = clock
-        self._until: LRUCache[tuple[Api, str], float] = LRUCache(CALLERS)
+        self._until: dict[tuple[Api, str], float] = {}
         self._worked: dict[Api, float] = {}
 
     def lacks(self, api: Api, caller: str) -> bool:
@@ -91,6 +90,9 @@ class MissingApis:
             return
         if not self.lacks(api, caller):
             log.info("upstream.api_missing", upstream=self._upstream, api=api)
+        self._until.pop((api, caller), None)
+        if len(self._until) >= CALLERS:
+            del self._until[next(iter(self._until))]
         self._until[api, caller] = self._clock() + REMEMBERED
 
     def works(self, api: Api) -> bool:

@@ -43,11 +43,14 @@ class _Upstream:
         self.name = name
         self.settings = settings
         self.missing = MissingApis(name)
+        self._certain = settings.certain_apis
         self._choice: TransportChoice | None = None
         self._lock = asyncio.Lock()
         self._transports: dict[tuple[Api, UpstreamApi], Transport] = {}
         self._relays: dict[KeyHeader | None, RelayTransport] = {}
         """Relays by the header for keys, ``None`` if the provider has one for all paths."""
+        self._settled: dict[str, Transport] = {}
+        """Transports by path that don't depend on what responses show."""
         self._retired = False
 
     async def to(self, path: str, caller: str) -> Transport:
@@ -56,13 +59,18 @@ class _Upstream:
         Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` for a path that needs the upstream's
         own API.
         """
+        settled = self._settled.get(path)
+        if settled is not None:
+            return settled
         client = API_OF_PATH.get(path)
         if client is None:
             return await self.relay()
         upstream = await self.api_for(client, caller)
         transport = await self.open(client, upstream)
-        certain = self.settings.certain_apis is not None or self.missing.works(client)
-        if client == "chat" or upstream != client or certain:
+        if client == "chat" or self._certain is not None:
+            self._settled[path] = transport
+            return transport
+        if upstream != client or self.missing.works(client):
             return transport
         return LearningTransport(transport, partial(_over_chat, self, client, "chat"), client, self.missing, caller)
 
@@ -72,7 +80,7 @@ class _Upstream:
         It's the client's API if the upstream has it, or if no response has shown yet that it doesn't. Chat completions
         have no second way, so those without that API are sent in it nevertheless.
         """
-        apis = self.settings.certain_apis
+        apis = self._certain
         if (apis is None or "chat" in apis) and (await self.choice()).kind == "translate":
             return "provider"
         if apis is None:
@@ -81,7 +89,7 @@ class _Upstream:
 
     async def has(self, api: Api, caller: str) -> bool:
         """Return whether the upstream has an API, or no response has shown a caller yet that it doesn't."""
-        if self.settings.certain_apis is None and self.missing.lacks(api, caller):
+        if self._certain is None and self.missing.lacks(api, caller):
             return False
         return await self.api_for(api, caller) == api
 
@@ -132,7 +140,7 @@ class _Upstream:
         return self._choice
 
     async def _choose(self) -> TransportChoice:
-        settings, apis = self.settings, self.settings.certain_apis
+        settings, apis = self.settings, self._certain
         relays = settings.speaks is not None or (apis is not None and "chat" not in apis)
         lane = "relay" if relays else settings.lane
         choice = resolve_transport(settings.provider, settings.base_url, lane, where=f"upstreams.{self.name}")

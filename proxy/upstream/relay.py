@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 from proxy.errors import UnknownModel
 from proxy.http.headers import Credential
 from proxy.upstream.connections import Connections
-from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, Answer, Headers, Outgoing, Transport
+from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Headers, Outgoing, Transport
 
 KeyHeader = Literal["authorization", "api-key", "x-api-key"]
 
@@ -76,7 +76,8 @@ class RelayTransport(Transport):
         self._api_key = api_key
         self._extra = [(name.lower(), value) for name, value in headers.items()]
         self._replaced = {name for name, _ in self._extra}
-        self._chat_url = None if address.deployments else self.url(CHAT_PATH)
+        paths = () if address.deployments else (CHAT_PATH, RESPONSES_PATH, MESSAGES_PATH)
+        self._urls = {path: self.url(path) for path in paths}
         self.connections = Connections(address.base_url, upstream)
 
     @property
@@ -95,8 +96,9 @@ class RelayTransport(Transport):
 
     async def send(self, request: Outgoing) -> Answer:
         """Send the request to its path."""
-        plain = request.path == CHAT_PATH and not request.query
-        url = (self._chat_url if plain else None) or self.url(request.path, request.query, model=request.model)
+        url = None if request.query else self._urls.get(request.path)
+        if url is None:
+            url = self.url(request.path, request.query, model=request.model)
         headers = self.headers(request.headers, request.credential, anthropic=request.path == MESSAGES_PATH)
         within = None if request.bounded else request.timeout
         answer = await self.connections.send("POST", url, headers, request.body, within, again=True)
@@ -150,7 +152,7 @@ class RelayTransport(Transport):
 
         ``anthropic`` says that the request is in Anthropic's format.
         """
-        merged = [pair for pair in headers if pair[0] not in self._replaced]
+        merged = [pair for pair in headers if pair[0] not in self._replaced] if self._replaced else list(headers)
         wanted = self._address.key_header
         key = self._api_key
         if key is None and credential is not None:

@@ -173,9 +173,12 @@ class UsageFeedback:
         body, after = exchange.body, sent.after
         if start.answer.status != 200 or start.overflow is not None or not body.units:
             return None
+        size = len(body.raw)
+        if after is None and size <= min(SMALLEST_BYTES, LEAST_COUNTED) and not body.references:
+            return None
         if sent.outcome.verdict in ("off", "failed") or body.continues:
             return None
-        place, size = exchange.place, len(body.raw)
+        place = exchange.place
         wanted = False
         if after is None:
             wanted = size > LEAST_COUNTED and self._runtime.limits.calibration.worth_counting(*place)
