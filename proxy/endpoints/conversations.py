@@ -28,7 +28,7 @@ from proxy.endpoints.reply import Hide, send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.headers import Own
-from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
+from proxy.http.request_body import CONNECTION, ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
@@ -79,7 +79,7 @@ class Conversations:
                     limit = request.configuration.settings.server.body_limit
                     # `_exchange` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]
-                    with leaving(receive, send) as clock:
+                    with leaving(receive, send, scope.get(CONNECTION)) as clock:
                         now, record.phases["body"] = clock.now(), milliseconds_since(started)
                         exchange = await self._exchange(request, known, came, held, clock)
                         exchanges.append(exchange)

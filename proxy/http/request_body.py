@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import perf_counter
 from types import TracebackType
 
@@ -17,8 +17,9 @@ from proxy.http.headers import VIA, encoded
 from proxy.http.timers import CoarseTimer, coarse_timer
 
 __all__ = [
-    "ARRIVED",
+    "CONNECTION",
     "ClientLeft",
+    "Connection",
     "Sent",
     "answer_error",
     "arriving",
@@ -46,8 +47,8 @@ BODY_RATE = 10_000
 A client that doesn't send its body holds a place in the concurrency limit.
 """
 
-ARRIVED = "compaction.arrived"
-"""Key of a scope: present if the server had the whole body when the request began, so that nothing waits for it."""
+CONNECTION = "compaction.connection"
+"""Key of the ``Connection`` in a scope. Other servers than the proxy's own set none."""
 
 SLOW = "The request body came too slowly, or stopped coming. Send it again."
 
@@ -77,6 +78,21 @@ class MemoryLease(ABC):
         """Take this many bytes more; wait if they aren't free. Raises ``Overloaded``."""
         if not self.grown(amount):
             await self.wait(amount)
+
+
+class Connection:
+    """The client's connection during one request.
+
+    ``arrived`` is true once the server has the whole body. When the connection is lost before the response is complete,
+    ``lost`` becomes true, and the server calls ``on_loss``.
+    """
+
+    __slots__ = ("arrived", "lost", "on_loss")
+
+    def __init__(self) -> None:
+        self.arrived = False
+        self.lost = False
+        self.on_loss: Callable[[], None] | None = None
 
 
 class ClientLeft(Exception):
@@ -163,7 +179,8 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
         await held.wait(announced)
     chunks: list[bytes] = []
     size = 0
-    body_in_time = None if ARRIVED in scope else arriving()
+    connection: Connection | None = scope.get(CONNECTION)
+    body_in_time = None if connection is not None and connection.arrived else arriving()
     with body_in_time or _AT_ONCE:
         while True:
             message = await receive()
@@ -267,25 +284,35 @@ def _step(pieces: Iterator[bytes], size: int) -> tuple[list[bytes], bool]:
 class leaving:
     """Within this block, which begins once the body has been read, cancel the work when the client leaves.
 
-    Raises ``ClientLeft`` then. Work that ends before it's ``overdue`` isn't watched. Returns the timer that decides on
-    that. Servers also report a disconnect once the response is complete; that one doesn't cancel anything, because the
-    client has the whole response. ``sent`` says so; a block that doesn't send the response goes without it.
+    Raises ``ClientLeft`` then. Returns the coarse timer. Without a ``connection``, a task waits for the disconnect, but
+    only if the work takes one to two ticks. Servers also report a disconnect once the response is complete; that one
+    doesn't cancel anything, because the client has the whole response. ``sent`` says so; a block that doesn't send the
+    response goes without it.
     """
 
-    def __init__(self, receive: Receive, sent: Sent | None = None) -> None:
+    def __init__(self, receive: Receive, sent: Sent | None = None, connection: Connection | None = None) -> None:
         self._receive = receive
         self._sent = sent
+        self._connection = connection
         self._watcher: asyncio.Task[None] | None = None
         self._left = False
 
     def __enter__(self) -> CoarseTimer:
         self._overdue = coarse_timer()
         self._task = self._overdue.task()
-        self._overdue.add(self, self._begin)
+        if self._connection is None:
+            self._overdue.add(self, self._begin)
+        elif self._connection.lost:
+            self._leave()
+        else:
+            self._connection.on_loss = self._leave
         return self._overdue
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._overdue.discard(self)
+        if self._connection is not None:
+            self._connection.on_loss = None
+        else:
+            self._overdue.discard(self)
         if self._watcher is not None:
             self._watcher.cancel()
             # The task's exception refers to this block. A reference cycle would stay until the next garbage collection.
@@ -299,10 +326,12 @@ class leaving:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if self._sent is not None and self._sent.complete:
-            return
-        self._left = True
-        self._task.cancel()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._sent is None or not self._sent.complete:
+            self._left = True
+            self._task.cancel()
 
 
 LINGERING_SECONDS = 30.0

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+from proxy.http.request_body import CONNECTION, Connection
 
 _CONTROLS = frozenset((*range(0x20), 0x7F))
 _NOT_IN_NAMES = bytes(sorted(_CONTROLS.union(b'()<>@,;:[]={} \t\\"')))
@@ -22,6 +25,11 @@ class Cycle(RequestResponseCycle):
     uvicorn searches each name and each value for invalid bytes, which takes as long as the rest of a small response's
     head. Here all names are searched at once, and all values.
     """
+
+    @property
+    def connection(self) -> Connection:
+        """Return what the application knows of the connection. It doesn't refer to the cycle, which has the scope."""
+        return cast(Connection, cast(Scope, self.scope)[CONNECTION])
 
     async def send(self, message: Any) -> None:
         """Send a message of ASGI."""

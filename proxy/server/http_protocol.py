@@ -24,7 +24,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.errors import Malformed
-from proxy.http.request_body import ARRIVED
+from proxy.http.request_body import CONNECTION, Connection
 from proxy.server.cycle import CoalescingTransport, Cycle
 
 log = structlog.get_logger(__name__)
@@ -71,6 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._replayed: bytes | None = None
         self._upgrades: list[tuple[bytes, bytes]] = []
         self._half_closed: HalfClosed | None = None
+        self._running: Cycle | None = None
         self._idle = False
         self._stopping = False
         self._since = 0.0
@@ -98,6 +99,15 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._half_closed is not None:
             self._half_closed.close()
         super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            # uvicorn only tells the newest request, and others may be in front of it.
+            running.disconnected = True
+            running.message_event.set()
+            connection = running.connection
+            connection.lost = True
+            if connection.on_loss is not None:
+                connection.on_loss()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Keep a connection open whose client may only have closed its sending side. See ``HalfClosed``."""
@@ -177,6 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
         scope["http_version"] = version
         scope["path"] = unquote(path) if "%" in path else path
         scope["raw_path"], scope["query_string"] = url.path, url.query or b""
+        cast(Scope, scope)[CONNECTION] = Connection()
         self.cycle = cycle = Cycle(
             scope=scope,
             transport=cast(asyncio.Transport, CoalescingTransport(self.transport, self.loop)),
@@ -191,6 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         if before is None or before.response_complete:
+            self._running = cycle
             self._start_asgi_task(cycle, self.app)
         else:
             self.flow.pause_reading()
@@ -237,7 +249,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unread = 0
             if not self.cycle.response_complete:
                 # The task of a small request begins after this, and finds its body complete.
-                cast(Scope, self.cycle.scope)[ARRIVED] = True
+                cast(Cycle, self.cycle).connection.arrived = True
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -247,7 +259,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self.flow.resume_reading()
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            following, app = self.pipeline.pop()
+            self._running = cast(Cycle, following)
+            self._start_asgi_task(following, app)
             return
         self._since = self.loop.time()
         self._idle = not self.cycle.more_body

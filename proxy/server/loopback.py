@@ -109,6 +109,7 @@ def serve(
         log_config=None,
         log_level=log_level,
         access_log=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=drain,
         timeout_keep_alive=keepalive,
     )
