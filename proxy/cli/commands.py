@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import os
@@ -157,7 +158,12 @@ def run(config: Path | None, command: tuple[str, ...]) -> None:
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="The number of worker processes.")
 def serve(config: Path | None, host: str | None, port: int | None, workers: int) -> None:
     """Start the proxy."""
+    # Modules live as long as the process, so the collector would visit them for nothing.
+    gc.disable()
     from proxy.server.run import run as run_server
+
+    gc.freeze()
+    gc.enable()
 
     with _errors_without_traceback():
         run_server(config, host, port, workers)
