@@ -345,7 +345,8 @@ class AnswerTail:
             return end
         body = b"".join(self._kept)
         if not self._is_json:
-            body = b"\n".join([line for line in body.splitlines() if _REPORTS.search(line)][-_TRIED:])
+            lines = body.splitlines() if b'"usage"' in body else ()
+            body = b"\n".join([line for line in lines if _REPORTS.search(line)][-_TRIED:])
         more = self.read_reports(body, self._read) if body else end
         if more.prompt is None and more.output is None:
             return end

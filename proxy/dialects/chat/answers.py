@@ -35,7 +35,7 @@ class ChatAnswers(Answers):
     INSIDE = False
     USUAL = frozenset({None, "stop", "tool_calls", "length", "function_call"})
     REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
-    TEXTS = deltas("content|reasoning_content|reasoning|refusal|arguments|text")
+    TEXTS = deltas("content|r(?:easoning(?:_content)?|efusal)|arguments|text")
 
     def tail(self) -> AnswerTail:
         return _ChatTail(self.read_usage, self.read_end, self.TEXTS)
