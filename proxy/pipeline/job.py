@@ -359,6 +359,10 @@ class SummaryWriter(ABC):
     async def tries(self, task: SummaryTask) -> Sequence[Writing]:
         """Return the tries to make, in order; none if this writer can't do it."""
 
+    def may_try(self) -> bool:
+        """Return false if ``tries`` will return none, whatever the task is."""
+        return True
+
 
 def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, repair: bool) -> CompactionJob:
     """Plan the compaction of a request, and compute the keys of its checkpoints.

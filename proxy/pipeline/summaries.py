@@ -49,7 +49,9 @@ class CheckpointSummaries:
     def prepare(self, job: CompactionJob) -> None:
         """Start making the summary of the next checkpoint in the background."""
         positions = [*job.plan.checkpoints, *([job.plan.upcoming] if job.plan.upcoming else [])]
-        if positions and job.case.mode == "enforce" and job.case.kept:
+        wanted = positions and job.case.mode == "enforce" and job.case.kept
+        # Without a model, there is nothing to do ahead of need, so don't take a lease and read the store.
+        if wanted and any(writer.may_try() for writer in job.case.writers):
             checkpoints = job.checkpoints(positions)
             make, patience = self._maker(job, positions[-1], ahead=True), self._patience(job, positions[-1])
             self._summaries.begin(job.case.tenant, checkpoints, make, patience)

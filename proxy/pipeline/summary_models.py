@@ -44,10 +44,22 @@ ReadUsage = Callable[[bytes], Finished]
 
 
 class TranscriptWriter(SummaryWriter):
-    """Summaries of transcripts. ``models`` returns the models to try, for a summary of at most the given tokens."""
+    """Summaries of transcripts. ``models`` returns the models to try, for a summary of at most the given tokens.
 
-    def __init__(self, models: Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]]) -> None:
+    ``may_try`` is that of ``SummaryWriter``.
+    """
+
+    def __init__(
+        self,
+        models: Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]],
+        may_try: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._models = models
+        self._may_try = may_try
+
+    def may_try(self) -> bool:
+        """See ``SummaryWriter``."""
+        return self._may_try()
 
     async def tries(self, task: SummaryTask) -> Sequence[Writing]:
         """See ``SummaryWriter``."""
@@ -76,6 +88,14 @@ async def summary_models(runtime: Runtime, exchange: Exchange, max_tokens: int) 
         except ConfigurationError as error:  # the other models, or a digest, take its place
             log.error("summary.model_unusable", model=name, upstream=route.upstream, reason=error.message)
     return models
+
+
+def has_summary_model(exchange: Exchange) -> bool:
+    """Return whether there is a route to a model that may summarize a conversation."""
+    caller, settings = exchange.caller, exchange.caller.policy.section(SummarySettings)
+    names = [name for name in (settings.model, settings.fallback_model) if name is not None and may_use(caller, name)]
+    # The conversation's own model takes the place of the first one.
+    return settings.model not in names or any(exchange.configuration.settings.route(name) for name in names)
 
 
 def _allowed(exchange: Exchange, name: str | None) -> str | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
+import pytest
+
+from proxy.summary.single_flight import Lease
 from tests.kit.scripted import behind, chat, client
 from tests.kit.upstream import StandIn
 
@@ -33,3 +36,19 @@ def test_a_digest_is_the_same_whether_or_not_the_proxy_saw_the_conversation_grow
     assert origins.index("digest") > 2, "the conversation passes the sizes at which summaries are prepared"
     for place in (origins.index("digest"), len(prompts) - 1):
         assert sent(tmp_path / f"at once {place}", [lengths[place]]) == ([prompts[place]], ["digest"])
+
+
+def test_the_store_is_not_asked_ahead_of_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leases: list[Lease] = []
+    take = Lease.take
+
+    def noted(lease: Lease) -> Awaitable[bool]:
+        leases.append(lease)
+        return take(lease)
+
+    monkeypatch.setattr(Lease, "take", noted)
+    _, origins = sent(tmp_path / "grown", range(8, 24))
+    needed = origins.index("digest")
+    leases.clear()
+    assert sent(tmp_path / "below", range(8, 8 + needed))[1] == [None] * needed
+    assert leases == []
