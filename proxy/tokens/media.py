@@ -21,8 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import imagesize
-
 from proxy.errors import ConfigurationError
 
 MEDIA_LABELS = {
@@ -228,6 +226,8 @@ def _detail(value: object, part: Mapping[str, Any]) -> str:
 def _size(head: bytes) -> Size | None:
     if not head.startswith(_MAGIC) and head[8:12] not in _ISO_BRANDS:
         return None
+    import imagesize  # takes 4 ms and 0.7 MB
+
     width, height = imagesize.get(io.BytesIO(head))
     if not (0 < width <= LARGEST_SIDE and 0 < height <= LARGEST_SIDE):
         return None
