@@ -178,11 +178,14 @@ def process_1(image: Image, log: Path, *arguments: str, **more: str) -> Iterator
     unshare = ["unshare", "--pid", "--net", "--mount", "--fork", "--kill-child"]
     with log.open("wb") as output:
         runner = subprocess.Popen([*unshare, *inside, *environment, *command], stdout=output, stderr=output)
+    children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
     try:
-        children = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
         await_(lambda: bool(children.read_text().split()), runner, log)
         yield Process(int(children.read_text().split()[0]), runner)
     finally:
+        # The user of process 1 has changed, so it doesn't end with unshare.
+        for pid in children.read_text().split() if runner.poll() is None else ():
+            os.kill(int(pid), signal.SIGKILL)
         runner.kill()
         runner.wait()
 
