@@ -24,12 +24,28 @@ class Cycle(RequestResponseCycle):
 
     uvicorn searches each name and each value for invalid bytes, which takes as long as the rest of a small response's
     head. Here all names are searched at once, and all values.
+
+    ``pieces`` are those of a large body that the application hasn't read, and ``waiting`` is the number of their bytes.
     """
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.pieces: list[bytes] = []
+        self.waiting = 0
 
     @property
     def connection(self) -> Connection:
         """Return what the application knows of the connection. It doesn't refer to the cycle, which has the scope."""
         return cast(Connection, cast(Scope, self.scope)[CONNECTION])
+
+    async def receive(self) -> Any:
+        """Return the next message of ASGI: the bytes that have arrived since the one before."""
+        message: Any = await super().receive()
+        pieces = self.pieces
+        if pieces and message["type"] == "http.request":
+            self.pieces, self.waiting = [], 0
+            message["body"] = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return message
 
     async def send(self, message: Any) -> None:
         """Send a message of ASGI."""

@@ -21,6 +21,7 @@ from urllib.parse import unquote
 import httptools
 import structlog
 from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.errors import Malformed
@@ -32,6 +33,9 @@ log = structlog.get_logger(__name__)
 HEAD_BYTES = 262_144
 """The largest request head, and the largest trailer section, in bytes."""
 
+LARGE_DIGITS = 5
+"""The digits of a ``Content-Length`` from which on the parser doesn't copy the body."""
+
 HEAD_SECONDS = 20.0
 """The time a client has to send a whole request head, in seconds. nginx and Apache allow 20 to 60."""
 
@@ -42,6 +46,7 @@ REUSE_SECONDS = 0.1
 """The same for an idle connection that has already served a request: enough to read bytes that have just arrived."""
 
 _CODING = b"transfer-encoding"
+_LENGTH = b"content-length"
 _name_of = itemgetter(0)
 
 INVALID = "The request isn't valid HTTP/1.1. Check the client, or a proxy in front of this one."
@@ -67,6 +72,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         self._unread = 0
+        self._left = 0
+        """The bytes of a large body that are still to come."""
         self._refused: str | None = None
         self._replayed: bytes | None = None
         self._upgrades: list[tuple[bytes, bytes]] = []
@@ -126,6 +133,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Parse bytes from the client."""
         if self._refused is not None:
             return
+        if self._left:
+            self._take(data)
+            return
         if self._idle:
             self._idle = False
             self._since = self.loop.time()
@@ -141,6 +151,36 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unread > HEAD_BYTES and not self.transport.is_closing():
             self._refuse(LONG)
 
+    def _take(self, data: bytes) -> None:
+        """Store the next bytes of a large body without the parser, which would copy them.
+
+        This parser still waits for the body, so another one reads the next request.
+        """
+        piece, rest = data[: self._left], data[self._left :]
+        self._store(piece)
+        if not self._left:
+            self.on_message_complete()
+            self._read_on()
+        if rest:
+            self.data_received(rest)
+
+    def _store(self, piece: bytes) -> None:
+        """Store a piece of a large body. uvicorn would copy it twice."""
+        self._left -= len(piece)
+        cycle = cast(Cycle, self.cycle)
+        if cycle.response_complete:
+            return
+        cycle.pieces.append(piece)
+        cycle.waiting += len(piece)
+        if self._left and cycle.waiting > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def _read_on(self) -> None:
+        """Start with another parser."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
     def _without_upgrades(self, rest: memoryview) -> None:
         """Parse a head with ``Upgrade`` again without that header, then ``rest``, the bytes that followed it.
 
@@ -149,8 +189,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         while self._replayed is not None:
             head, self._replayed = self._replayed, None
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._read_on()
             self.parser.feed_data(head)
             try:
                 self.parser.feed_data(rest)
@@ -232,6 +271,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 raise self._refusal(OLD_CODING)
         if hosts != 1 and (hosts or version == "1.1"):
             raise self._refusal(HOSTS if hosts else NO_HOST)
+        length = self.headers[names.index(_LENGTH)][1] if _LENGTH in names and not codings else b""
+        # Python takes no number of thousands of digits, which may all be zeros.
+        self._left = int(length) if LARGE_DIGITS <= len(length) < 20 and length.isdigit() else 0
 
     def _refusal(self, message: str) -> Malformed:
         """Return an error that stops the parser."""
@@ -241,7 +283,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Store a piece of the body for the application."""
         self._unread = 0
-        super().on_body(body)
+        if self._left:
+            self._store(body)
+        else:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Finish a request's body."""
