@@ -17,7 +17,7 @@ import secrets
 import threading
 from array import array
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -182,20 +182,22 @@ class LazyUnits(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
         if isinstance(index, slice):
-            return [self._unit(place) for place in range(*index.indices(len(self._units)))]
-        return self._unit(range(len(self._units))[index])
+            found = self._units[index]
+            if None in found:
+                places = range(*index.indices(len(self._units)))
+                found = [self._cut(place) if unit is None else unit for place, unit in zip(places, found, strict=True)]
+            return cast(list[bytes], found)
+        unit = self._units[index]
+        return self._cut(range(len(self._units))[index]) if unit is None else unit
 
     def __iter__(self) -> Iterator[bytes]:
         if self._left:
-            for place in range(len(self._units)):
-                self._unit(place)
+            self._units = [*self[:]]
         return iter(cast(list[bytes], self._units))
 
-    def _unit(self, place: int) -> bytes:
-        unit = self._units[place]
-        if unit is None:
-            unit = self._units[place] = self._make(place)
-            self._left -= 1
+    def _cut(self, place: int) -> bytes:
+        unit = self._units[place] = self._make(place)
+        self._left -= 1
         return unit
 
 
@@ -374,9 +376,9 @@ class Prefixes:
 
     def find(self, api: str, raw: bytes, tenant: str) -> Mark | None:
         """Return the longest prefix of a body, if it's most of the body."""
-        stream, level, best = _Stream(raw, _seed(api, tenant)), LEAST_BYTES, None
+        stream, best = _Stream(raw, _seed(api, tenant)), None
         with self._lock:
-            while level <= len(raw):
+            for level in _levels(len(raw)):
                 node = self._nodes.get((level, stream.to(level)))
                 if node is None:
                     break
@@ -385,7 +387,6 @@ class Prefixes:
                         break
                     if stream.to(mark.end) == mark.digest:
                         best = mark
-                level *= 2
             if best is None or 2 * (best.end - best.prefix.start) < len(raw):
                 return None
             order = self._tenants[tenant]
@@ -475,6 +476,12 @@ class Prefixes:
             if not node.prefixes:
                 del self._nodes[key]
         prefix.marks.clear()  # they refer to the prefix
+
+
+def _levels(length: int) -> Iterable[int]:
+    """Return the levels at which a body is looked up: the first one, and those below the marks that are most of it."""
+    top = LEAST_BYTES << max(0, (length // LEAST_BYTES).bit_length() - 1)
+    return dict.fromkeys((LEAST_BYTES, max(LEAST_BYTES, top // 2), top))
 
 
 def _seed(api: str, tenant: str) -> int:

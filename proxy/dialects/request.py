@@ -97,6 +97,7 @@ class Request(msgspec.Struct, eq=False):
     begun: Mark | None = None
     grown: Prefix | None = None
     spans: Spans | None = None
+    _media: bool | None = None
 
     @classmethod
     async def read(cls, raw: bytes, memory: Prefixes | None = None, tenant: str = "") -> Self:
@@ -168,6 +169,11 @@ class Request(msgspec.Struct, eq=False):
 
     def has_remote_media(self) -> bool:
         """Return whether the body may contain parts whose tokens can exceed their bytes. See ``tokens.media``."""
+        if self._media is None:
+            self._media = self._find_media()
+        return self._media
+
+    def _find_media(self) -> bool:
         begun, grown = self.begun, self.grown
         start = end = 0
         if begun is not None and (known := begun.prefix.media) is not None:

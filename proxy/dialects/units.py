@@ -179,6 +179,12 @@ class ByDigest(Generic[T]):
                 results[index] = self._computed(raw, key) if result is None else result
         return cast(list[T], results)
 
+    def one(self, raw: bytes | memoryview) -> T:
+        """Return the result of one value."""
+        key = xxhash.xxh3_128_digest(raw, _SEED)
+        result = self._results.get(key)
+        return self._computed(raw, key) if result is None else result
+
     def _computed(self, raw: bytes | memoryview, key: bytes) -> T:
         if len(self._results) >= self._most:
             self._results.clear()

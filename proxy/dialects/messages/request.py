@@ -250,6 +250,8 @@ def _known_unit(begun: Mark, raw: bytes, splits: dict[int, Split], known: dict[i
     """Return a unit of a known message. ``known`` are the units that were already made, by the index of the first."""
     prefix = begun.prefix
     place = bisect_right(prefix.units, index)
+    if not prefix.shapes[place].results:
+        return begun.message(raw, place)
     first = prefix.units[place - 1] if place else 0
     made = known.get(first)
     if made is None:

@@ -72,13 +72,13 @@ PLACED_BY = 4
 """The newest of the client's own items that identify a place. Older ones don't count, because clients trim them."""
 
 
-def place_after(units: Sequence[bytes]) -> str:
+def place_after(units: Iterable[bytes]) -> str:
     """Return what identifies the end of a conversation: the client's newest messages and results.
 
-    They are the same when the client refers to the answer later. In another conversation they differ, even if the
-    upstream uses the answer's id there again.
+    ``units`` are the newest first. The result is the same when the client refers to the answer later. In another
+    conversation it differs, even if the upstream uses the answer's id there again.
     """
-    newest = filter(None, (mark for unit in reversed(units) for mark in _own.of([unit])))
+    newest = filter(None, map(_own.one, units))
     return _place([*islice(newest, PLACED_BY)][::-1])
 
 

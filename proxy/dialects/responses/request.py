@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -144,7 +145,13 @@ class ResponsesRequest(Request, eq=False):
         self.placed = None
 
     def place(self) -> str:
-        return place_after(self.units)
+        begun = self.begun
+        if begun is None:
+            return place_after(reversed(self.units))
+        # Runs have no mark, and all other units are items.
+        shapes, places = begun.prefix.shapes, range(begun.messages - 1, -1, -1)
+        known = (begun.message(self.raw, place) for place in places if shapes[place] == _SHAPE_OTHER)
+        return place_after(chain(reversed(self.units[begun.units :]), known))
 
     def places(self) -> Iterable[tuple[str, str]]:
         return places_of(self.units)

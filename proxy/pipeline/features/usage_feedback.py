@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 import structlog
 from cachetools import LRUCache
+from msgspec.structs import replace
 
 from proxy.dialects.counting import Evidence
 from proxy.dialects.request import Request
@@ -61,8 +61,7 @@ SHOWS_TOOLS = 0.2
 """Share of a prompt that tool calls and results must have for its reported size to show that templates keep them."""
 
 
-@dataclass(frozen=True, slots=True)
-class SentTurn:
+class SentTurn(msgspec.Struct, frozen=True):
     """An earlier request of a conversation that the proxy sent unchanged.
 
     ``size`` is in bytes, ``reported`` in the upstream's tokens. ``messages`` is the number of messages except the last
@@ -88,8 +87,7 @@ class SentTurn:
         return 0 if zlib.crc32(messages[self.messages]) == self.last_mark else self.last // BYTES_A_TOKEN_AT_MOST
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierTurn:
+class EarlierTurn(msgspec.Struct, frozen=True):
     """An earlier turn that a request continues.
 
     ``replaced`` is an upper bound on the tokens of its last message if the request replaces it, else 0. ``calls`` is
