@@ -65,14 +65,16 @@ def fit(
     if room is not None:
         limit = _Limit(room, _tokens, _same, SMALLEST)
         for rung in (_results, _arguments, _media, _texts, *_LAST):
-            if limit.excess(pieces) > 0:
-                pieces = rung(pieces, limit, rules, format)
+            if limit.excess(pieces) <= 0:
+                break
+            pieces = rung(pieces, limit, rules, format)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
         limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
         # Media come first: they have the most bytes, so that often no text has to be cut.
         for rung in (_media, _results, _arguments, _texts, *_LAST):
-            if limit.excess(pieces) > 0:
-                pieces = rung(pieces, limit, rules, format)
+            if limit.excess(pieces) <= 0:
+                break
+            pieces = rung(pieces, limit, rules, format)
     if all(made is piece for made, piece in zip(pieces, rendered.pieces, strict=True)):
         return rendered
     return RenderedConversation(pieces, (*rendered.steps, NAME))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from proxy.compaction.format import Format
 from proxy.compaction.planning import Frontier, Plan
 from proxy.compaction.pressure import COMMA
@@ -26,8 +28,7 @@ _CLIP_MARKER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingMessage:
+class OutgoingMessage(msgspec.Struct, frozen=True):
     """A message to send.
 
     ``turn`` is the client's message that it was made from; ``None`` for the summary. ``pinned`` messages don't change.

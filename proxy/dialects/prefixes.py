@@ -148,6 +148,11 @@ class Mark(msgspec.Struct, eq=False, frozen=True):
         """Return one of the messages that are known."""
         return msgspec.Raw(memoryview(raw)[self.prefix.starts[index] : self.prefix.ends[index]])
 
+    def several(self, raw: bytes, indexes: Sequence[int]) -> list[bytes]:
+        """Return some of the messages that are known."""
+        view, starts, ends = memoryview(raw), self.prefix.starts, self.prefix.ends
+        return [msgspec.Raw(view[starts[index] : ends[index]]) for index in indexes]
+
 
 class Spans(msgspec.Struct, eq=False):
     """Where the messages of a request are in its body. ``items`` are those that aren't known.
@@ -168,7 +173,8 @@ class LazyUnits(Sequence[bytes]):
 
     __slots__ = ("_left", "_make", "_units")
 
-    def __init__(self, known: int, others: Sequence[bytes], make: Callable[[int], bytes]) -> None:
+    def __init__(self, known: int, others: Sequence[bytes], make: Callable[[Sequence[int]], Sequence[bytes]]) -> None:
+        """``make`` returns known units by their indexes."""
         self._units: list[bytes | None] = [*([None] * known), *others]
         self._left = known
         self._make = make
@@ -182,23 +188,23 @@ class LazyUnits(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
         if isinstance(index, slice):
-            found = self._units[index]
-            if None in found:
-                places = range(*index.indices(len(self._units)))
-                found = [self._cut(place) if unit is None else unit for place, unit in zip(places, found, strict=True)]
-            return cast(list[bytes], found)
-        unit = self._units[index]
-        return self._cut(range(len(self._units))[index]) if unit is None else unit
+            if self._left and None in self._units[index]:
+                self._cut(range(*index.indices(len(self._units))))
+        elif self._units[index] is None:
+            self._cut([range(len(self._units))[index]])
+        return cast(bytes | list[bytes], self._units[index])
 
     def __iter__(self) -> Iterator[bytes]:
         if self._left:
-            self._units = [*self[:]]
+            self._cut(range(len(self._units)))
         return iter(cast(list[bytes], self._units))
 
-    def _cut(self, place: int) -> bytes:
-        unit = self._units[place] = self._make(place)
-        self._left -= 1
-        return unit
+    def _cut(self, places: Sequence[int]) -> None:
+        units = self._units
+        missing = [place for place in places if units[place] is None]
+        for place, unit in zip(missing, self._make(missing), strict=True):
+            units[place] = unit
+        self._left -= len(missing)
 
 
 def after_marker(mark: Mark, raw: bytes, messages: Sequence[bytes]) -> Spans | None:
@@ -217,7 +223,7 @@ def after_marker(mark: Mark, raw: bytes, messages: Sequence[bytes]) -> Spans | N
 
 def lazy_units(mark: Mark, raw: bytes, others: Sequence[bytes]) -> Sequence[bytes]:
     """Return the units of a request whose units are messages."""
-    return LazyUnits(mark.units, others, partial(mark.message, raw))
+    return LazyUnits(mark.units, others, partial(mark.several, raw))
 
 
 def remember(request: Request, memory: Prefixes, tenant: str) -> None:

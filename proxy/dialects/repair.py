@@ -33,8 +33,8 @@ def needs_repair(messages: Sequence[Facts]) -> bool:
     """Return whether messages may need a repair. ``True`` doesn't mean that they are invalid."""
     for facts in messages:
         if facts.calls:
-            ids = {call.id for call in facts.calls}
-            if facts.kind != "assistant" or len(ids) < len(facts.calls) or "" in ids:
+            ids = [call.id for call in facts.calls]
+            if facts.kind != "assistant" or "" in ids or (len(ids) > 1 and len(set(ids)) < len(ids)):
                 return True
         elif facts.role == "function" or facts.empty:
             return True

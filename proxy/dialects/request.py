@@ -278,7 +278,10 @@ class Request(msgspec.Struct, eq=False):
         """
         if units is None and model is None and max_output is None:
             return self.raw
-        fields = fields_of(self.raw if self.strict is None else self.strict)
+        raw = self.raw if self.strict is None else self.strict
+        if units is not None and self.begun is not None:
+            raw = self.begun.spliced(raw)  # the known messages are about to be replaced
+        fields = fields_of(raw)
         if units is not None:
             self._replace_units(fields, units)
         if model is not None:

@@ -83,13 +83,15 @@ class Compactor:
         summed = None if _too_many_bytes(case) else await self._facts.sums(case.body, case.counter, case.tenant)
         if summed is not None:
             sums, last = summed
-            _, outcome, worth_it = _judged(case, sums, last, fixed)
+            case, outcome, worth_it = _judged(case, sums, last, fixed)
             if not worth_it:
                 return outcome
         turns, fixed, before = await self._measure(case)
-        case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, lambda: self._judged(case, turns, fixed))
-        if not worth_it:
-            return outcome
+        if summed is None:
+            judge = partial(self._judged, case, turns, fixed)
+            case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, judge)
+            if not worth_it:
+                return outcome
         work = await self._work(case, turns, fixed, before)
         if not any_trigger(case, before, len(turns)):
             self._summaries.prepare(work)

@@ -300,9 +300,9 @@ class CompactionJob:
         start = 0
         body = self.body
         for position in positions:
-            for turn in body[start:position]:
-                chain.update(turn.facts.digest)
-                content.update(turn.facts.digest)
+            digests = b"".join([turn.facts.digest for turn in body[start:position]])
+            chain.update(digests)
+            content.update(digests)
             start = position
             # The summary message doesn't quote the carried message.
             place = chain.copy()
@@ -409,7 +409,7 @@ def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
 
 def around_messages(body: Request, separator: int = COMMA) -> int:
     """Return the bytes of a body outside its messages. ``separator`` is the bytes between two messages."""
-    return max(0, len(body.raw) - sum(len(raw) + separator for raw in body.units))
+    return max(0, len(body.raw) - sum(map(len, body.units)) - separator * len(body.units))
 
 
 def fixed_tokens(turns: Sequence[Turn], fixed: int) -> int:

@@ -130,7 +130,7 @@ class MessagesRequest(Request, eq=False):
         spans.shapes = layouts
         spans.units = list(accumulate(map(units_in, layouts), initial=begun.units if begun else 0))[1:]
         if begun is not None:
-            units = LazyUnits(begun.units, made, partial(_known_unit, begun, raw, splits, {}))
+            units = LazyUnits(begun.units, made, partial(_known_units, begun, raw, splits, {}))
         fields = [bytes(getattr(wire, name)) for name in _FIELDS]
         most, thinking = positive(wire.max_tokens), thinking_tokens(wire.thinking)
         return cls(
@@ -246,19 +246,25 @@ def units_in(layout: Layout) -> int:
     return 1 if layout.single or not layout.results else len(layout.results) + bool(layout.others)
 
 
-def _known_unit(begun: Mark, raw: bytes, splits: dict[int, Split], known: dict[int, list[bytes]], index: int) -> bytes:
-    """Return a unit of a known message. ``known`` are the units that were already made, by the index of the first."""
+def _known_units(
+    begun: Mark, raw: bytes, splits: dict[int, Split], known: dict[int, list[bytes]], indexes: Sequence[int]
+) -> list[bytes]:
+    """Return units of known messages. ``known`` are the units that were already made, by the index of the first."""
     prefix = begun.prefix
-    place = bisect_right(prefix.units, index)
-    if not prefix.shapes[place].results:
-        return begun.message(raw, place)
-    first = prefix.units[place - 1] if place else 0
-    made = known.get(first)
-    if made is None:
-        made, more = split([begun.message(raw, place)], [prefix.shapes[place]])
-        splits.update(more)
-        known[first] = made
-    return made[index - first]
+    units: list[bytes] = []
+    for index in indexes:
+        place = bisect_right(prefix.units, index)
+        if not prefix.shapes[place].results:
+            units.append(begun.message(raw, place))
+            continue
+        first = prefix.units[place - 1] if place else 0
+        made = known.get(first)
+        if made is None:
+            made, more = split([begun.message(raw, place)], [prefix.shapes[place]])
+            splits.update(more)
+            known[first] = made
+        units.append(made[index - first])
+    return units
 
 
 def _layout(message: bytes) -> Layout:

@@ -102,7 +102,7 @@ class ResponsesRequest(Request, eq=False):
         spans.shapes = bytearray(map(_shape_of, split.parts))
         spans.units = _counted(spans.shapes, begun.units if begun else 0)
         if begun is not None:
-            units = LazyUnits(begun.units, units, partial(_known_unit, begun, raw))
+            units = LazyUnits(begun.units, units, partial(_known_units, begun, raw))
             repeats = repeats or begun.prefix.shapes.find(_SHAPE_REPEATED, 0, begun.messages) >= 0
         prefix, references = split.prefix, split.references
         fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
@@ -259,12 +259,18 @@ def _counted(shapes: bytearray, count: int) -> list[int]:
     return counts
 
 
-def _known_unit(begun: Mark, raw: bytes, index: int) -> bytes:
-    """Return a unit of known items."""
+def _known_units(begun: Mark, raw: bytes, indexes: Sequence[int]) -> list[bytes]:
+    """Return units of known items."""
     prefix = begun.prefix
-    start, end = bisect_left(prefix.units, index + 1), bisect_right(prefix.units, index + 1)
-    items = [begun.message(raw, place) for place in range(start, end)]
-    return items[0] if prefix.shapes[start] == _SHAPE_OTHER else joined(items)
+    units: list[bytes] = []
+    for index in indexes:
+        start = bisect_left(prefix.units, index + 1)
+        if prefix.shapes[start] == _SHAPE_OTHER:
+            units.append(begun.message(raw, start))
+        else:
+            end = bisect_right(prefix.units, index + 1, start)
+            units.append(joined(begun.several(raw, range(start, end))))
+    return units
 
 
 def _units(items: Sequence[bytes], parts: Sequence[str]) -> list[bytes]:
