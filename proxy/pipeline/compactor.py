@@ -45,6 +45,9 @@ from proxy.summary.store import StoredSummary, Summaries
 
 log = structlog.get_logger(__name__)
 
+SLOW_BYTES = 4 * INLINE_BYTES
+"""Bytes of messages whose short forms are made on the event loop. More are made in a thread."""
+
 HOPELESS = 1.5
 """A last user message of this many budgets can't fit, even if the count is too high and no output is reserved."""
 
@@ -170,8 +173,10 @@ class Compactor:
             return await self._facts.run(lambda: planned(case, turns, fixed, before, needs_repair(case, turns)))
         repair = needs_repair(case, turns)
         # Stages cache the short forms of messages, so only new large messages and repaired ones take time.
-        cold = sum([len(turn.raw) for turn in turns if not turn.facts.forms and case.rules.may_shorten(turn.facts)])
-        slow = (len(case.body.raw) if repair else cold) > 4 * INLINE_BYTES
+        cold = [turn for turn in turns if not turn.facts.forms]
+        if not repair and _bytes(cold) > SLOW_BYTES:
+            cold = [turn for turn in cold if case.rules.may_shorten(turn.facts)]
+        slow = (len(case.body.raw) if repair else _bytes(cold)) > SLOW_BYTES
         return await self._facts.run_if(slow, lambda: planned(case, turns, fixed, before, repair))
 
     async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
@@ -234,7 +239,7 @@ class Compactor:
         removed: list[Removed] = []
         start, previous = 0, None
         for checkpoint in work.checkpoints(work.plan.checkpoints):
-            messages = tuple(turn.raw for turn in work.body[start : checkpoint.position])
+            messages = tuple([turn.raw for turn in work.body[start : checkpoint.position]])
             removed.append(Removed(archive_id(checkpoint), messages, previous))
             start, previous = checkpoint.position, archive_id(checkpoint)
         shortened = [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
@@ -290,6 +295,10 @@ def _judged(case: CompactionInput, sums: Sums, last: Facts | None, fixed: int) -
         return case, outcome, True
     # The request can't fit. The proxy sends it unchanged, and the upstream decides.
     return case, replace(outcome, reason=reason_for(case, before, units)), False
+
+
+def _bytes(turns: Sequence[Turn]) -> int:
+    return sum([len(turn.raw) for turn in turns])
 
 
 def _prompt(turns: Sequence[Turn]) -> Prompt:

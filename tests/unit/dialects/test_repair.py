@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.compaction.turn import Turn, faults, head_length
+from proxy.compaction.turn import Facts, Turn, faults, head_length
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair, repaired
 from proxy.dialects.units import decode, encode, text_of
 from tests.kit.conversations import (
@@ -384,6 +384,22 @@ wild_message = anything | st.fixed_dictionaries(
         "name": ids,
     },
 )
+
+
+def is_odd(facts: Facts) -> bool:
+    """Return whether a message itself needs a repair, wherever it stands."""
+    ids = [call.id for call in facts.calls]
+    if ids and (facts.kind != "assistant" or len(set(ids)) < len(ids) or "" in ids):
+        return True
+    return facts.role == "function" or facts.empty
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.lists(wild_message, max_size=12), conversations, st.integers(0, 10**6), st.integers(0, 3))
+def test_a_repair_is_needed_for_each_fault(messages: list[Any], drawn: Any, seed: int, times: int) -> None:
+    for before in (messages, damaged(expand(drawn[:12], 500), seed, times)):
+        facts = [turn.facts for turn in turns(before)]
+        assert needs_repair(facts) == (faults(facts) > 0 or any(map(is_odd, facts)))
 
 
 @settings(max_examples=EXAMPLES)
