@@ -48,6 +48,9 @@ SEEN = 500
 
 TENANTS = 1_000
 
+CONVERSATION_UNITS = 2
+"""The first units, which name a conversation."""
+
 _PREFIX_WEIGHT = 3_000
 _MESSAGE_WEIGHT = 110
 
@@ -96,10 +99,12 @@ class Prefix:
     - ``commas`` is an upper bound on the commas up to its end. ``media`` is the end of the first media part, 0 without
       any, and ``None`` if nobody asked.
     - ``sums`` are those for each counter.
+    - ``conversations`` are the digests that name its conversation, for each upstream and model. They depend on the
+      first two units, so a longer prefix shares them.
     """
 
     __slots__ = (
-        *("commas", "ends", "marks", "media", "path", "shapes"),
+        *("commas", "conversations", "ends", "marks", "media", "path", "shapes"),
         *("start", "starts", "sums", "tenant", "units", "used"),
     )
 
@@ -115,6 +120,7 @@ class Prefix:
         self.commas = ends[-1] if ends else 0
         self.media: int | None = None
         self.sums: dict[Hashable, Sums] = {}
+        self.conversations: dict[Hashable, str] = {}
         self.marks: list[Mark] = []
         self.path: list[tuple[int, bytes]] = []
         self.used = 0
@@ -191,7 +197,8 @@ class LazyUnits(Sequence[bytes]):
             if self._left and None in self._units[index]:
                 self._cut(range(*index.indices(len(self._units))))
         elif self._units[index] is None:
-            self._cut([range(len(self._units))[index]])
+            (self._units[index],) = self._make((range(len(self._units))[index],))
+            self._left -= 1
         return cast(bytes | list[bytes], self._units[index])
 
     def __iter__(self) -> Iterator[bytes]:
@@ -292,7 +299,10 @@ def _prefix(request: Request, spans: Spans, start: int, tenant: str) -> Prefix:
     ends.extend(spans.ends)
     units.extend(spans.units)
     shapes = None if spans.shapes is None else old.shapes[:known] + spans.shapes
-    return Prefix(tenant, start, starts, ends, units, shapes)
+    prefix = Prefix(tenant, old.start, starts, ends, units, shapes)
+    if begun.units >= CONVERSATION_UNITS:
+        prefix.conversations = old.conversations
+    return prefix
 
 
 def _cuts(prefix: Prefix, open_shapes: Sequence[Any], raw: bytes, count: int) -> Iterator[tuple[int, int]]:
@@ -382,14 +392,14 @@ class Prefixes:
 
     def find(self, api: str, raw: bytes, tenant: str) -> Mark | None:
         """Return the longest prefix of a body, if it's most of the body."""
-        stream, best = _Stream(raw, _seed(api, tenant)), None
+        stream, length, best = _Stream(raw, _seed(api, tenant)), len(raw), None
         with self._lock:
-            for level in _levels(len(raw)):
+            for level in _levels(length):
                 node = self._nodes.get((level, stream.to(level)))
                 if node is None:
                     break
                 for mark in node.marks:
-                    if mark.end >= len(raw):
+                    if mark.end >= length:
                         break
                     if stream.to(mark.end) == mark.digest:
                         best = mark

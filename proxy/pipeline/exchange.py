@@ -15,6 +15,7 @@ from proxy.compaction.pressure import NEARING, Bounds
 from proxy.config import Route
 from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
+from proxy.dialects.prefixes import CONVERSATION_UNITS
 from proxy.dialects.request import Request
 from proxy.errors import BadBody, UpstreamTimeout
 from proxy.http.headers import Headers
@@ -31,6 +32,9 @@ from proxy.telemetry.record import RequestRecord, record_of
 from proxy.upstream.transport import CHAT_PATH
 
 Mode = Literal["enforce", "shadow", "off"]
+
+CONVERSATIONS = 8
+"""Upstreams and models for which a known beginning keeps the name of its conversation."""
 
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
 
@@ -215,8 +219,14 @@ class Exchange(RequestContext):
         """
         if self._key is None:
             upstream, model, tenant = self.place
-            first = self._identities(0, 2)
-            digest = xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))
+            begun, key = self.body.begun, (upstream, model, self.binding)
+            known = {} if begun is None or begun.units < CONVERSATION_UNITS else begun.prefix.conversations
+            digest = known.get(key)
+            if digest is None:
+                first = self._identities(0, CONVERSATION_UNITS)
+                digest = xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))
+                if len(first) == CONVERSATION_UNITS and len(known) < CONVERSATIONS:
+                    known[key] = digest
             self._key = tenant, digest
         return self._key
 
