@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from proxy.dialects.apis import DIALECTS
 from proxy.dialects.prefixes import Prefixes
 from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Compactor
+from proxy.pipeline.exchange import CONVERSATIONS, Exchange
 from proxy.pipeline.facts_cache import CounterFacts, FactsCache
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.rules import rules_for
@@ -156,3 +158,43 @@ def units_of(api: str, messages: list[Any]) -> list[Any]:
     if api == "responses":
         return [item for items in as_items(messages) for item in items]
     return as_blocks([m for m in messages if m["role"] != "system"]) if api == "messages" else messages
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_known_conversation_keeps_its_name(api: str) -> None:
+    on, off = (Process(api, 20_000, remembers=remembers) for remembers in (True, False))
+    bodies = growing(api, 6)
+
+    async def name(process: Process, raw: bytes, model: str, *, released: bool = False) -> tuple[str, str]:
+        read = await process.dialect.parse(raw, process.memory, "t")
+        exchange = Exchange(
+            *[cast(Any, None)] * 4,
+            caller=cast(Any, SimpleNamespace(tenant="t")),
+            bill=cast(Any, None),
+            dialect=process.dialect,
+            body=read,
+            original=read,
+            route=cast(Any, SimpleNamespace(upstream="u", model=model)),
+            profile=PROFILES[api],
+            counter=process.counter,
+            memory=cast(Any, None),
+            time=cast(Any, None),
+        )
+        if released:
+            read.release()
+        return exchange.conversation
+
+    async def run() -> None:
+        expected = {model: await name(off, bodies[0], model) for model in "mno"}
+        assert len(set(expected.values())) == 3
+        for raw in bodies:
+            for model in "mnmo":
+                await name(on, raw, model, released=True)
+                assert await name(on, raw, model) == expected[model] == await name(off, raw, model)
+        read = await on.dialect.parse(bodies[-1], on.memory, "t")
+        assert read.begun is not None
+        for number in range(20):
+            await name(on, bodies[-1], str(number))
+        assert len(read.begun.prefix.conversations) == CONVERSATIONS
+
+    asyncio.run(run())
