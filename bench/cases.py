@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from statistics import median
 
@@ -74,7 +75,8 @@ def known(scale: Scale, apis: Sequence[str], *, large: bool) -> list[Case]:
             place = f"{api.name}, {name} with a new last message" + (f", {many} at once" if many > 1 else "")
             made.append(
                 Case(
-                    (request(body, api.path) for body in turns),
+                    # A generator would read the path of the last API.
+                    map(partial(request, path=api.path), turns),
                     scale.large if large else 4 * scale.large,
                     [Row(f"{place}: CPU", "ms", Target("ratio", at_most)), Row(f"{place}: latency", "ms")],
                     at_once=many,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from bench import bodies
-from bench.figures import Row, Target, raw
+from bench import bodies, cases
+from bench.figures import TINY, Row, Target, raw
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +28,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[st
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stderr
     return run.stdout, json.loads(file.read_bytes())
+
+
+def test_turns_go_to_the_path_of_their_api() -> None:
+    for large in (False, True):
+        for case in cases.known(TINY, list(bodies.APIS), large=large):
+            api = bodies.APIS[case.rows[0].name.split(",")[0]]
+            head, _, body = next(case.requests).partition(b"\r\n\r\n")
+            assert head.startswith(f"POST {api.path} ".encode())
+            assert api.listed in json.loads(body)
 
 
 @pytest.mark.full

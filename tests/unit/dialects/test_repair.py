@@ -387,7 +387,7 @@ wild_message = anything | st.fixed_dictionaries(
 
 
 def is_odd(facts: Facts) -> bool:
-    """Return whether a message itself needs a repair, wherever it stands."""
+    """Return whether a message needs a repair because of its own fields."""
     ids = [call.id for call in facts.calls]
     if ids and (facts.kind != "assistant" or len(set(ids)) < len(ids) or "" in ids):
         return True
