@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -39,32 +36,9 @@ def test_what_was_freed_is_given_back() -> None:
     assert last
 
 
-FAULTS = """
-import resource
-from proxy.server.maintenance import keep_freed_memory
-keep_freed_memory()
-for number in range(60):
-    if number == 10:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    body = bytearray(b"x") * 1_100_000
-    del body
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(maintenance._malloc_trim() is None, reason="this C library gives back what it wants to")
-def test_the_next_large_body_gets_the_memory_of_the_last_one() -> None:
-    # With a threshold of its own, the C library doesn't adapt it to the sizes that it sees.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"}
-    ran = subprocess.run([sys.executable, "-c", FAULTS], env=environment, capture_output=True, check=True)
-    assert int(ran.stdout) < 50
-
-
 def test_a_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "_malloc_trim", lambda: None)
     malloc_trim()
-    monkeypatch.setattr(sys, "platform", "darwin")
-    maintenance.keep_freed_memory()
 
 
 def test_it_is_done_now_and_then_while_the_proxy_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

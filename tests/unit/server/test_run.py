@@ -14,7 +14,6 @@ def test_threads_get_the_interpreter_lock_soon(monkeypatch: pytest.MonkeyPatch) 
     """With Python's own interval, a busy event loop keeps the threads of the store waiting for seconds."""
     monkeypatch.setattr(run, "create_app", lambda *_: None)
     monkeypatch.setattr(run, "exempt_from_collection", lambda: None)
-    monkeypatch.setattr(run, "keep_freed_memory", lambda: None)
     before = sys.getswitchinterval()
     try:
         run._application(Settings(), None)
