@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,10 +128,12 @@ def half_closed(url: str, request: bytes) -> socket.socket:
 def test_a_half_closed_client_gets_its_response(
     upstream: RawUpstream, start_proxy: StartProxy, path: str, streams: bool, wait: float
 ) -> None:
-    events: list[Step] = [wait, stream_head(), wait, chunk(CONTENT), wait, chunk(CONTENT), chunk(b"")]
-    upstream.script = lambda _: events if streams else [wait, answer(b'{"choices":[1]}')]
+    closed = threading.Event()
+    events: list[Step] = [closed, wait, stream_head(), wait, chunk(CONTENT), wait, chunk(CONTENT), chunk(b"")]
+    upstream.script = lambda _: events if streams else [closed, wait, answer(b'{"choices":[1]}')]
     upstream.arrived = []
     connection = half_closed(start_proxy(upstream.url), request_bytes(chat(stream=streams), path))
+    closed.set()
     with connection:
         got = read_all(connection)
     while got.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
