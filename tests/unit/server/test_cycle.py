@@ -106,6 +106,18 @@ def test_a_small_response_takes_one_write(tmp_path: Path, monkeypatch: pytest.Mo
             assert len(writes) == 1
 
 
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+def test_a_response_that_has_no_body_has_no_framing(status: str, tmp_path: Path) -> None:
+    with RawUpstream(lambda _: [f"HTTP/1.1 {status}\r\n\r\n".encode()]) as upstream:
+        app = create_app(settings_for(upstream.url, tmp_path))
+        with serve(app, http=BoundedProtocol) as url, connected(url) as connection:
+            connection.sendall(request_bytes(b"{}", "/v1/other", [("connection", "close")]))
+            head, _, rest = read_all(connection).partition(b"\r\n\r\n")
+            assert head.startswith(f"HTTP/1.1 {status[:3]} ".encode())
+            assert b"transfer-encoding" not in head
+            assert rest == b""
+
+
 @pytest.mark.parametrize("byte", range(256))
 def test_headers_are_refused_like_by_uvicorn(byte: int) -> None:
     spelled = b"x" + bytes([byte]) + b"y"
