@@ -25,7 +25,7 @@ class Cycle(RequestResponseCycle):
     uvicorn searches each name and each value for invalid bytes, which takes as long as the rest of a small response's
     head. Here all names are searched at once, and all values.
 
-    ``pieces`` are those of a large body that the application hasn't read, and ``waiting`` is the number of their bytes.
+    ``pieces`` are those of a large body that the application hasn't read, and ``waiting`` is the bytes that they take.
     """
 
     def __init__(self, *args: Any, **given: Any) -> None:

@@ -36,6 +36,9 @@ HEAD_BYTES = 262_144
 LARGE_DIGITS = 5
 """The digits of a ``Content-Length`` from which on the parser doesn't copy the body."""
 
+PIECE_BYTES = 64
+"""The memory that a piece of a large body takes besides its bytes, in bytes. A client may send one byte at a time."""
+
 HEAD_SECONDS = 20.0
 """The time a client has to send a whole request head, in seconds. nginx and Apache allow 20 to 60."""
 
@@ -171,7 +174,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.response_complete:
             return
         cycle.pieces.append(piece)
-        cycle.waiting += len(piece)
+        cycle.waiting += len(piece) + PIECE_BYTES
         if self._left and cycle.waiting > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         cycle.message_event.set()
