@@ -24,12 +24,11 @@ from typing import Self
 
 import msgspec
 import structlog
-from starlette.requests import cookie_parser
 
 from proxy.config.settings import Settings
 from proxy.config.teams import AdminKeySettings
 from proxy.errors import NotAuthenticated
-from proxy.http.headers import LOOPBACK, RawHeaders
+from proxy.http.headers import LOOPBACK, RawHeaders, cookies
 from proxy.http.headers import credential as credential_in
 from proxy.telemetry.metrics import refused
 
@@ -110,8 +109,7 @@ class AdminLink:
         headers = list(headers)
         if not from_own_page(headers):
             return False
-        cookies = [value.decode("latin-1") for name, value in headers if name == b"cookie"]
-        return any(_same(cookie_parser(text).get(LINK_COOKIE, ""), self.session) for text in cookies)
+        return any(_same(cookie, self.session) for cookie in cookies(headers, LINK_COOKIE))
 
 
 def from_own_page(headers: RawHeaders) -> bool:
@@ -242,12 +240,8 @@ class Sessions:
         headers = list(headers)
         if not from_own_page(headers):
             return None
-        for name, value in headers:
-            if name == b"cookie" and (
-                found := self._verified(cookie_parser(value.decode("latin-1")).get(SESSION_COOKIE, ""))
-            ):
-                return found
-        return None
+        verified = (self._verified(cookie) for cookie in cookies(headers, SESSION_COOKIE))
+        return next((digest for digest in verified if digest is not None), None)
 
     def _verified(self, cookie: str) -> str | None:
         text, _, signature = cookie.rpartition(".")

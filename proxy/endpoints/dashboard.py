@@ -37,7 +37,7 @@ from proxy.errors import (
     ProxyError,
     RequestError,
 )
-from proxy.http.headers import credential
+from proxy.http.headers import cookies, credential
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_changes
 from proxy.pipeline.replay import facts, replay
@@ -167,7 +167,8 @@ class Dashboard:
         known = credential(headers) != (None, None) or self._service.access.sessions.digest(headers) is not None
         if known or (request.url.path == HOME and "token" in request.query_params):
             return error.message
-        return "Your session has ended. Sign in again." if SESSION_COOKIE in request.cookies else ""
+        had = next(cookies(headers, SESSION_COOKIE), None) is not None
+        return "Your session has ended. Sign in again." if had else ""
 
     def _redeemed(self, request: Request, token: str) -> Response:
         """Start the session of a one-time link. A browser that has the session needs no valid link.

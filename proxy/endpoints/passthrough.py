@@ -236,7 +236,8 @@ INLINE_BYTES = 65_536
 SAMPLE_BYTES = 8_192
 """Bytes of a body that are kept to find its model and to count its tokens."""
 
-_FORM_FIELD = re.compile(rb'name="?model"?\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,200})\r\n')
+# A few further headers may come before the value. Their number is bounded, so that the search takes linear time.
+_FORM_FIELD = re.compile(rb'name="?model"?\r\n(?:[^\r\n]{1,200}+\r\n){0,4}+\r\n([^\r\n]{1,200})\r\n')
 _FORM_VALUE = re.compile(rb"(?:^|&)model=([^&]{1,200})")
 _FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
 

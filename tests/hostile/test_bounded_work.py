@@ -86,6 +86,28 @@ def test_no_error_of_64_kb_takes_a_second(server: Program) -> None:
     assert expensive == {}
 
 
+BACKSLASHES = 'compaction_session="' + '\\"' * 30_000 + '"'
+FORM = ("content-type", "multipart/form-data; boundary=x")
+HEADS: dict[str, tuple[str, bytes | None, list[tuple[str, str]]]] = {
+    "a quoted cookie": ("/compaction/", None, [("cookie", BACKSLASHES)]),
+    "the quoted cookie of another server": ("/compaction/", None, [("cookie", BACKSLASHES.partition("=")[2])]),
+    "many sessions": ("/compaction/requests", None, [("cookie", "compaction_session=a.b.c; " * 9_000)]),
+    "many cookies": ("/compaction/", None, [("cookie", "a=b;" * 60_000)]),
+    "many headers of cookies": ("/compaction/", None, [("cookie", "compaction_session=a")] * 6_000),
+    "a path of many names": ("/v1" * 20_000, None, []),
+    "a query of many names": (f"/compaction/requests?{'a&' * 30_000}", None, []),
+    "a form of one field": ("/v1/audio/transcriptions", b'name="model"\r\na:b\r\n' * 15_000, [FORM]),
+    "a form of empty lines": ("/v1/audio/transcriptions", b'name="model"\r\n' * 20_000, [FORM]),
+}
+"""Requests whose head or form repeats what a parser could read again from each place."""
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_no_head_and_no_form_takes_a_second(server: Program, name: str) -> None:
+    path, sent, headers = HEADS[name]
+    assert cost(server, functools.partial(ask, server.url, path, sent, headers)) <= CPU_SECONDS
+
+
 @pytest.mark.parametrize(
     ("sent", "says"),
     [
