@@ -32,6 +32,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from proxy import __version__
 from proxy.constants import UNDECODABLE
+from proxy.recall.search import LONGEST_QUERY
 from proxy.recall.tool import EXCHANGES, FAILED, Query, Reader
 from proxy.store import StoreFailed
 from proxy.telemetry.metrics import RECALLS
@@ -62,7 +63,9 @@ Id = Annotated[
 
 
 class SearchArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    query: Annotated[str, msgspec.Meta(min_length=1, max_length=1_000, description="Words that the messages contain.")]
+    query: Annotated[
+        str, msgspec.Meta(min_length=1, max_length=LONGEST_QUERY, description="Words that the messages contain.")
+    ]
     id: Id
     limit: Annotated[int, msgspec.Meta(ge=1, le=20, description="The maximum number of exchanges to quote.")] = (
         EXCHANGES

@@ -22,6 +22,7 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.answers import AnswerTail
 from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.counting import Counter
 from proxy.dialects.request import leniently
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
@@ -264,7 +265,7 @@ class ForwardedCall:
         self._size = len(body)
         # A stream may take hours, so a part of a large body represents it.
         self._body = body[:SAMPLE_BYTES]
-        self._count: TextCounter | None = None
+        self._counter: Counter | None = None
 
     async def begin(self, model: str | None, *, reserves: bool) -> None:
         """Find the price of the request, and reserve its probable cost. Raises ``BudgetExceeded``."""
@@ -294,6 +295,8 @@ class ForwardedCall:
                 context.bill.price_of = pricing(await self._price())
         context.record.model = shown_model(self._model) if self._model else None
         context.record.upstream = self._upstream
+        if self._counter is not None and not self._counter.ready:
+            await asyncio.to_thread(self._counter.text, "")  # loads the encoding
         await context.bill.settle(context.record, self._tokens, self._count)
         return meter.end
 
@@ -314,7 +317,7 @@ class ForwardedCall:
             counter = await self._service.limits.measures.usable(profile, CHAT)
         except ConfigurationError:  # logged once, and reported by `/readyz`
             return None
-        self._count = None if counter is None else counter.text
+        self._counter = counter
         return price_for(configuration, route, profile)
 
     async def _highest(self) -> Price | None:
@@ -324,6 +327,10 @@ class ForwardedCall:
         prices += [await self._price_of(model) for model in sorted(settings.model_names)]
         known = [price for price in prices if price is not None]
         return max(known, key=lambda price: price.base.input + price.base.output, default=None)
+
+    @property
+    def _count(self) -> TextCounter | None:
+        return None if self._counter is None else self._counter.text
 
     async def _tokens(self) -> int | None:
         if self._count is None or not self._body or not is_json(self._context.scope):

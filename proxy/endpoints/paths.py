@@ -65,30 +65,29 @@ def canonical(scope: Scope) -> Scope:
 
 def _meant(names: list[str]) -> tuple[list[str], str | None, bool]:
     """Return the names below /v1, the deployment if the path has one, and whether the path is in Azure's form."""
-    deployment, azure = None, False
-    while names:
-        if names[0] == "v1":
-            names = names[1:]
-        elif names[0] == "openai":
-            names, azure = names[1:], True
-        elif names[0] == "deployments" and len(names) > 2 and unquote(names[1]) not in (".", ".."):
-            deployment, names, azure = unquote(names[1]), names[2:], True
-        elif (appended := _appended(names)) is not None:
-            names = appended
+    deployment, azure, at = None, False, 0
+    while at < len(names):
+        if names[at] == "v1":
+            at += 1
+        elif names[at] == "openai":
+            azure, at = True, at + 1
+        elif names[at] == "deployments" and len(names) - at > 2 and unquote(names[at + 1]) not in (".", ".."):
+            deployment, azure, at = unquote(names[at + 1]), True, at + 2
+        elif size := _base(names, at):
+            at += size
         else:
             break
-    return names, deployment, azure
+    return names[at:], deployment, azure
 
 
-def _appended(names: list[str]) -> list[str] | None:
-    """Return what a client appended to an endpoint that is its base URL, or `None`."""
+def _base(names: list[str], at: int) -> int:
+    """Return the number of names, from an index, of the endpoint that is a client's base URL; 0 if there is none."""
     for endpoint in _ENDPOINTS:
-        size = len(endpoint)
-        if tuple(names[:size]) == endpoint:
-            rest = names[size:]
+        end = at + len(endpoint)
+        if tuple(names[at:end]) == endpoint:
             again = (*_APPENDED, endpoint)
-            return rest if any(tuple(rest[: len(start)]) == start for start in again) else None
-    return None
+            return len(endpoint) if any(tuple(names[end : end + len(start)]) == start for start in again) else 0
+    return 0
 
 
 def is_messages(path: str) -> bool:

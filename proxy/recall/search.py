@@ -80,12 +80,16 @@ def _parts(text: str) -> Iterator[tuple[int, str]]:
         yield start, text[start:]
 
 
+LONGEST_QUERY = 1_000
+"""Characters of a query that count."""
+
 MOST_TERMS = 32
 """Words of a query that count."""
 
 _TERM = re.compile(r"\S+")
-# Punctuation after a word, and a genitive or a short form, as in "company's" and "I've".
-_ENDING = re.compile(r"(?:['’](?:s|m|d|t|ve|re|ll))?[.,;:!?]*$")
+_PUNCTUATION = ".,;:!?"
+# A genitive or a short form, as in "company's" and "I've".
+_SHORT_FORM = re.compile(r"['’](?:s|m|d|t|ve|re|ll)$")
 # FTS5 separates words at spaces, which these scripts don't have.
 _WITHOUT_SPACES = re.compile(r"([\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f])")
 
@@ -250,7 +254,11 @@ def _cosine(one: Mapping[str, float], other: Mapping[str, float]) -> float:
 
 def _terms(query: str) -> list[str]:
     """Return the words of a query as quoted phrases, so that none of them is an operator of FTS5."""
-    words = [_ENDING.sub("", word) for word in _TERM.findall(_clean(query)) if any(map(str.isalnum, word))]
+    words = [
+        _SHORT_FORM.sub("", word.rstrip(_PUNCTUATION))
+        for word in _TERM.findall(_clean(query[:LONGEST_QUERY]))
+        if any(map(str.isalnum, word))
+    ]
     specific = [word for word in words if word.lower() not in _FUNCTION_WORDS] or words
     return ['"{}"'.format(_spaced(word).replace('"', '""')) for word in dict.fromkeys(specific[:MOST_TERMS])]
 

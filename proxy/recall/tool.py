@@ -170,7 +170,7 @@ class ConversationArchive:
         except StoreFailed:
             return FAILED
         if text is None:
-            return _MISSING.format(id=query.id) if query.id else _EMPTY
+            return _MISSING.format(id=query.id[:100]) if query.id else _EMPTY
         return text
 
     async def answer(self, query: Query, count: TextCounter, max_tokens: int) -> str | None:

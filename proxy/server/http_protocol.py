@@ -33,6 +33,9 @@ log = structlog.get_logger(__name__)
 HEAD_BYTES = 262_144
 """The largest request head, and the largest trailer section, in bytes."""
 
+MOST_FIELDS = 1_000
+"""Header fields of a request. nginx and Apache allow at most some hundreds."""
+
 LARGE_DIGITS = 5
 """The digits of a ``Content-Length`` from which on the parser doesn't copy the body."""
 
@@ -54,6 +57,7 @@ _name_of = itemgetter(0)
 
 INVALID = "The request isn't valid HTTP/1.1. Check the client, or a proxy in front of this one."
 LONG = f"The request head is longer than {HEAD_BYTES:,} bytes. Send fewer or shorter headers."
+MANY = f"The request head has more than {MOST_FIELDS:,} fields. Send fewer headers."
 VERSION = "The request's HTTP version isn't supported. Use HTTP/1.1."
 HOSTS = "The request has more than one Host header. Send exactly one."
 NO_HOST = "The request doesn't have a Host header. Send exactly one."
@@ -258,6 +262,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _check_head(self) -> None:
         """Note ``Expect``, and refuse a head that two servers could read differently (RFC 9112, sections 3.2 and 6)."""
+        if len(self.headers) > MOST_FIELDS:
+            raise self._refusal(MANY)
         version = self.parser.get_http_version()
         names = [*map(_name_of, self.headers)]
         hosts = names.count(b"host")

@@ -129,6 +129,14 @@ def results(body: dict[str, Any]) -> list[str]:
 both = pytest.mark.parametrize("stream", [False, True])
 
 
+@pytest.mark.parametrize(("query", "finds"), [("{} " + "." * 60_000 + "x", True), ("." * 2_000 + " {}", False)])
+def test_a_long_query_counts_with_its_beginning(door: Front, query: str, finds: bool) -> None:
+    talk = Talk(door, f"long {finds}", stream=False)
+    reply = Reply(content=None, tool_calls=(ours(query=query.format("staging vault's orchardplum?!")),))
+    (result,) = results(talk.ask(reply, Reply(content="Yes."))[1])
+    assert ("orchardplum" in result) == finds
+
+
 @both
 def test_a_search_finds_a_fact_that_compaction_removed(door: Front, stream: bool) -> None:
     talk = Talk(door, "search", stream)

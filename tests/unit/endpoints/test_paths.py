@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
 
+from proxy.endpoints import paths
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, canonical
 
 CHAT = "/v1/chat/completions"
@@ -77,3 +79,20 @@ def test_the_usual_path_costs_nothing() -> None:
     scope = {"path": CHAT, "raw_path": CHAT.encode()}
     assert canonical(scope) is scope
     assert AZURE not in scope
+
+
+@pytest.mark.parametrize("name", ["v1", "openai", "deployments/a", "chat/completions", "embeddings", "completions"])
+def test_each_name_of_a_path_is_read_once(name: str) -> None:
+    """A path of 64 KB has up to 20,000 names. Each copy of a list of the rest is one access by a slice."""
+
+    class Names(list[str]):
+        read = 0
+
+        def __getitem__(self, place: Any) -> Any:
+            found = super().__getitem__(place)
+            Names.read += len(found) if isinstance(place, slice) else 1
+            return found
+
+    names = Names([*name.split("/") * 1_000, "models"])
+    assert paths._meant(names)[0] == ["models"]
+    assert Names.read < 30 * len(names)
