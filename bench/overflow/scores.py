@@ -69,7 +69,8 @@ def silent(answer: Finished, counted: int, window: int | None) -> Overflow | Non
     if not counted or not answer.prompt or counts_in_full(counted, answer.prompt):
         return None
     grown = counted // 4
-    return cut_prompt(answer, counted + grown, grown // 4, [SentPrompt(answer.prompt, grown)], window)
+    before = [SentPrompt(answer.prompt, grown), SentPrompt(answer.prompt, grown // 2)]
+    return cut_prompt(answer, counted + grown, grown // 4, before, window)
 
 
 def leaving_out(line: Line, *, shared: bool) -> Overflow | None:

@@ -41,14 +41,12 @@ SAME = 0.01
 """Share by which the reported sizes of a prompt that is always cut differ."""
 EXACTLY = 0.001
 """Share by which the totals of answers that filled the same window differ."""
-WAVERING = 0.1
-"""Share by which the reported sizes differ when the upstream drops whole messages."""
 OTHER = 1.03
 """Times by which two prompts must differ by our count for the same total to mean a window."""
 GROWN = 1.1
 """Times by which our own count must have grown for an unchanged reported size to mean something."""
-GROWN_PAST_MESSAGES = 1.25
-"""Like ``GROWN``, if the reported size varies because the upstream drops whole messages."""
+PAST_LOOSE = 1.6
+"""Times the text that a template may drop that a conversation must have gained since."""
 PAST_CACHE = 1.6
 """Times the newest text that a reported size must exceed. A smaller one may be the part that no cache held."""
 CACHE_BLOCK = 128
@@ -96,12 +94,19 @@ class SentPrompt:
 
     ``reported`` is its size as the upstream reported it. ``grown`` is our own count of the text that the conversation
     has gained since and that every chat template keeps (see ``dialects.counting.Evidence``). ``full`` says that the
-    upstream counted the whole prompt.
+    upstream counted the whole prompt. ``loose`` is our own count of its text that a template may drop later.
     """
 
     reported: int
     grown: int
     full: bool = False
+    loose: int = 0
+
+    def exceeds(self, reported: int) -> bool:
+        """Return whether a prompt that begins with this one and was reported with this size was cut."""
+        if reported > self.reported * (1 + SAME) or self.grown < (GROWN - 1) * reported:
+            return False
+        return self.grown >= PAST_LOOSE * self.loose or self.reported <= reported * (1 + SAME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +205,8 @@ def cut_prompt(
     """Return the overflow if the upstream leaves out a part of a growing conversation; ``None`` if it doesn't.
 
     ``counted`` is our own count of the prompt and ``newest`` that of its messages that the last prompt didn't have,
-    both in the upstream's tokens. ``before`` are the earlier prompts of the conversation, oldest first, each a prefix
-    of the next. ``window`` is the published one.
+    both in the upstream's tokens. ``before`` are the earlier prompts of the conversation, oldest first. The prompt
+    begins with each of them. ``window`` is the published one.
     """
     reported = answer.prompt
     if not reported or reported < SMALLEST_LIMIT:
@@ -210,26 +215,16 @@ def cut_prompt(
         return None  # the reported size may exclude the cached tokens
     if reported <= PAST_CACHE * newest + min(CACHE_BLOCK, reported // 8):
         return None  # some upstreams don't report their cached tokens
-    agreed = any(sent.full and sent.reported <= reported * (1 + WAVERING) for sent in before)
-    stood = _unchanged(reported, before, SAME)
-    if stood and stood[0].grown >= (GROWN - 1) * reported:
-        far_below = window is not None and reported < HALF * window
-        if agreed or _like_a_window(reported) or (len(stood) > 1 and not far_below):
-            return _silent(max(reported, *(sent.reported for sent in stood)), None)
-    wavered = _unchanged(reported, before, WAVERING)
-    if agreed and len(wavered) > 1 and wavered[0].grown >= (GROWN_PAST_MESSAGES - 1) * reported:
-        return _silent(max(reported, *(sent.reported for sent in wavered)), None)
+    # One small figure may be an accident.
+    if not any(before[-1].reported <= sent.reported * (1 + SAME) for sent in before[:-1]):
+        return None
+    larger = [sent for sent in before if sent.exceeds(reported)]
+    largest = max(reported, *(sent.reported for sent in before))
+    far_below = window is not None and largest < HALF * window
+    agreed = any(sent.full for sent in before) or _like_a_window(largest)
+    if larger and (agreed or (len(larger) > 1 and not far_below)):
+        return _silent(largest, None)
     return None
-
-
-def _unchanged(reported: int, before: Sequence[SentPrompt], share: float) -> list[SentPrompt]:
-    """Return the latest prompts, oldest first, whose reported sizes are all within a share of this one."""
-    found: list[SentPrompt] = []
-    for sent in reversed(before):
-        if abs(sent.reported - reported) > share * max(reported, sent.reported):
-            break
-        found.append(sent)
-    return found[::-1]
 
 
 def counts_in_full(counted: int, reported: int) -> bool:

@@ -6,9 +6,11 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from starlette.applications import Starlette
@@ -16,8 +18,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from proxy.server.loopback import serve
+from tests.kit.messages import assistant, call, result, user
 from tests.kit.scripted import behind, client, words
-from tests.kit.upstream import RequestCounter
+from tests.kit.three_apis import APIS, PATHS, Answer
+from tests.kit.three_apis import request as body_of
+from tests.kit.upstream import RequestCounter, text_tokens
 
 REAL = 4_096
 BELIEVED = {"context_window": 12_000, "tokenizer": "o200k_base"}
@@ -286,3 +292,116 @@ def test_a_small_request_with_an_empty_stream_is_sent_once(tmp_path: Path) -> No
     with before(upstream, tmp_path) as caller:
         assert said(caller, talk(1), stream=True) == ""
     assert len(upstream.sizes) == 1
+
+
+@dataclass
+class Honest:
+    """An upstream of all three APIs. It reports what it read: the prompt, or the newest part that fits ``window``."""
+
+    window: int | None = None
+    summaries: int = 0
+    too_long: int = 0
+
+    def __post_init__(self) -> None:
+        self.app = Starlette(routes=[Route(path, self._answer, methods=["POST"]) for path in PATHS.values()])
+
+    async def _answer(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        api = next(name for name, path in PATHS.items() if request.url.path == path)
+        self.summaries += "<transcript>" in json.dumps(body)
+        sizes = [text_tokens(json.dumps(unit)) for unit in body.get("messages", body.get("input"))]
+        self.too_long += self.window is not None and sum(sizes) > self.window
+        while self.window is not None and sum(sizes) > self.window:
+            del sizes[0]
+        events, whole = Answer("ok", prompt=sum(sizes)).parts(api, stream=body.get("stream", False))
+        media_type = "text/event-stream" if events else "application/json"
+        return Response(b"".join(events) or whole, media_type=media_type)
+
+
+Steps = list[list[Any]]
+
+
+def steps(count: int, size: int) -> Steps:
+    """Tool calls with their results, and now and then an answer and a question."""
+    made: Steps = []
+    for number in range(count):
+        text = words(size, f"s{number}x")
+        if number % 4 == 3:
+            made.append([assistant(text), user(f"Question {number}?")])
+        else:
+            read = call(f"c{number}", path=f"/srv/app/m{number}.py")
+            made.append([assistant("Next.", read), result(f"c{number}", text)])
+    return made
+
+
+def rewritten(done: Steps, change: Callable[[int, str], str]) -> Steps:
+    """Change the texts of all but the newest four steps."""
+    old = [
+        [{**message, "content": change(index, message["content"])} for message in step]
+        for index, step in enumerate(done[:-4])
+    ]
+    return [*old, *done[-4:]]
+
+
+PRUNING: dict[str, Callable[[Steps], Steps]] = {
+    "clears old texts": lambda done: rewritten(done, lambda *_: "[Old content cleared]"),
+    "shortens old texts": lambda done: rewritten(done, lambda _, text: text[:60]),
+    "clears at every fifth turn": lambda done: [
+        *rewritten(done[: len(done) // 5 * 5], lambda *_: "[cleared]"),
+        *done[len(done) // 5 * 5 :],
+    ],
+    "names repeated results": lambda done: rewritten(done, lambda index, _: f"(as result {index + 4})"),
+    "drops the oldest": lambda done: done[-5:],
+    "drops the middle": lambda done: [*done[:2], *done[2:][-4:]],
+    "reorders": lambda done: [*done[:-4][::-1][:3], *done[-4:]],
+    "replaces the old by a note": lambda done: [[assistant(f"Notes on {len(done) // 5} parts.")], *done[-5:]],
+    "replaces the old by growing notes": lambda done: [[assistant(words(3 * len(done), "n"))], *done[-5:]],
+    "ends with a shrinking state": lambda done: [*done, [user(words(24 * (40 - len(done)), "e"))]],
+}
+
+
+def session(url: str, api: str, case: str, turns: int, change: Callable[[Steps], Steps]) -> list[str]:
+    """Return the header ``x-compaction`` of each turn. Half of the turns are streamed."""
+    done = steps(turns, 100)
+    verdicts = []
+    with httpx.Client(trust_env=False, headers={"authorization": f"Bearer {case} {api}"}) as http:
+        for turn in range(1, turns + 1):
+            messages = [user(f"Fix the tests: {case}."), *chain.from_iterable(change(done[:turn]))]
+            body = body_of(api, "m", messages, stream=turn % 2 == 0)
+            response = http.post(f"{url}{PATHS[api]}", content=body)
+            assert response.status_code == 200, response.text
+            verdicts.append(response.headers["x-compaction"])
+    return verdicts
+
+
+@contextlib.contextmanager
+def reporting(upstream: Honest, folder: Path) -> Iterator[str]:
+    with serve(upstream.app) as url:
+        main = {"base_url": f"{url}/v1", "api_key": "sk-upstream", "speaks": list(APIS)}
+        with behind(upstream.app, folder, profile=BELIEVED, upstreams={"main": main}) as entrance:
+            yield entrance
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Honest, str]]:
+    upstream = Honest()
+    with reporting(upstream, tmp_path_factory.mktemp("honest")) as url:
+        yield upstream, url
+
+
+@pytest.mark.parametrize("case", PRUNING)
+@pytest.mark.parametrize("api", APIS)
+def test_a_client_that_prunes_its_own_messages_shows_no_limit(api: str, case: str, honest: tuple[Honest, str]) -> None:
+    """A small reported size then says nothing about the upstream."""
+    upstream, url = honest
+    assert session(url, api, case, 25, PRUNING[case]) == ["none"] * 25
+    assert upstream.summaries == 0
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_an_upstream_that_drops_the_oldest_messages_is_found_out_on_each_api(api: str, tmp_path: Path) -> None:
+    upstream = Honest(window=2_000)
+    with reporting(upstream, tmp_path) as url:
+        verdicts = session(url, api, "m", 34, list)
+    assert 1 <= upstream.too_long <= 10
+    assert verdicts[-5:] == ["compacted"] * 5

@@ -6,23 +6,26 @@ This doesn't delay the client, which has the whole response.
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 
 import msgspec
 import structlog
+import xxhash
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from proxy.dialects.counting import Evidence
+from proxy.dialects.counting import Counter, Evidence
 from proxy.dialects.request import Request
 from proxy.limits.calibration import LEAST_COUNTED, plausible
 from proxy.limits.learned import limit_from_usage
 from proxy.overflow import Overflow
 from proxy.overflow.silent import (
     GROWN,
-    WAVERING,
+    SAME,
     Finished,
     SentPrompt,
     asks_for_cuts,
@@ -48,13 +51,19 @@ BYTES_A_TOKEN = 8
 BYTES_A_TOKEN_AT_MOST = 2
 """Bytes per token for an upper bound on the tokens of a message that the proxy no longer has."""
 
+FRAME = 16
+"""Tokens around the text of a message, at most."""
+
+_BREAKPOINT = re.compile(rb',?\s*"cache_control"\s*:\s*\{[^{}]*\}')
+"""A mark that clients move from turn to turn. The model doesn't see it."""
+
 INLINE_BYTES = 32_768
 """Bytes of messages that are counted on the event loop. More are counted in a thread."""
 
 CONVERSATIONS = 1_000
 """Conversations that are remembered, the latest ones, ..."""
 
-TURNS = 8
+TURNS = 16
 """... and their latest turns."""
 
 SHOWS_TOOLS = 0.2
@@ -64,23 +73,25 @@ SHOWS_TOOLS = 0.2
 class SentTurn(msgspec.Struct, frozen=True):
     """An earlier request of a conversation that the proxy sent unchanged.
 
-    ``size`` is in bytes, ``reported`` in the upstream's tokens. ``messages`` is the number of messages except the last
-    one, which some clients replace in each turn, and ``mark`` a checksum of the one before it. ``last`` is the size of
-    the last message in bytes, and ``last_mark`` its checksum.
+    ``size`` is in bytes, ``around`` the part of it outside the messages, ``reported`` in the upstream's tokens.
+    ``messages`` is the number of messages except the last one, which some clients replace in each turn, and ``mark`` a
+    digest of them. ``last`` is the size of the last message in bytes, and ``last_mark`` its checksum.
     """
 
     size: int
+    around: int
     reported: int
     messages: int
     mark: int
     last: int
     last_mark: int
 
-    def begins(self, messages: Sequence[bytes]) -> bool:
-        """Return whether these messages seem to continue this turn's."""
-        if len(messages) <= self.messages + 1:
-            return False
-        return self.messages == 0 or zlib.crc32(messages[self.messages - 1]) == self.mark
+    def begins(self, now: SentTurn, marks: Sequence[int]) -> bool:
+        """Return whether a request only adds to this turn. ``marks`` are digests of its first messages.
+
+        A client that removed, shortened, or moved something of its own explains a small reported size.
+        """
+        return self.messages < now.messages and self.around <= now.around and marks[self.messages] == self.mark
 
     def replaced(self, messages: Sequence[bytes]) -> int:
         """Return an upper bound on the tokens of this turn's last message if these messages replace it, else 0."""
@@ -107,9 +118,8 @@ class RequestFacts(msgspec.Struct, eq=False, frozen=True):
     output. ``estimated`` is true if the request has images or audio, ``compacted`` if the messages were changed.
 
     ``turn`` lacks the reported size, and ``conversation`` is a hash. ``earlier`` is the turns that the request
-    continues, oldest first. ``added`` is the messages since the oldest one. It's empty unless the conversation has
-    grown so much that an upstream which reports the same size must have cut it. ``unsized`` is the ids of items of
-    unknown size.
+    continues, oldest first. ``messages`` is the request's. It's empty unless the reported size hasn't grown lately
+    though the conversation has. ``unsized`` is the ids of items of unknown size.
     """
 
     counted: int | None
@@ -122,7 +132,7 @@ class RequestFacts(msgspec.Struct, eq=False, frozen=True):
     conversation: tuple[str, str]
     earlier: tuple[EarlierTurn, ...]
     sizes: tuple[int, list[int]] | None
-    added: tuple[bytes, ...]
+    messages: tuple[bytes, ...]
     unsized: Sequence[str] = ()
 
 
@@ -141,7 +151,7 @@ class Feedback(msgspec.Struct, eq=False, frozen=True):
     @property
     def size(self) -> int:
         """The bytes of messages that are kept until the response has ended, without the request's body."""
-        return 0 if self.facts is None else sum(map(len, self.facts.added))
+        return 0 if self.facts is None else sum(map(len, self.facts.messages))
 
 
 class UsageFeedback:
@@ -197,21 +207,22 @@ class UsageFeedback:
         ``compare`` is true if the proxy's count of the request will be compared with the reported one.
         """
         body, conversation = exchange.body, exchange.conversation
-        turn, compacted = _turn(body), sent.outcome.messages is not None
+        compacted = sent.outcome.messages is not None
+        turn, marks = _turn(body)
         received = sent.outcome.received
         sizes = None if received is None else received.sizes
         known = None if received is None else received.estimated
         estimated = body.has_remote_media() if known is None else known
-        before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(body.units)]
+        before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(turn, marks)]
         earlier = tuple(EarlierTurn(one, one.replaced(body.units)) for one in before)
-        added: tuple[bytes, ...] = ()
+        messages: tuple[bytes, ...] = ()
         if (
             not estimated
             and _may_stall(turn, before)
             and not (asks_for_cuts(body.raw) or exchange.dialect.evidence.adds_text(body.raw))
         ):
             # Copies: an undecoded message refers to the whole body.
-            added = tuple(bytes(message) for message in body.units[before[0].messages :])
+            messages = tuple(map(bytes, body.units))
             if sizes is not None:
                 earlier = _with_calls(exchange.dialect.evidence, earlier, body.units, sizes[1])
         bounded = estimated and not body.has_remote_media()
@@ -226,8 +237,8 @@ class UsageFeedback:
             turn=turn,
             conversation=conversation,
             earlier=earlier,
-            sizes=sizes if added else None,
-            added=added,
+            sizes=sizes if messages else None,
+            messages=messages,
             unsized=body.unsized(sent.outcome.messages or body.units),
         )
 
@@ -309,9 +320,8 @@ class UsageFeedback:
             return []
         turn = replace(facts.turn, reported=end.prompt or 0)
         earlier = [one for one in facts.earlier if one.turn in remembered]
-        before = tuple(one.turn for one in earlier)
-        self._turns[facts.conversation] = (*before, turn)[-TURNS:] if turn.reported else before
-        return earlier if facts.added and _stalled(turn, before) else []
+        self._turns[facts.conversation] = (*remembered, turn)[-TURNS:] if turn.reported else remembered
+        return earlier if facts.messages and _stalled(turn, [one.turn for one in earlier]) else []
 
     async def _cut(
         self,
@@ -338,22 +348,17 @@ class UsageFeedback:
             agreed and factor * one.calls >= SHOWS_TOOLS * one.turn.reported
             for agreed, one in zip(full, before, strict=True)
         )
-        added, counter = facts.added, exchange.counter
-        start = len(sizes) - len(added)
+        counter = exchange.counter
         assert counter is not None  # noqa: S101 - requests without a counter have no feedback
-        large = sum(map(len, added)) > INLINE_BYTES
-        kept_text = partial(exchange.dialect.evidence.kept_text, tools=tools)
-
-        def count() -> list[int]:
-            """Return the tokens of each message that every chat template keeps."""
-            return [counter.text(kept_text(unit)) for unit in added]
-
-        kept = await asyncio.to_thread(count) if large else count()
+        count = partial(_kept, facts.messages, exchange.dialect.evidence, counter, tools=tools)
+        kept = await asyncio.to_thread(count) if sum(map(len, facts.messages)) > INLINE_BYTES else count()
+        loose = [0, *accumulate(max(0, size - text - FRAME) for size, text in zip(sizes, kept, strict=True))]
         sent = [
             SentPrompt(
                 one.turn.reported,
-                int(factor * (sum(kept[one.turn.messages - start + (not one.replaced) :]) - one.replaced)),
+                int(factor * (sum(kept[one.turn.messages + (not one.replaced) :]) - one.replaced)),
                 agreed,
+                int(factor * loose[one.turn.messages + 1]),
             )
             for one, agreed in zip(before, full, strict=True)
         ]
@@ -363,6 +368,15 @@ class UsageFeedback:
         return counted, cut_prompt(end, int(factor * counted), newest, sent, window)
 
 
+def _kept(messages: Sequence[bytes], evidence: Evidence, counter: Counter, *, tools: bool) -> list[int]:
+    """Return the tokens of each message that every chat template keeps. ``tools``: this upstream's keeps calls."""
+    kept = [counter.text(evidence.kept_text(message, tools=tools)) for message in messages]
+    if tools:
+        for index, message in enumerate(messages):
+            kept[index] += sum(counter.text(text) for _, text in counter.format.arguments(message))
+    return kept
+
+
 def _with_calls(
     evidence: Evidence, before: Sequence[EarlierTurn], messages: Sequence[bytes], sizes: Sequence[int]
 ) -> tuple[EarlierTurn, ...]:
@@ -370,24 +384,24 @@ def _with_calls(
     return tuple(replace(one, calls=sum(calls[: one.turn.messages])) for one in before)
 
 
-def _turn(body: Request) -> SentTurn:
-    others, last = len(body.units) - 1, body.units[-1]
-    mark = zlib.crc32(body.units[-2]) if others else 0
-    return SentTurn(len(body.raw), 0, others, mark, len(bytes(last)), zlib.crc32(last))
+def _turn(body: Request) -> tuple[SentTurn, list[int]]:
+    """Return a request's turn, and the digest of each number of its first messages."""
+    digest, marks = xxhash.xxh3_64(), [0]
+    marked = b'"cache_control"' in body.raw
+    for unit in body.units[:-1]:
+        digest.update(_BREAKPOINT.sub(b"", unit) if marked else unit)
+        marks.append(digest.intdigest())
+    last, size = body.units[-1], len(body.raw)
+    around = sum(map(len, body.overhead))
+    return SentTurn(size, around, 0, len(marks) - 1, marks[-1], len(bytes(last)), zlib.crc32(last)), marks
 
 
 def _stalled(now: SentTurn, before: Sequence[SentTurn]) -> bool:
-    """Return whether the reported size stays about the same while the conversation grows."""
-    if not before or not now.reported:
-        return False
-    near = [turn for turn in before if abs(turn.reported - now.reported) <= WAVERING * now.reported]
-    return before[-1] in near and now.size - near[0].size >= (GROWN - 1) * now.reported * BYTES_A_TOKEN_AT_MOST
+    """Return whether the reported size hasn't grown though the conversation has."""
+    least = (GROWN - 1) * now.reported * BYTES_A_TOKEN_AT_MOST
+    return any(now.reported <= turn.reported * (1 + SAME) and now.size - turn.size >= least for turn in before)
 
 
 def _may_stall(now: SentTurn, before: Sequence[SentTurn]) -> bool:
-    """Return whether ``_stalled`` can be true for some reported size."""
-    if not before:
-        return False
-    least = before[-1].reported / (1 + WAVERING)
-    grown = now.size - min(turn.size for turn in before)
-    return grown >= (GROWN - 1) * least * BYTES_A_TOKEN_AT_MOST
+    """Return whether the reported size didn't grow in the turn before this one, which adds to all of these."""
+    return len(before) > 1 and any(before[-1].reported <= turn.reported * (1 + SAME) for turn in before[:-1])
