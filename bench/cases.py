@@ -83,6 +83,12 @@ def known(scale: Scale, apis: Sequence[str], *, large: bool) -> list[Case]:
                     warm=max(WARM_UP, 2 * many),
                 )
             )
+    if large and "chat" in apis:
+        # The facts about all their messages fit in the cache, unless it charges much more than it holds.
+        many, turns = scale.conversations, bodies.CHAT.turns("bench-128k", conversations=scale.conversations)
+        name = f"chat, 1.1 MB, {many} conversations in turn, stored summaries put in: CPU"
+        row = Row(name, "ms", Target("figure", 10.0))
+        made.append(Case(map(request, turns), many, [row], expected=("compacted", "stored"), warm=2 * many))
     return made
 
 

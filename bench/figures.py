@@ -15,7 +15,8 @@ PASSTHROUGH = "pass-through"
 class Scale:
     """The amount of work: rounds, requests per round and server by kind, process starts, and uncached large bodies.
 
-    ``compactions`` and ``beside`` have the new conversations per round, of 110 KB and of 1.1 MB.
+    ``conversations`` are large ones whose turns alternate. ``compactions`` and ``beside`` have new conversations
+    per round, of 110 KB and of 1.1 MB.
     """
 
     rounds: int
@@ -26,20 +27,21 @@ class Scale:
     streams: int
     starts: int
     cold: int
+    conversations: int
     compactions: tuple[int, int]
     beside: tuple[int, int]
 
 
 FULL = Scale(
-    rounds=9, small=400, at_once=800, slow=64, large=25, streams=5, starts=5, cold=10,
+    rounds=9, small=400, at_once=800, slow=64, large=25, streams=5, starts=5, cold=10, conversations=110,
     compactions=(4, 1), beside=(40, 8),
 )  # fmt: skip
 QUICK = Scale(
-    rounds=3, small=200, at_once=400, slow=64, large=10, streams=3, starts=3, cold=4,
+    rounds=3, small=200, at_once=400, slow=64, large=10, streams=3, starts=3, cold=4, conversations=110,
     compactions=(3, 1), beside=(24, 8),
 )  # fmt: skip
 TINY = Scale(
-    rounds=1, small=20, at_once=32, slow=16, large=2, streams=1, starts=1, cold=1,
+    rounds=1, small=20, at_once=32, slow=16, large=2, streams=1, starts=1, cold=1, conversations=3,
     compactions=(1, 1), beside=(8, 4),
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import arguments, media, results
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.turn import Turn
+from proxy.compaction.turn import Forms, Turn
 
 NAME = "fit"
 
@@ -265,7 +265,7 @@ def _as_it_is(piece: OutgoingMessage, format: Format) -> Turn:
     if not piece.changed:
         return piece.turn
     apart = 0 if _labeled(piece, format) else piece.turn.facts.apart
-    return Turn(piece.raw, replace(piece.turn.facts, tokens=piece.tokens, apart=apart, forms={}))
+    return Turn(piece.raw, replace(piece.turn.facts, tokens=piece.tokens, apart=apart, forms=Forms()))
 
 
 _LAST: tuple[Rung, ...] = (_all_arguments, _words_of_calls, _directives, _last_user_message)

@@ -13,7 +13,7 @@ from proxy.compaction.pressure import COMMA
 from proxy.compaction.rules import Rules
 from proxy.compaction.stages import NAMES, media, results
 from proxy.compaction.stages.stage import Stage, kept_as
-from proxy.compaction.turn import Turn
+from proxy.compaction.turn import Forms, Turn
 
 SUMMARY = "summary"
 STEPS = (*NAMES, SUMMARY)
@@ -121,7 +121,7 @@ def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:
     forms, key = turn.facts.forms, ("reasoning", None)
     if key not in forms:
         raw = format.without_reasoning(turn.raw)
-        facts = replace(format.read(raw) if raw else turn.facts, digest=turn.facts.digest, forms={})
+        facts = replace(format.read(raw) if raw else turn.facts, digest=turn.facts.digest, forms=Forms(forms.charge))
         forms[key] = None if raw is turn.raw else Turn(raw, facts)
     form = forms[key] or turn
     return form if form.raw else None

@@ -9,7 +9,7 @@ a result from its call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -45,6 +45,43 @@ class FileUse:
     start: float = 0
     end: float = 0
     form: str = ""
+
+
+FACTS_BYTES = 800
+"""About the bytes of a unit's facts, without ids and cached values."""
+
+ITEM_BYTES = 200
+"""About the bytes of a call, a name, a file that a call uses, or the key of a form, without long texts."""
+
+
+class Forms(dict[tuple[str, object], "Turn | None"]):
+    """The output of the stages for a unit, by stage and settings; ``None`` means unchanged.
+
+    ``charge`` gets the bytes of each form when it's made.
+    """
+
+    __slots__ = ("charge",)
+
+    def __init__(self, charge: Callable[[int], None] | None = None) -> None:
+        super().__init__()
+        self.charge = charge or _ignore
+
+    def __setitem__(self, key: tuple[str, object], form: Turn | None) -> None:
+        super().__setitem__(key, form)
+        self.charge(_form_bytes(form))
+
+    @property
+    def bytes(self) -> int:
+        """Return the sum of the charges for the forms, and for the forms of forms."""
+        return sum(map(_form_bytes, list(self.values())))
+
+
+def _form_bytes(form: Turn | None) -> int:
+    return ITEM_BYTES + (0 if form is None else FACTS_BYTES + len(form.raw) + form.facts.forms.bytes)
+
+
+def _ignore(size: int) -> None:
+    """Charge nothing, because no cache has the facts."""
 
 
 @dataclass(slots=True)
@@ -85,12 +122,19 @@ class Facts:
     wide: bool = False
     parallel: bool = False
     one_of_several: Facts | None = None
-    forms: dict[tuple[str, object], Turn | None] = field(default_factory=dict)
+    forms: Forms = field(default_factory=Forms)
     names: Names = field(default_factory=dict)
     pinned: dict[tuple[str, ...], bool] = field(default_factory=dict)
     uses: tuple[tuple[str, tuple[FileUse, ...]], ...] | None = None
     failed: bool | None = None
     outlook: Outlook | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Return about how many bytes of memory the facts take."""
+        ids = len(self.answers or "") + sum([ITEM_BYTES + len(call.id) + len(call.name) for call in self.calls])
+        cached = ITEM_BYTES * (len(self.names) + 2 * sum([len(files) for _, files in self.uses or ()]))
+        return FACTS_BYTES + ids + cached + self.forms.bytes + (self.one_of_several.bytes if self.one_of_several else 0)
 
     @property
     def text_tokens(self) -> int:
@@ -120,7 +164,8 @@ class Turn(msgspec.Struct, frozen=True):
         if tokens >= self.facts.tokens:
             return None
         media = self.facts.media and format.has_media(raw)
-        return Turn(raw, replace(self.facts, tokens=tokens, media=media, apart=self.facts.apart * media, forms={}))
+        forms = Forms(self.facts.forms.charge)
+        return Turn(raw, replace(self.facts, tokens=tokens, media=media, apart=self.facts.apart * media, forms=forms))
 
 
 def head_length(turns: Sequence[Turn]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from typing import TypeVar, cast
 import xxhash
 from cachetools import LRUCache
 
-from proxy.compaction.turn import Facts, Turn
+from proxy.compaction.turn import Facts, Forms, Turn
 from proxy.dialects.counting import Counter
 from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
@@ -33,13 +34,6 @@ from proxy.tokens.text import use_fast
 T = TypeVar("T")
 
 _SEED = secrets.randbits(64)
-
-FACTS_BYTES = 800
-"""Bytes of the facts about a message. The short forms add about as much as the message has for each setting that they
-were made with."""
-
-FORMS_BYTES = 65_536
-"""The largest size of short forms, in bytes. Longer messages count as this many bytes."""
 
 INLINE_BYTES = 16_384
 """Bytes of unknown messages that are counted on the event loop, in about 1 ms. More are counted in a thread."""
@@ -61,9 +55,11 @@ OVERHEADS = 1_000
 class _Generations:
     """A tenant's facts for one counter by digest. ``weights`` are the bytes of the younger and the older ones."""
 
-    __slots__ = ("old", "weights", "young")
+    __slots__ = ("charge", "old", "weights", "young")
 
-    def __init__(self) -> None:
+    def __init__(self, charge: Callable[[_Generations, int], None]) -> None:
+        """``charge`` gets the bytes of short forms that are made later."""
+        self.charge = partial(charge, self)
         self.young: dict[bytes, Facts] = {}
         self.old: dict[bytes, Facts] = {}
         self.weights = [0, 0]
@@ -89,40 +85,53 @@ class FactsMemory:
         self.most = most
         self._parts: dict[tuple[Hashable, str], _Generations] = {}
         self._weight = 0
+        self._lock = threading.RLock()
 
     def part(self, counter: Hashable, tenant: str) -> _Generations:
         """Return the facts of a tenant for a counter."""
         found = self._parts.get((counter, tenant))
         return _NOTHING if found is None else found
 
-    def add(self, counter: Hashable, tenant: str, key: bytes, facts: Facts, weight: int) -> None:
+    def add(self, counter: Hashable, tenant: str, key: bytes, facts: Facts) -> None:
         """Keep facts as the newest ones."""
-        part = self._parts.get((counter, tenant))
-        if part is None:
-            part = self._parts.setdefault((counter, tenant), _Generations())
-        if part.weights[0] + weight > self.most // 2:
-            part.age()
-        part.young[key] = facts
-        part.weights[0] += weight
-        self._weight += weight
-        if self._weight > self.most:
-            self._make_room()
+        with self._lock:
+            part = self._parts.get((counter, tenant))
+            if part is None:
+                part = self._parts[counter, tenant] = _Generations(self._charge)
+            if key in part.young:
+                return
+            weight = facts.bytes
+            if part.old.pop(key, None) is not None:
+                part.weights[1] -= weight
+                self._weight -= weight
+            elif part.weights[0] > self.most // 2 and not part.old:
+                part.age()
+            part.young[key] = facts
+            for one in (facts, facts.one_of_several):
+                if one is not None:
+                    one.forms.charge = part.charge
+            self._charge(part, weight)
+
+    def _charge(self, part: _Generations, weight: int) -> None:
+        with self._lock:
+            part.weights[0] += weight
+            self._weight += weight
+            if self._weight > self.most:
+                self._make_room()
 
     def _make_room(self) -> None:
-        # Threads add facts at the same time, so the sum is only about right.
-        weights = {key: sum(part.weights) for key, part in list(self._parts.items())}
+        weights = {key: sum(part.weights) for key, part in self._parts.items()}
         while (total := sum(weights.values())) > self.most - self.most // SLACK:
             largest = max(weights, key=weights.__getitem__)
             part = self._parts[largest]
             part.shrink()
             weights[largest] = sum(part.weights)
             if not part.young:
-                self._parts.pop(largest, None)
-                del weights[largest]
+                del self._parts[largest], weights[largest]
         self._weight = total
 
 
-_NOTHING = _Generations()
+_NOTHING = _Generations(lambda part, size: None)
 """The facts of a tenant without any."""
 
 
@@ -143,8 +152,9 @@ class CounterFacts:
         found = list(map(part.young.get, keys))
         if None in found and old:
             for index, key in enumerate(keys):
-                if found[index] is None and (facts := old.get(key)) is not None:
-                    self._remember(tenant, key, facts, len(raws[index]))
+                # A copy of a message may be younger by now.
+                if found[index] is None and (facts := old.get(key) or part.young.get(key)) is not None:
+                    self._memory.add(self._key, tenant, key, facts)
                     found[index] = facts
         return found, keys
 
@@ -155,7 +165,7 @@ class CounterFacts:
             return known
         facts = self.counter.format.read(raw)
         facts.estimated = has_remote_media(raw)
-        self._remember(tenant, key, facts, len(raw))
+        self._memory.add(self._key, tenant, key, facts)
         return facts
 
     def adopt(
@@ -170,11 +180,7 @@ class CounterFacts:
         for index, known in enumerate(facts):
             if known is not None and found[index] is None:
                 found[index] = known
-                self._remember(tenant, keys[index], known, len(raws[index]))
-
-    def _remember(self, tenant: str, key: bytes, facts: Facts, length: int) -> None:
-        names = len(facts.answers or "") + sum(len(call.id) + len(call.name) for call in facts.calls)
-        self._memory.add(self._key, tenant, key, facts, FACTS_BYTES + names + min(length, FORMS_BYTES))
+                self._memory.add(self._key, tenant, keys[index], known)
 
 
 class FactsCache:
@@ -399,7 +405,8 @@ def _put_right(
     """Replace the facts of such results by those that hold there, counted if they are new."""
     for index, facts in places:
         if facts.one_of_several is None:
-            again = replace(facts, parallel=True, one_of_several=None, forms={})
+            again = replace(facts, parallel=True, one_of_several=None, forms=Forms(facts.forms.charge))
             again.tokens = counter.format.tokens(raws[index], again)
             facts.one_of_several = again
+            facts.forms.charge(again.bytes)
         found[index] = facts.one_of_several

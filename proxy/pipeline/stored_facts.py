@@ -19,7 +19,7 @@ import xxhash
 from cachetools import LRUCache
 
 from proxy import __version__
-from proxy.compaction.turn import Call, Facts, Kind
+from proxy.compaction.turn import Call, Facts, Forms, Kind
 from proxy.constants import DAY, UNDECODABLE
 from proxy.dialects.counting import Counter
 from proxy.store import Store, StoreFailed
@@ -191,5 +191,5 @@ def _facts(stored: _Stored) -> Facts:
         wide=stored.wide,
     )
     if stored.several is not None:
-        facts.one_of_several = replace(facts, parallel=True, tokens=stored.several, forms={})
+        facts.one_of_several = replace(facts, parallel=True, tokens=stored.several, forms=Forms())
     return facts

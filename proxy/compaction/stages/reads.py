@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import handles_files, named_files, parsed
-from proxy.compaction.turn import FileUse, Turn
+from proxy.compaction.turn import ITEM_BYTES, FileUse, Turn
 
 Event = Literal["read", "written"]
 
@@ -88,6 +88,7 @@ def uses_of(turn: Turn, format: Format) -> tuple[tuple[str, tuple[FileUse, ...]]
             facts.uses = tuple(
                 (call.id, tuple(_uses(tool, text))) for call, (tool, text) in pairs if handles_files(tool)
             )
+            facts.forms.charge(2 * ITEM_BYTES * sum([len(files) for _, files in facts.uses]))
     return facts.uses
 
 

@@ -17,7 +17,7 @@ from proxy.compaction.identifiers import collect, ranking
 from proxy.compaction.shorten import middle_cut, notable_lines, without_base64
 from proxy.compaction.stages.lossless import lossless
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
-from proxy.compaction.turn import Facts, Turn
+from proxy.compaction.turn import ITEM_BYTES, Facts, Turn
 
 NAME = "results"
 
@@ -143,6 +143,7 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn 
     names = ranking(found)
     if not turn.facts.names:  # otherwise this is a shorter form, with fewer names
         turn.facts.names.update((name, found[name]) for name in names[:NAMES])
+        turn.facts.forms.charge(ITEM_BYTES * len(turn.facts.names))
     cut = middle_cut(
         text,
         max_tokens - frame,

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from proxy.compaction.turn import FACTS_BYTES, Facts
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
-from proxy.pipeline.facts_cache import FACTS_BYTES, PORTION, CounterFacts, FactsMemory, _portions
+from proxy.pipeline.facts_cache import PORTION, CounterFacts, FactsCache, FactsMemory, _portions
+from tests.kit import engine
+from tests.kit.generator import SETTINGS
+from tests.kit.messages import assistant, call, result, user
 
 
 def results(count: int, id_length: int) -> list[bytes]:
@@ -33,7 +39,7 @@ def counted(most: int) -> CounterFacts:
     return CounterFacts(ChatCounter(Profile("m")), FactsMemory(most))
 
 
-@pytest.mark.parametrize(("id_length", "each"), [(5_000, FACTS_BYTES + 10_100), (10, FACTS_BYTES + 120)])
+@pytest.mark.parametrize(("id_length", "each"), [(5_000, FACTS_BYTES + 5_100), (10, FACTS_BYTES + 60)])
 def test_the_oldest_are_forgotten(id_length: int, each: int) -> None:
     """By size: ids come from clients, and may have any length."""
     messages = results(40, id_length)
@@ -72,6 +78,64 @@ def test_counters_share_one_bound() -> None:
     second = taught(messages, CounterFacts(ChatCounter(Profile("m", tokenizer="cl100k_base")), facts))
     kept = sum(known(memory, message) for memory in (first, second) for message in messages)
     assert 8 <= kept <= 20
+
+
+def conversation(number: int) -> list[bytes]:
+    """Messages with large results, which get short forms."""
+    said: list[object] = [user(f"Task {number}")]
+    for place in range(8):
+        text = "\n".join(f"{number}.{place}.{line}: src/file_{line}.py has value_{line}" for line in range(400))
+        said += [assistant(None, call(f"c{place}", "read_file", path=f"f{place}.py")), result(f"c{place}", text)]
+    return [json.dumps(message).encode() for message in [*said, user("Go on.")]]
+
+
+def test_a_cache_charges_what_it_holds() -> None:
+    """Short forms are charged when they're made. Before, each message is a small part of its length."""
+    requests = [engine.request(conversation(number), SETTINGS[0], 20_000) for number in range(4)]
+    messages = [message for request in requests for message in request.messages]
+    cache = FactsCache(most=10_000_000)
+    memory, running = cache.memory(engine.COUNTER), engine.Engine(cache)
+
+    def charged() -> int:
+        parts = cache._facts._parts.values()
+        held = sum(facts.bytes for part in parts for facts in (*part.young.values(), *part.old.values()))
+        assert held == cache._facts._weight == sum(sum(part.weights) for part in parts)
+        return held
+
+    async def compacted() -> None:
+        for request in requests:
+            assert (await running.send(request)).verdict == "compacted"
+
+    taught(messages, memory, "t")
+    counted = charged()
+    assert counted < 1_200 * len(messages)
+    engine.run(compacted())
+    assert charged() > counted + 10_000
+    assert None not in memory.look_up(messages, "t")[0]
+    cache.close()
+
+
+def test_what_fits_stays_known_however_often_it_comes_by_turns() -> None:
+    """A look-up of older facts frees their place among the older ones."""
+    messages = results(90, 10)
+    memory = taught(messages, counted(100 * (FACTS_BYTES + 120)))
+    for _ in range(3):
+        assert all(known(memory, message) for message in messages)
+
+
+def test_threads_share_a_full_cache() -> None:
+    memory, switching = FactsMemory(8 * FACTS_BYTES), sys.getswitchinterval()
+
+    def work(thread: int) -> None:
+        for number in range(2_000):
+            memory.add("counter", f"{thread}.{number % 5}", b"%d" % number, Facts("user", "user", 1, b""))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(work, range(8))) == [None] * 8
+    finally:
+        sys.setswitchinterval(switching)
 
 
 def test_unknown_messages_are_counted_in_portions_and_large_ones_alone() -> None:
