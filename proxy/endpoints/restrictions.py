@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -32,8 +33,27 @@ _NAMING_MODELS = frozenset(
 )
 """Paths whose POST names the model that answers. They list, change and delete nothing at the provider."""
 
-# Parts of names of fields by which servers and gateways choose models besides `model`.
-_CHOOSES = ("model", "fallback", "engine", "deployment", "preset")
+# Parts of names of fields by which servers and gateways choose a model, a provider, or an address besides `model`.
+_CHOOSES = (
+    *("model", "fallback", "engine", "deployment", "preset", "variant", "provider", "rout", "gateway"),
+    *("apibase", "baseurl", "apikey", "userconfig", "litellm", "extraheaders", "extraquery", "extrabody"),
+)
+
+_CHECKED = frozenset({"model", "tools", "provider", "extra_body"})
+"""Fields of these names are allowed if their values are."""
+
+# Fields of OpenRouter's `provider` that only forbid providers.
+_FORBIDS = frozenset({"data_collection", "zdr", "require_parameters", "enforce_distillable_text"})
+
+_CONVERSATION = frozenset({"messages", "input", "system", "instructions", "prompt"})
+"""Fields with texts, calls, and results. Of these, only their tools are read."""
+
+# Endings of names of fields, anywhere in a body, whose texts are models.
+_NAMES_MODELS = ("model", "models", "modelid", "modelname", "fallback", "fallbacks")
+
+# In a JSON Schema: fields whose names are those of parameters, and fields with examples of parameters.
+_PARAMETERS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_EXAMPLES = frozenset({"default", "const", "enum", "examples", "input_examples"})
 
 MOST_FIELDS = 1_000
 """Fields that a body can have at its top, and each of its tools. The APIs have about 40."""
@@ -69,8 +89,9 @@ def check_path(scope: Scope, caller: Caller) -> None:
 async def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
     """Raise ``ModelNotAllowed`` unless a body is JSON that names one model, and the caller may use that model.
 
-    ``raw`` is the decompressed body. The check covers the fields at its top, the query, and tools, which can have
-    models of their own. A body with more than ``MOST_FIELDS`` fields or ``MOST_TOOLS`` tools isn't allowed.
+    ``raw`` is the decompressed body. The check covers all fields, the query, and tools in the conversation, but not the
+    conversation's other parts, examples in schemas, and ``metadata``. A body with more than ``MOST_FIELDS`` fields or
+    ``MOST_TOOLS`` tools isn't allowed.
     """
     if len(raw) <= INLINE_BYTES:
         _check(scope, caller, raw)
@@ -81,30 +102,100 @@ async def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
 def _check(scope: Scope, caller: Caller, raw: bytes) -> None:
     fields = _fields(raw)
     if fields is None:
-        raise ModelNotAllowed(f"This key is limited to some models, but the body isn't valid JSON. {ASK}")
+        raise _unreadable()
     model = _decoded(fields.get("model"), str)
     if model is None:
         raise ModelNotAllowed(
             f"This key is limited to some models, but the body doesn't name one. {ASK}", param="model"
         )
-    if not may_use(caller, model):
+    if not _allowed(caller, model):
         raise ModelNotAllowed(f"This key may not use the model {model[:100]!r}. {ASK}", param="model")
-    tools = _decoded(fields.get("tools"), list[msgspec.Raw]) or []
-    if len(tools) > MOST_TOOLS:
-        raise ModelNotAllowed(
-            f"This key is limited to some models, and the body has over {MOST_TOOLS} tools. Send fewer tools.",
-            param="tools",
-        )
-    for tool in tools:
-        named = (_fields(tool) or {}).get("model")
-        if named is not None and ((text := _decoded(named, str)) is None or not may_use(caller, text)):
-            raise ModelNotAllowed(
-                "This key may not use the model that a tool names. Send the tool without it.", param="tools"
-            )
-    for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
-        if name == "model":
-            raise ModelNotAllowed(f"With this key, the query can't name a model. {ASK}", param="model")
+    if (extra := fields.get("extra_body")) is not None:
+        inner = _fields(extra) or {}
+        if "extra_body" in inner:
+            raise _only_model("extra_body")
+        _check_fields(caller, inner)
+    _check_fields(caller, fields)
+    query = scope["query_string"].decode("latin-1").replace(";", "&")
+    for name, _ in parse_qsl(query, keep_blank_values=True):
+        if name in _CHECKED:
+            raise ModelNotAllowed(f"With this key, the query can't have {name!r}. {ASK}", param=name)
         _check_name(name)
+
+
+def _allowed(caller: Caller, model: str) -> bool:
+    """Return whether a caller may use a model.
+
+    LiteLLM takes several models with commas, and OpenRouter a preset of models. They must be listed literally.
+    """
+    several = "," in model or "@preset/" in model
+    return may_use(caller, model) and (not several or model in (caller.models or ()))
+
+
+def _check_fields(caller: Caller, fields: Mapping[str, msgspec.Raw]) -> None:
+    """Raise ``ModelNotAllowed`` if a field names a model that the caller may not use, or chooses a provider."""
+    for name, raw in fields.items():
+        if name in _CONVERSATION:
+            for tools in _tools_within(raw):
+                _check_value(caller, "tools", tools)
+        elif name != "metadata":
+            value = _check_value(caller, name, raw)
+            if name == "provider" and not (isinstance(value, dict) and _FORBIDS.issuperset(value)):
+                raise ModelNotAllowed(
+                    f"With this key, 'provider' can have only {', '.join(sorted(_FORBIDS))}.", param="provider"
+                )
+
+
+def _tools_within(conversation: msgspec.Raw) -> Iterator[msgspec.Raw]:
+    """Yield the lists of tools that items of a conversation, or the parts of messages, bring along."""
+    for item in _decoded(conversation, list[msgspec.Raw]) or []:
+        for name, value in _item(item):
+            if name == "tools":
+                yield value
+            elif name == "content":
+                for part in _decoded(value, list[msgspec.Raw]) or []:
+                    yield from (within for inner, within in _item(part) if inner == "tools")
+
+
+def _item(raw: msgspec.Raw) -> list[tuple[str, msgspec.Raw]]:
+    """Return the fields of an item by the letters of their names. Raises ``ModelNotAllowed``."""
+    pairs = _pairs(bytes(raw))
+    if pairs is None and bytes(raw).startswith(b"{"):
+        raise _unreadable()
+    return [(_letters(name), value) for name, value in pairs or []]
+
+
+def _check_value(caller: Caller, field: str, raw: msgspec.Raw) -> Any:
+    """Return a field's value. Raises ``ModelNotAllowed`` if a part names a model that the caller may not use."""
+    try:
+        value = _loaded(bytes(raw))
+    except (ValueError, RecursionError):
+        raise _unreadable() from None
+    if field == "tools" and isinstance(value, list):
+        if len(value) > MOST_TOOLS:
+            raise ModelNotAllowed(
+                f"This key is limited to some models, and the body has over {MOST_TOOLS} tools. Send fewer tools.",
+                param="tools",
+            )
+        if any(len(tool) > MOST_FIELDS for tool in value if isinstance(tool, dict)):
+            raise _too_many()
+    left = [(_names_model(field), value)]
+    while left:
+        models, inner = left.pop()
+        if isinstance(inner, list):
+            left += [(models, one) for one in inner]
+        elif isinstance(inner, dict):
+            for key, one in inner.items():
+                if key in _PARAMETERS and isinstance(one, dict):
+                    left += [(False, schema) for schema in one.values()]
+                elif key not in _EXAMPLES:
+                    left.append((models or _names_model(key), one))
+        elif models and isinstance(inner, str) and not _allowed(caller, inner):
+            named = f"{inner[:100]!r}, named in {field[:100]!r}"
+            raise ModelNotAllowed(
+                f"This key may not use the model {named}. Send the request without it.", param=field[:100]
+            )
+    return value
 
 
 class _Name:
@@ -145,9 +236,7 @@ def _pairs(raw: bytes) -> list[tuple[str, msgspec.Raw]] | None:
 
     def name(text: str) -> _Name:
         if next(count) > MOST_FIELDS:
-            raise ModelNotAllowed(
-                f"This key is limited to some models, and the body has over {MOST_FIELDS} fields. Send fewer fields."
-            )
+            raise _too_many()
         return _Name(text)
 
     decoder = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=lambda _, text: name(text))
@@ -165,16 +254,24 @@ def _plain(raw: bytes) -> bytes | None:
     fields.
     """
 
+    try:
+        return json.dumps(_loaded(raw)).encode()
+    except (ValueError, RecursionError):
+        return None
+
+
+def _loaded(raw: bytes) -> Any:
+    """Return the value that Python's parser reads, with zeros for numbers.
+
+    Raises ``ModelNotAllowed`` for repeated fields, ``ValueError``, and ``RecursionError``.
+    """
+
     def zero(_: str) -> int:
         return 0
 
-    try:
-        value = json.loads(
-            raw, strict=False, object_pairs_hook=_distinct, parse_int=zero, parse_float=zero, parse_constant=zero
-        )
-        return json.dumps(value).encode()
-    except (ValueError, RecursionError):
-        return None
+    return json.loads(
+        raw, strict=False, object_pairs_hook=_distinct, parse_int=zero, parse_float=zero, parse_constant=zero
+    )
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -190,15 +287,37 @@ def _repeated(name: str) -> ModelNotAllowed:
     return ModelNotAllowed(f"The body has {name[:100]!r} twice. Send it once.", param=name[:100])
 
 
+def _unreadable() -> ModelNotAllowed:
+    return ModelNotAllowed(f"This key is limited to some models, but the body isn't valid JSON. {ASK}")
+
+
+def _too_many() -> ModelNotAllowed:
+    return ModelNotAllowed(
+        f"This key is limited to some models, and the body has over {MOST_FIELDS} fields. Send fewer fields."
+    )
+
+
+def _only_model(name: str) -> ModelNotAllowed:
+    return ModelNotAllowed(
+        f"With this key, only 'model' can choose a model. Send the request without {name[:100]!r}.", param=name[:100]
+    )
+
+
 def _check_name(name: str) -> None:
-    """Raise ``ModelNotAllowed`` for the name of a field by which some server would choose a model."""
-    if name in ("model", "tools"):
+    """Raise ``ModelNotAllowed`` for the name of a field by which some server would choose a model or a provider."""
+    if name in _CHECKED:
         return
-    letters = "".join(char for char in name.casefold() if char.isalnum())
+    letters = _letters(name)
     if letters == "tools" or any(part in letters for part in _CHOOSES):
-        raise ModelNotAllowed(
-            f"With this key, only 'model' can name a model. Send the request without {name[:100]!r}.", param=name[:100]
-        )
+        raise _only_model(name)
+
+
+def _names_model(name: str) -> bool:
+    return _letters(name).endswith(_NAMES_MODELS)
+
+
+def _letters(name: str) -> str:
+    return "".join(char for char in name.casefold() if char.isalnum())
 
 
 def _decoded(raw: msgspec.Raw | None, kind: type[T]) -> T | None:

@@ -143,6 +143,23 @@ def for_upstream(raw: RawHeaders) -> list[tuple[str, str]]:
     return pairs if named <= HOP_BY_HOP else _without(pairs, named)
 
 
+# Parts of names of headers by which gateways choose a model, a provider, or an address.
+_CHOOSES = (
+    *("model", "fallback", "deployment", "provider", "rout", "config", "target", "destination"),
+    *("apibase", "baseurl", "customhost", "virtualkey", "byok", "xbf", "litellmtags"),
+)
+
+
+def without_choices(raw: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Return headers without those by which a gateway would choose another model, provider, or address."""
+    return [pair for pair in raw if not _chooses(pair[0])]
+
+
+def _chooses(name: bytes) -> bool:
+    letters = "".join(filter(str.isalnum, name.decode("latin-1").lower()))
+    return any(part in letters for part in _CHOOSES)
+
+
 def for_other_request(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return a request's headers for another request of the proxy about the same conversation."""
     return [pair for pair in headers if pair[0] not in _OF_ONE_REQUEST]

@@ -18,7 +18,7 @@ from proxy.dialects.dialect import Dialect
 from proxy.dialects.prefixes import CONVERSATION_UNITS
 from proxy.dialects.request import Request
 from proxy.errors import BadBody, UpstreamTimeout
-from proxy.http.headers import Headers
+from proxy.http.headers import Headers, without_choices
 from proxy.http.request_body import MemoryLease, header, next_via
 from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer, Deadline
@@ -73,6 +73,8 @@ def begin_request(
     else:
         via = next_via(scope, runtime.instance) if forwarded else ""
         caller = configuration.teams.authenticate(scope["headers"])
+        if caller.models is not None:
+            scope["headers"] = without_choices(scope["headers"])
     record.tenant, record.team, record.policy = caller.tenant, caller.team, caller.policy.name
     return RequestContext(record, configuration, scope, via, caller, Bill())
 

@@ -29,7 +29,38 @@ def cheap(start_proxy: StartProxy, upstream: RawUpstream) -> str:
     return start_proxy(upstream.url, restricted(models=["cheap*"]))
 
 
+ADVISOR = b'[{"type":"advisor","model":"dear"}]'
+CHOICES = [
+    b'"input":[{"type":"additional_tools","role":"developer","tools":%b}]' % ADVISOR,
+    b'"input":[{"type":"additional_tools","tools":[],"Tools":%b}]' % ADVISOR,
+    b'"input":[{"\xff":1,"type":"additional_tools","tools":%b}]' % ADVISOR,
+    b'"messages":[{"role":"developer","content":[{"type":"additional_tools","to\\u006fls":%b}]}]' % ADVISOR,
+    b'"tools":[{"type":"namespace","name":"n","tools":%b}]' % ADVISOR,
+    b'"tools":[{"type":"openrouter:advisor","parameters":{"model":"dear"}}]',
+    b'"tools":[{"type":"openrouter:fusion","parameters":{"analysis_models":["cheap","dear"]}}]',
+    b'"tools":[{"type":"advisor","model":{"id":"dear"}}]',
+    b'"tools":[{"type":"advisor","config":{"a":[{"model_name":"dear","model_name":"cheap"}]}}]',
+    b'"plugins":[{"id":"fusion","model":"dear"}]',
+    b'"plugins":[{"id":"auto-router","allowed_models":["dear/*"]}]',
+    b'"extra_body":{"model":"dear"}',
+    b'"extra_body":{"route":"fallback"}',
+    b'"extra_body":{"extra_body":{"model":"dear"}}',
+    b'"reasoning":{"fallback":"dear"}',
+    b'"provider":{"order":["dear"]}',
+    b'"provider":{"zdr":true,"allow_fallbacks":true}',
+    b'"provider":"dear"',
+    b'"providerOptions":{"gateway":{"models":["dear"]}}',
+    b'"route":"fallback"',
+    b'"api_base":"http://dear.test"',
+    b'"tensorzero::variant_name":"dear"',
+    b'"mod\\u0065l_list":["dear"]',
+    b'"x":' + b"[" * 5_000 + b"]" * 5_000,
+]
+"""Fields beside an allowed model by which some server would choose another model or provider."""
+
 REFUSED = [
+    b'{"model":"cheap,dear"}',
+    b'{"model":"cheap@preset/dear"}',
     b'{"model":"cheap","tools":[' + b",".join([b"{}"] * 1_001) + b"]}",
     b'{"model":"cheap","tools":[{' + b",".join(b'"a%d":1' % number for number in range(1_001)) + b"}]}",
     b'{"model":"cheap",' + b",".join(b'"a%d":1' % number for number in range(1_000)) + b"}",
@@ -55,6 +86,7 @@ REFUSED = [
     b'{"model":"cheap","tools":[{"type":"advisor","name":"a","model":"dear"}],"tools":[]}',
     b'{"model":"cheap","Tools":[{"type":"advisor","name":"a","model":"dear"}]}',
     b'{"model":"cheap","x":1}{"model":"dear"}',
+    *(b'{"model":"cheap",%b}' % fields for fields in CHOICES),
     b'{"model":"cheap",' + b",".join(b'"a%d":1' % i for i in range(1_001)) + b"}",
     b'{"a":' * 20_000,
     '{"model":"dear","model":"cheap"}'.encode("utf-16"),
@@ -82,13 +114,45 @@ def test_every_reader_finds_an_allowed_model(cheap: str, upstream: RawUpstream, 
         b'{"model":"cheap","messages":[],"modalities":["text"],"metadata":{"model":"dear"},"tools":[{"type":"function"}]}',
         b'{"model":"cheap","tools":[{"type":"advisor","name":"a","model":"cheap-2"}]}',
         b'{"model":"cheap","tools":[' + b",".join([b'{"description":"' + b"a" * 100 + b'"}'] * 1_000) + b"]}",
+        b'{"model":"cheap","messages":[{"role":"assistant","model":"dear","content":[{"type":"tool_use","input":'
+        b'{"model":"dear","tools":[{"model":"dear"}]}}]},{"role":"user","content":"x","tools":[{"name":"model"}]}]}',
+        b'{"model":"cheap","tools":[{"name":"task","input_schema":{"type":"object","properties":{"model":{"type":"string",'
+        b'"default":"dear"},"fallbacks":{"enum":["dear"]}},"required":["model"]},"input_examples":[{"model":"dear"}]}]}',
+        b'{"model":"cheap","provider":{"data_collection":"deny","zdr":true},"plugins":[{"id":"web","engine":"exa"}],'
+        b'"transforms":[],"extra_body":{"google":{"thinking_config":{}},"model":"cheap"}}',
+        b'{"model":"cheap","logit_bias":{' + b",".join(b'"%d":1' % number for number in range(1_100)) + b"}}",
     ],
-    ids=["numbers", "chat", "tool", "1,000 tools"],
+    ids=["numbers", "chat", "tool", "1,000 tools", "conversation", "schema", "gateway", "many biases"],
 )
 def test_an_allowed_request_travels_unchanged(cheap: str, upstream: RawUpstream, body: bytes) -> None:
     for path in (CHAT, "/v1/embeddings"):
         assert ask(cheap, path, body, [JSON, KEY]).status == 200
         assert upstream.last.body == body
+
+
+GATEWAYS = [
+    ("x-portkey-config", '{"targets":[{"override_params":{"model":"dear"}}]}'),
+    ("X-Portkey-Provider", "dear"),
+    ("x_portkey_virtual_key", "dear"),
+    ("helicone-fallbacks", "[]"),
+    ("helicone-model-override", "dear"),
+    ("helicone-target-url", "http://dear.test"),
+    ("azureml-model-deployment", "dear"),
+    ("x-ai-eg-model", "dear"),
+    ("x-gateway-destination-endpoint", "dear"),
+    ("x-litellm-tags", "dear"),
+]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/v1/models"])
+def test_headers_that_choose_a_model_or_provider_are_left_out(cheap: str, upstream: RawUpstream, path: str) -> None:
+    kept = [("helicone-auth", "a"), ("x-portkey-trace-id", "b"), ("anthropic-beta", "c"), ("openai-project", "d")]
+    body = None if path == "/v1/models" else b'{"model":"cheap","input":"x"}'
+    for _ in range(3):  # the first requests teach the proxy how to send the next
+        assert ask(cheap, path, body, [JSON, KEY, *GATEWAYS, *kept]).status == 200
+        names = {name.lower().replace("_", "-") for name, _ in upstream.last.headers}
+        assert names >= {name for name, _ in kept}
+        assert not names & {name.lower().replace("_", "-") for name, _ in GATEWAYS}
 
 
 OTHER_PATHS = [
@@ -107,6 +171,9 @@ OTHER_PATHS = [
     ("POST", "/openai/deployments/dear/embeddings", b'{"model":"cheap"}'),
     ("POST", "/openai/deployments/dear/chat/completions", b'{"model":"cheap","messages":[]}'),
     ("POST", "/v1/embeddings?model=dear", b'{"model":"cheap"}'),
+    ("POST", "/v1/embeddings?a=b;model=dear", b'{"model":"cheap"}'),
+    ("POST", "/v1/embeddings?provider=dear", b'{"model":"cheap"}'),
+    ("POST", "/v1/embeddings?%4dodel=dear", b'{"model":"cheap"}'),
     ("POST", "/v1/embeddings%2Fx", b'{"model":"cheap"}'),
     (
         "POST",
