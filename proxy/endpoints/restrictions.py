@@ -152,7 +152,7 @@ def _tools_within(conversation: msgspec.Raw) -> Iterator[msgspec.Raw]:
         for name, value in _item(item):
             if name == "tools":
                 yield value
-            elif name == "content":
+            elif bytes(value).startswith(b"["):
                 for part in _decoded(value, list[msgspec.Raw]) or []:
                     yield from (within for inner, within in _item(part) if inner == "tools")
 

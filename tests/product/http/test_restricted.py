@@ -56,7 +56,7 @@ CHOICES = [
     b'"mod\\u0065l_list":["dear"]',
     b'"x":' + b"[" * 5_000 + b"]" * 5_000,
 ]
-"""Fields beside an allowed model by which some server would choose another model or provider."""
+"""Fields by which some server would choose another model or provider than `model`."""
 
 REFUSED = [
     b'{"model":"cheap,dear"}',
