@@ -171,8 +171,8 @@ class Conversations:
         try:
             if not exchange.body.stream:
                 return await self._answered(exchange, send)
-            every = exchange.configuration.settings.server.keepalive
-            heartbeat = Heartbeat(send, every, now, lambda: begun(exchange), self._dialect.heartbeat)
+            limits, beat = exchange.configuration.settings.server, self._dialect.heartbeat
+            heartbeat = Heartbeat(send, limits.keepalive, now, lambda: begun(exchange), beat, limits.deadline)
             exchange.heartbeat = heartbeat
             try:
                 return await self._answered(exchange, send)
@@ -209,13 +209,14 @@ class Conversations:
         send: Send,
     ) -> None:
         """Send the response to the client."""
-        shape, linger = self._dialect.errors, limit_of(exchange.caller) is not None
-        if exchange.heartbeat is not None and exchange.heartbeat.begun:
-            await exchange.heartbeat.stop()
-            await send_rest(send, start, headers, tap, shape=shape, hide=hide, linger=linger)
+        heartbeat, forward = exchange.heartbeat, send_answer
+        if heartbeat is not None and heartbeat.begun:
+            await heartbeat.stop()
+            forward = send_rest
         else:
             headers += identity(exchange)
-            await send_answer(send, start, headers, tap, shape=shape, hide=hide, linger=linger)
+        shape, linger = self._dialect.errors, limit_of(exchange.caller) is not None
+        await forward(send, start, headers, tap, shape=shape, hide=hide, heartbeat=heartbeat, linger=linger)
         if tap is not None:
             await tap.finish()
 

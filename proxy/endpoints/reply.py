@@ -45,13 +45,14 @@ async def send_answer(
     *,
     shape: ErrorShape = "openai",
     hide: Hide | None = None,
+    heartbeat: sse.Heartbeat | None = None,
     linger: bool = False,
 ) -> None:
     """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
 
     ``tap`` receives the bytes that arrive. ``shape`` is that of the error event which ends an interrupted stream.
-    ``hide`` changes the events of a stream. With ``linger``, the rest of a stream is read for ``LINGER_SECONDS`` after
-    the client has left, because the usage comes last.
+    ``hide`` changes the events of a stream, and ``heartbeat`` fills its silences. With ``linger``, the rest of a stream
+    is read for ``LINGER_SECONDS`` after the client has left, because the usage comes last.
     """
     answer = start.answer
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
@@ -65,7 +66,7 @@ async def send_answer(
         if start.complete:
             await send({"type": "http.response.body", "body": _shown(start, hide)})
         elif start.is_stream:
-            await _send_events(send, start, tap, shape, hide, linger=linger)
+            await _send_events(send, start, tap, shape, hide, heartbeat, linger=linger)
         else:
             await _send_bytes(send, start, tap)
     finally:
@@ -75,19 +76,20 @@ async def send_answer(
 async def send_rest(
     send: Send,
     start: ResponseStart,
-    done: Headers,
+    extra: Headers,
     tap: Tap | None = None,
     *,
     shape: ErrorShape = "openai",
     hide: Hide | None = None,
+    heartbeat: sse.Heartbeat | None = None,
     linger: bool = False,
 ) -> None:
     """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
 
-    ``done`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
-    ``tap``, ``hide``, and ``linger`` are those of ``send_answer``.
+    ``extra`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
+    The last five arguments are those of ``send_answer``.
     """
-    comment = ", ".join(f"{name}: {value}" for name, value in done)
+    comment = ", ".join(f"{name}: {value}" for name, value in extra)
     try:
         await send({"type": "http.response.body", "body": sse.comment(comment), "more_body": True})
         if tap is not None:
@@ -97,7 +99,7 @@ async def send_rest(
         elif start.complete:
             await send({"type": "http.response.body", "body": _shown(start, hide)})
         else:
-            await _send_events(send, start, tap, shape, hide, linger=linger)
+            await _send_events(send, start, tap, shape, hide, heartbeat, linger=linger)
     finally:
         await start.answer.close()
 
@@ -164,23 +166,35 @@ async def _drained(start: ResponseStart) -> None:
 
 
 async def _send_events(
-    send: Send, start: ResponseStart, tap: Tap | None, shape: ErrorShape, hide: Hide | None, *, linger: bool
+    send: Send,
+    start: ResponseStart,
+    tap: Tap | None,
+    shape: ErrorShape,
+    hide: Hide | None,
+    heartbeat: sse.Heartbeat | None,
+    *,
+    linger: bool,
 ) -> None:
     buffer = sse.EventBuffer()
     feed = buffer.feed if hide is None else lambda chunk: hide(buffer.feed(chunk))
+    if heartbeat is None:
+        heartbeat = sse.Heartbeat(send, 0, 0, list)  # it never starts
+    else:
+        heartbeat.follow()
     whole = sent = b""
     try:
         if start.first and (whole := feed(start.first)):
-            await send({"type": "http.response.body", "body": whole, "more_body": True})
+            await heartbeat.pass_on(whole, midway=buffer.midway)
             sent = whole
         async for chunk in start.answer.body:
             if tap is not None:
                 tap.add(chunk)
             if whole := feed(chunk):
-                await send({"type": "http.response.body", "body": whole, "more_body": True})
+                await heartbeat.pass_on(whole, midway=buffer.midway)
                 sent = whole
         last = buffer.rest() if hide is None else hide(buffer.rest())
     except asyncio.CancelledError:
+        heartbeat.close()
         # Some clients disconnect at the last event, although the upstream hasn't ended the stream yet.
         if _ENDS.search(sent):
             note_complete(send)
@@ -192,4 +206,5 @@ async def _send_events(
         note_error(send, error)
         log.warning("upstream.interrupted", reason=error.message)
         last = (b"\n\n" if buffer.midway else b"") + _event(error.body(shape), shape)
+    await heartbeat.stop()
     await send({"type": "http.response.body", "body": last})

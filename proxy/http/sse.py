@@ -10,6 +10,7 @@ upstream's. If the upstream's response isn't an event stream, it then becomes an
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 
 from starlette.types import Send
@@ -100,29 +101,41 @@ def _end_of_events(chunk: bytes | bytearray, start: int = 0) -> int:
     return max(chunk.rfind(end, start) + len(end) if chunk.find(end, start) >= 0 else 0 for end in _ENDS)
 
 
-COMMENT = comment("compacting the conversation")
+COMMENT = comment("waiting for the model")
+
+SILENT_SECONDS = 5.0
+"""Send a comment after this much silence of a response that has begun."""
 
 _HEAD: Headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache")]
 
 
 class Heartbeat:
-    """The heartbeat of one streaming client. It's free until ``start_after_delay`` is called.
+    """The heartbeat of one streaming client. It's free until ``start_after_delay`` or ``follow`` is called.
 
-    ``every`` is the seconds between comments, and from ``since`` (the event loop's time) to the first one. ``headers``
-    returns the headers that are known when the response starts. ``beat`` is the comment or event to send.
+    ``every`` is the seconds of silence before each comment, the first one from ``since`` (the event loop's time).
+    ``headers`` returns the headers that are known when the response starts. ``beat`` is the comment or event to send.
+    After ``longest`` seconds without an event, there are no more comments, so that the client's own timeout expires.
     """
 
     def __init__(
-        self, send: Send, every: float, since: float, headers: Callable[[], Headers], beat: bytes = COMMENT
+        self,
+        send: Send,
+        every: float,
+        since: float,
+        headers: Callable[[], Headers],
+        beat: bytes = COMMENT,
+        longest: float = math.inf,
     ) -> None:
         self._send = send
         self._every = every
+        self._longest = longest
+        self._last = since
         self._since = since
         self._headers = headers
         self._beat = beat
         self._timer: asyncio.TimerHandle | None = None
         self._sending: asyncio.Task[None] | None = None
-        self._ended = False
+        self._busy = False
         self.begun = False
         """True if the response has started. Then its status is 200."""
 
@@ -136,24 +149,36 @@ class Heartbeat:
         if not self.begun:
             self._cancel_timer()
 
+    def follow(self) -> None:
+        """Send a comment in each silence of a response whose head has been sent. Send its events with ``pass_on``."""
+        self._cancel_timer()
+        self.begun, self._every = True, min(self._every, SILENT_SECONDS)
+        self._last = self._since = asyncio.get_running_loop().time()
+        self.start_after_delay()
+
+    async def pass_on(self, events: bytes, *, midway: bool) -> None:
+        """Send a part of the response. No comment follows it if it ends ``midway`` in an event."""
+        self._busy = True
+        if self._sending is not None:
+            await self._sending
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self._busy, self._since = midway, asyncio.get_running_loop().time()
+        self._last = self._since
+
     async def stop(self) -> None:
         """Stop sending comments, and wait for the last one. After this, the caller can send."""
-        self._end()
+        self._cancel_timer()
         if self._sending is not None:
             await self._sending
 
     def close(self) -> None:
         """Stop immediately, and drop all references to the request."""
-        self._end()
+        self._cancel_timer()
         if self._sending is not None:
             self._sending.cancel()
             self._sending = None
         # The request refers to this object. A reference cycle would keep its body until the next garbage collection.
         self._headers = _none
-
-    def _end(self) -> None:
-        self._ended = True
-        self._cancel_timer()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -161,16 +186,20 @@ class Heartbeat:
             self._timer = None
 
     def _send_next(self) -> None:
-        first, self.begun = not self.begun, True
-        self._sending = asyncio.get_running_loop().create_task(self._send_comment(first=first))
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        due = now >= self._since + self._every
+        if due and not self._busy and (self._sending is None or self._sending.done()):
+            first, self.begun, self._since = not self.begun, True, now
+            self._sending = loop.create_task(self._send_comment(first=first))
+        if now < self._last + self._longest:
+            self._timer = loop.call_at((now if due else self._since) + self._every, self._send_next)
 
     async def _send_comment(self, *, first: bool) -> None:
         if first:
             headers = encoded([*_HEAD, *self._headers()])
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": self._beat, "more_body": True})
-        if not self._ended:
-            self._timer = asyncio.get_running_loop().call_later(self._every, self._send_next)
 
 
 def _none() -> Headers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -16,7 +15,7 @@ from proxy.overflow import EchoedRequest, Overflow, recognise
 from proxy.overflow.errors import as_error
 from proxy.overflow.silent import Finished
 from proxy.telemetry.record import UpstreamErrorNames
-from proxy.upstream.transport import Answer
+from proxy.upstream.transport import Answer, Held
 
 ERROR_BYTES = 1_000_000
 """Bytes of an error's body that the proxy reads."""
@@ -27,9 +26,6 @@ INLINE_BYTES = 8_192
 HELD_BYTES = 65_536
 """Bytes of a stream that the proxy holds until the first content."""
 
-HELD_SECONDS = 5.0
-"""Seconds that the proxy holds a stream. After that, it forwards the next bytes, such as a heartbeat comment."""
-
 
 _NAME = re.compile(r"[\w.:/\[\]-]{1,64}", re.ASCII)
 """The form of a code, a type, or the path of a parameter. Any other text may be content."""
@@ -39,11 +35,15 @@ LARGE_REQUEST = 262_144
 
 
 class Asked(msgspec.Struct, eq=False, frozen=True):
-    """The body of a request, whether a rate limit that this request alone exceeds is an overflow, and its dialect."""
+    """The body of a request, whether a rate limit that this request alone exceeds is an overflow, and its dialect.
+
+    ``seconds`` is for how long the proxy may hold the response; ``None``: for ``HELD_SECONDS``.
+    """
 
     body: bytes = b""
     rate_limits: bool = False
     answers: Answers = CHAT.answers
+    seconds: float | None = None
 
 
 NOTHING = Asked()
@@ -126,23 +126,23 @@ def header(answer: Answer, name: str) -> str:
 
 async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
     """Read the start of a response. Raises ``UpstreamInterrupted`` if the connection breaks before that."""
+    body = Held(answer, asked.seconds)
     if answer.status >= 400:
-        first, complete = await _read(answer.body, ERROR_BYTES)
+        first, complete = await _read(body, ERROR_BYTES)
         overflow, error = await _error(answer, first, asked)
         return ResponseStart(answer, first, complete, overflow, asked.answers, error=error)
     if content_type(answer).startswith("text/event-stream"):
-        return await _stream(answer, b"", asked)
-    return await _whole(answer, asked)
+        return await _stream(answer, body, b"", asked)
+    return await _whole(answer, body, asked)
 
 
-async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
+async def _whole(answer: Answer, body: Held, asked: Asked) -> ResponseStart:
     """Read a response that isn't labeled as a stream, as long as it may be an error with a success status."""
     length = header(answer, "content-length")
-    chunk = await anext(answer.body, None)
+    chunk = await anext(body, None)
     if chunk is not None and asked.answers.fast_path(chunk):
         return ResponseStart(answer, chunk, str(len(chunk)) == length, None, asked.answers, written=True)
     packed = Unpacking(header(answer, "content-encoding"), ERROR_BYTES) if is_encoded(answer) else None
-    until = asyncio.get_running_loop().time() + HELD_SECONDS
     first, sight, complete = bytearray(), asked.answers.content_detector(), False
     plain = first if packed is None else packed.beginning
     while chunk is not None:
@@ -152,48 +152,47 @@ async def _whole(answer: Answer, asked: Asked) -> ResponseStart:
             packed.feed(chunk)
         seen = sight.of(plain)
         if seen == "events" and packed is None:
-            return await _stream(answer, bytes(first), asked)
+            return await _stream(answer, body, bytes(first), asked)
         if seen is not None:
             return ResponseStart(answer, bytes(first), complete, None, asked.answers, written=seen == "answer")
-        if complete or len(first) > ERROR_BYTES or asyncio.get_running_loop().time() > until:
+        if complete or len(first) > ERROR_BYTES:
             break
         if packed is not None and packed.ended:
             return ResponseStart(answer, bytes(first), False, None, asked.answers)
-        chunk = await anext(answer.body, None)
+        chunk = await anext(body, None)
     else:
-        complete = True
-    body = bytes(first)
+        complete = not body.late
+    start = bytes(first)
     if packed is not None and not complete:
-        return ResponseStart(answer, body, False, None, asked.answers)
-    overflow, error = await _error(answer, body, asked, bytes(plain))
-    return ResponseStart(answer, body, complete, overflow, asked.answers, error=error)
+        return ResponseStart(answer, start, False, None, asked.answers)
+    overflow, error = await _error(answer, start, asked, bytes(plain))
+    return ResponseStart(answer, start, complete, overflow, asked.answers, error=error)
 
 
-async def _stream(answer: Answer, first: bytes, asked: Asked) -> ResponseStart:
+async def _stream(answer: Answer, body: Held, first: bytes, asked: Asked) -> ResponseStart:
     """Read a stream until its first content. ``first`` is the bytes that the proxy has already read.
 
     An error event may exceed ``HELD_BYTES``, because some errors repeat the whole request.
     """
     if is_encoded(answer):
         return ResponseStart(answer, first, False, None, asked.answers)
-    clock = asyncio.get_running_loop().time
-    until = clock() + HELD_SECONDS
     start = asked.answers.event_reader()
     found = start.feed(first)
     held = bytearray(first)
     in_error = False
-    while found is None and clock() <= until:
+    while found is None and not body.late:
         if len(held) > HELD_BYTES and not in_error:
             in_error = start.in_error()
         if len(held) > (ERROR_BYTES if in_error else HELD_BYTES):
             break
-        chunk = await anext(answer.body, None)
-        if chunk is None:
+        chunk = await anext(body, None)
+        if chunk is not None:
+            held += chunk
+            found = start.feed(chunk)
+        elif not body.late:
             # The last event may lack its blank line, or the body may be a plain error with a wrong content type.
             overflow, error = await _error(answer, bytes(held), asked)
             return ResponseStart(answer, bytes(held), True, overflow, asked.answers, error=error)
-        held += chunk
-        found = start.feed(chunk)
     first = bytes(held)
     overflow, error = await _error(answer, first, asked) if found == "error" else (None, None)
     return ResponseStart(answer, first, False, overflow, asked.answers, ended=found == "end", error=error)
@@ -229,16 +228,14 @@ def _names(status: int, body: bytes) -> UpstreamErrorNames | None:
     return UpstreamErrorNames(**{field: name for field, name in names.items() if _NAME.fullmatch(name)})
 
 
-async def _read(body: AsyncIterator[bytes], at_least: int) -> tuple[bytes, bool]:
-    """Read at least this many bytes of a body, or all of it. Return the bytes, and whether they are all."""
-    chunks = []
-    size = 0
+async def _read(body: Held, at_least: int) -> tuple[bytes, bool]:
+    """Read at least this many bytes of a body, or what comes in time. Return the bytes, and whether they are all."""
+    read = bytearray()
     async for chunk in body:
-        chunks.append(chunk)
-        size += len(chunk)
-        if size >= at_least:
-            return b"".join(chunks), False
-    return b"".join(chunks), True
+        read += chunk
+        if len(read) >= at_least:
+            return bytes(read), False
+    return bytes(read), not body.late
 
 
 async def readable(answer: Answer, body: bytes, most: int = ERROR_BYTES) -> bytes:

@@ -102,7 +102,7 @@ async def resend(
     try:
         if remaining <= 0:
             raise UpstreamTimeout(DEADLINE)
-        asked = Asked(body, answers=exchange.dialect.answers)
+        asked = Asked(body, answers=exchange.dialect.answers, seconds=remaining)  # the response has begun
         start = await _start(exchange, transport, again, asked, time, tokens)
     except ProxyError as error:
         _describe_failure(exchange, error, began, None, CONTINUED)

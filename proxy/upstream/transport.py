@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,6 +20,9 @@ RESPONSES_PATH = "/responses"
 
 JSON = ("content-type", "application/json")
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
+
+HELD_SECONDS = 5.0
+"""Seconds from the head of an answer for which its beginning may be held back."""
 
 # OpenAI's own families reject `max_tokens`; other servers may support no other field.
 _COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
@@ -59,7 +64,8 @@ class Answer(msgspec.Struct, eq=False):
 
     ``body`` yields the bytes as they arrive. It raises ``errors.UpstreamInterrupted`` if the upstream breaks off.
     ``headers`` are lower case, without hop-by-hop ones. ``close`` ends the upstream's request immediately. You may call
-    it at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends.
+    it at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends. ``begun``
+    is when the head arrived, on the event loop's clock, if the transport has waited since then.
     """
 
     status: int
@@ -67,6 +73,7 @@ class Answer(msgspec.Struct, eq=False):
     body: AsyncIterator[bytes]
     close: Callable[[], Awaitable[None]]
     keeps_request: bool = False
+    begun: float | None = None
 
     @classmethod
     def whole(cls, status: int, headers: Headers, body: bytes) -> Answer:
@@ -80,6 +87,55 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
 
 async def _nothing() -> None:
     """Do nothing, because the answer was read whole."""
+
+
+class Held:
+    """Reads the beginning of an answer for at most some seconds, by default ``HELD_SECONDS``.
+
+    Then ``late`` is true, and the answer's body goes on with the read that hasn't ended.
+    """
+
+    def __init__(self, answer: Answer, seconds: float | None = None) -> None:
+        self._answer = answer
+        self._clock = asyncio.get_running_loop().time
+        self._until = (answer.begun or self._clock()) + (HELD_SECONDS if seconds is None else seconds)
+        self.late = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        left, answer = self._until - self._clock(), self._answer
+        if left > 0:
+            read = asyncio.ensure_future(anext(answer.body, None))
+            try:
+                await asyncio.wait({read}, timeout=left)
+                if read.done() and (chunk := read.result()) is not None:
+                    return chunk
+            except BaseException:
+                await _close(read, _nothing)
+                del read  # its error's traceback refers to this frame
+                raise
+            if not read.done():
+                answer.body, answer.close = _resumed(read, answer.body), partial(_close, read, answer.close)
+                left = 0
+        self.late = left <= 0
+        raise StopAsyncIteration
+
+
+async def _resumed(read: asyncio.Future[bytes | None], body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    chunk = await read
+    while chunk is not None:
+        yield chunk
+        chunk = await anext(body, None)
+
+
+async def _close(read: asyncio.Future[bytes | None], close: Callable[[], Awaitable[None]]) -> None:
+    read.cancel()
+    await asyncio.wait({read})
+    if not read.cancelled():
+        read.exception()  # marks it as retrieved
+    await close()
 
 
 class Transport(ABC):

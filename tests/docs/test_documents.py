@@ -37,12 +37,12 @@ from proxy.http.headers import Own
 from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
 from proxy.pipeline.features.server_state import STEP as STATE_STEP
 from proxy.pipeline.job import Verdict
-from proxy.pipeline.response_start import HELD_SECONDS
 from proxy.store import open_store
 from proxy.store.archive import Archive, Removed
 from proxy.store.interface import SHARED_TENANT
 from proxy.summary.store import LIFETIME, Origin
 from proxy.telemetry.record import RequestRecord, new_id
+from proxy.upstream.transport import HELD_SECONDS
 from tests.kit.records import written
 
 ROOT = Path(__file__).parents[2]

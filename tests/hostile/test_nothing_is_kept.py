@@ -11,6 +11,7 @@ from aiohttp import ClientResponse
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from proxy.dialects.chat.request import ChatRequest
+from proxy.http.sse import COMMENT
 from proxy.upstream.litellm.transport import LiteLLMStream
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import JSON, StartProxy, ask, chat, connected, request_bytes
@@ -140,7 +141,7 @@ def test_of_a_conversation_whose_summary_failed(
     another = ("authorization", f"Bearer sk-{turns}-{streams}")  # else the digest in the summary's place is known
     got = ask(url, body=chat(messages=talk(turns), stream=streams), headers=(JSON, another))
     assert got.status == 200
-    assert (b"compacting" in got.body) == streams
+    assert (COMMENT in got.body) == streams
     assert sum(b"<transcript" in arrived.body for arrived in upstream.arrived) >= parts
     assert uncollected.comes_to_rest()
 

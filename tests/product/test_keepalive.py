@@ -40,7 +40,7 @@ A_WHILE = 0.6
 KEEPALIVE = 0.1
 """Seconds between comments."""
 
-COMMENT = ": compacting the conversation"
+COMMENT = ": waiting for the model"
 
 
 def slow(delay: float = A_WHILE, **responder: Any) -> StandIn:

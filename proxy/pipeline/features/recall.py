@@ -8,7 +8,6 @@ ends at the first of these rounds.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -319,9 +318,12 @@ class RecallRounds:
                 yield out
             if not self._follows(round):
                 break
-            async for beat in self._while_waiting(following := asyncio.ensure_future(self._next(round))):
-                yield beat
-            start = following.result()
+            try:
+                start = await self._next(round)
+            except UpstreamInterrupted:
+                raise
+            except ProxyError as error:
+                raise UpstreamInterrupted(INTERRUPTED) from error
             if start.answer.status != 200 or not start.is_stream:
                 raise UpstreamInterrupted(INTERRUPTED)
         if out := await self._closing(round):
@@ -335,19 +337,6 @@ class RecallRounds:
         out = bytes(round.closing)
         round.closing.clear()
         return out
-
-    async def _while_waiting(self, following: asyncio.Future[ResponseStart]) -> AsyncIterator[bytes]:
-        """Yield a heartbeat now and then until the upstream has answered."""
-        every = self._exchange.configuration.settings.server.keepalive
-        try:
-            while not (await asyncio.wait([following], timeout=every))[0]:
-                yield self._exchange.dialect.heartbeat
-        finally:
-            if not following.done():
-                following.cancel()
-                await asyncio.wait([following])
-        if (error := following.exception()) is not None:
-            raise error if isinstance(error, UpstreamInterrupted) else UpstreamInterrupted(INTERRUPTED) from error
 
     def _follows(self, round: Round) -> bool:
         """Return whether the model waits for results, and for nothing from the client."""

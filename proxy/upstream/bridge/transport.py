@@ -21,7 +21,7 @@ from proxy.errors import BadBody, ErrorShape, RequestError, UpstreamInterrupted
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
 from proxy.upstream.litellm import library as litellm_library
-from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Outgoing, Transport
+from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
 
 TRANSLATORS: Mapping[tuple[Api, Api], str] = {
     ("messages", "chat"): "proxy.upstream.bridge.messages",
@@ -126,17 +126,19 @@ class Bridge(Transport):
             return answer
         try:
             if answer.status >= 400:
-                return await self._error(answer, await self._read(answer))
+                return await self._error(answer, await self._read(Held(answer)))
             if request.stream and _is_stream(answer):
                 events = self._events(answer, translation)
-                return Answer(200, [EVENT_STREAM, *_kept(answer)], events, answer.close, answer.keeps_request)
+                return Answer(
+                    200, [EVENT_STREAM, *_kept(answer)], events, answer.close, answer.keeps_request, answer.begun
+                )
             return await self._whole(answer, translation)
         except BaseException:
             await answer.close()
             raise
 
     async def _whole(self, answer: Answer, translation: Translation) -> Answer:
-        raw = await self._read(answer)
+        raw = await self._read(answer.body)
         try:
             value = msgspec.json.decode(raw)
         except (ValueError, RecursionError) as error:
@@ -173,9 +175,9 @@ class Bridge(Transport):
         finally:
             await answer.close()
 
-    async def _read(self, answer: Answer) -> bytes:
+    async def _read(self, body: AsyncIterator[bytes]) -> bytes:
         read = bytearray()
-        async for chunk in answer.body:
+        async for chunk in body:
             read += chunk
             if len(read) > ANSWER_BYTES:
                 raise self._unreadable()

@@ -21,7 +21,7 @@ from proxy.http import sse
 from proxy.upstream.litellm import answers
 from proxy.upstream.litellm import library as litellm_library
 from proxy.upstream.litellm.library import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
-from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Outgoing, Transport
+from proxy.upstream.transport import EVENT_STREAM, HELD_SECONDS, JSON, Answer, Headers, Outgoing, Transport
 
 CLIENT_PROVIDERS = frozenset({"anthropic", "gemini", "vertex_ai", "vertex_ai_beta"})
 """Providers for which LiteLLM accepts an HTTP client. The proxy's client lives as long as the transport."""
@@ -56,7 +56,7 @@ class LiteLLMTransport(Transport):
     async def send(self, request: Outgoing) -> Answer:
         """Send the request. Errors of the provider, of LiteLLM, and of this transport are answers with an error status.
 
-        Waits for a stream's first chunk, because LiteLLM raises some providers' errors only there.
+        Waits for a stream's first chunk for ``HELD_SECONDS``, because LiteLLM raises some providers' errors only there.
         """
         key = self._key(request)
         if key is None and self._provider not in CREDENTIAL_FROM_ENVIRONMENT:
@@ -131,7 +131,7 @@ class LiteLLMTransport(Transport):
             await self._close_if_done()
 
         # LiteLLM's stream and its log entry refer to the messages.
-        return Answer(200, headers, stream.events(), close, keeps_request=True)
+        return Answer(200, headers, stream.events(), close, keeps_request=True, begun=stream.begun)
 
 
 async def _whole(litellm: Any, call: dict[str, Any]) -> Answer:
@@ -154,9 +154,13 @@ class LiteLLMStream:
         self._head: asyncio.Future[Headers] = asyncio.get_running_loop().create_future()
         self._chunks: asyncio.Queue[bytes | UpstreamInterrupted | None] = asyncio.Queue(_AHEAD)
         self._task: asyncio.Task[None] | None = None
+        self.begun: float | None = None
 
     async def start(self) -> Headers:
-        """Wait for the first chunk, and return the headers. Raises LiteLLM's exception if one comes first."""
+        """Return the headers once the first chunk has come, or the stream has been silent for ``HELD_SECONDS``.
+
+        Raises LiteLLM's exception if one comes first.
+        """
         self._open.add(self)
         self._task = asyncio.create_task(self._run())
         return await self._head
@@ -187,7 +191,13 @@ class LiteLLMStream:
         response = None
         try:
             response = await self._litellm.acompletion(**self._call)
-            await self._read(response)
+            loop = asyncio.get_running_loop()
+            self.begun = loop.time()
+            late = loop.call_later(HELD_SECONDS, self._open_head, response)
+            try:
+                await self._read(response)
+            finally:
+                late.cancel()
         except asyncio.CancelledError:
             self._cut()  # don't reraise: a canceled task would keep the error, which refers to this stream
         except Exception as error:  # noqa: BLE001 - each one is passed on below
@@ -210,13 +220,16 @@ class LiteLLMStream:
             finished = any(choice["finish_reason"] for choice in chunk["choices"])
             if finished and not (response.received_finish_reason or response.intermittent_finish_reason):
                 raise UpstreamInterrupted(answers.INTERRUPTED)
-            if not self._head.done():
-                self._head.set_result([EVENT_STREAM, *answers.request_id(response)])
+            self._open_head(response)
             await self._chunks.put(sse.encode(msgspec.json.encode(chunk)))
         if not self._head.done():
             raise UpstreamInterrupted(answers.INTERRUPTED)
         await self._chunks.put(sse.encode(b"[DONE]"))
         await self._chunks.put(None)
+
+    def _open_head(self, response: Any) -> None:
+        if not self._head.done():
+            self._head.set_result([EVENT_STREAM, *answers.request_id(response)])
 
     def _cut(self) -> None:
         """Report the interruption to a waiting reader, and drop the chunks that it hasn't read."""

@@ -15,11 +15,14 @@ import httpx
 import openai
 import pytest
 
-from proxy.pipeline import response_start as opening
+from proxy.dialects.apis import DIALECTS
 from proxy.server.loopback import serve
+from proxy.upstream import transport as opening
 from tests.kit.client import JSON, Got, StartProxy, ask, chat
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, head, stream_head, streamed
+from tests.kit.three_apis import APIS, PATHS, Answer
 from tests.kit.upstream import Reply, StandIn
+from tests.kit.waiting import until
 
 STREAM = chat(stream=True)
 
@@ -301,3 +304,77 @@ def test_openais_client_reads_past_comments(start_proxy: StartProxy, stage: Stag
         url = start_proxy(upstream.url)
         with openai.OpenAI(base_url=f"{url}/v1", api_key="sk-a", max_retries=0, timeout=10) as client:
             assert "".join(said(client)) == "hi"
+
+
+UPSTREAMS = {
+    "native": {"speaks": ["chat", "responses", "messages"]},
+    "translated": {"speaks": ["chat"]},
+    "litellm": {"provider": "deepseek", "api_key": "sk-upstream"},
+}
+SILENT = ("after the head", "in the first event", "after the first event", "in a later event", "after content")
+
+
+@pytest.mark.parametrize("lane", UPSTREAMS)
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("where", SILENT)
+def test_a_silent_stream_begins_and_has_heartbeats(
+    start_proxy: StartProxy, stage: Stage, monkeypatch: pytest.MonkeyPatch, lane: str, api: str, where: str
+) -> None:
+    """The upstream goes on only after the client has the status and a heartbeat."""
+    monkeypatch.setattr(opening, "HELD_SECONDS", 0.05)
+    monkeypatch.setattr("proxy.upstream.litellm.transport.HELD_SECONDS", 0.05)
+    go, beat = threading.Event(), DIALECTS[api].heartbeat
+
+    def script(arrived: Arrived) -> list[Step]:
+        path = arrived.target.removeprefix("/v1")
+        events, _ = Answer("All is well.").parts(path.strip("/").partition("/")[0], stream=True)
+        first, content = len(events[0]), b"".join(events).index(b"well.") + 5
+        sizes = (0, first - 9, first, first + 9, content + b"".join(events)[content:].index(b"\n\n") + 2)
+        whole, size = b"".join(events), sizes[SILENT.index(where)]
+        return [stream_head(), *([chunk(whole[:size])] if size else []), go, chunk(whole[size:]), chunk(b"")]
+
+    body = {"model": "m", "stream": True, "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+    if api == "responses":
+        body = {"model": "m", "stream": True, "input": "hi"}
+    with stage(script) as upstream:
+        settings = {"upstreams": {"main": UPSTREAMS[lane]}, "server": {"keepalive": 0.05}}
+        url = f"{start_proxy(upstream.url, settings)}{PATHS[api]}"
+        with httpx.stream("POST", url, json=body, headers={"authorization": "Bearer k"}, timeout=60) as response:
+            assert (response.status_code, "x-compaction-id" in response.headers) == (200, True)
+            got, pieces = b"", response.iter_raw()
+            while beat not in got:
+                got += next(pieces)
+            go.set()
+            got += b"".join(pieces)
+    assert b"well." in got
+    assert b"interrupted" not in got
+    if lane == "native":
+        whole = b"".join(Answer("All is well.").parts(api, stream=True)[0])
+        assert got.replace(beat, b"") == whole.replace(beat, b"")
+
+
+@pytest.mark.parametrize("status", ["200 OK", "400 Bad Request", "500 Internal Server Error"])
+@pytest.mark.parametrize("begun", [b"", b'{"error": {"mess'])
+def test_a_silent_answer_that_is_no_stream_begins(
+    start_proxy: StartProxy, stage: Stage, monkeypatch: pytest.MonkeyPatch, status: str, begun: bytes
+) -> None:
+    monkeypatch.setattr(opening, "HELD_SECONDS", 0.05)
+    body, go = b'{"error": {"message": "no such tool"}}', threading.Event()
+    steps: list[Step] = [head(status, [JSON, ("Content-Length", str(len(body)))]), begun, go, body[len(begun) :]]
+    with stage(lambda _: steps) as upstream:
+        url = f"{start_proxy(upstream.url)}/v1/chat/completions"
+        with httpx.stream("POST", url, content=chat(), timeout=60) as response:
+            assert response.status_code == int(status[:3])
+            go.set()
+            assert response.read() == body
+
+
+def test_a_client_that_leaves_a_silent_stream_ends_it(
+    start_proxy: StartProxy, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "HELD_SECONDS", 0.05)
+    with stage(lambda _: [stream_head(), chunk(ROLE), End.SILENCE]) as upstream:
+        url = f"{start_proxy(upstream.url)}/v1/chat/completions"
+        with httpx.stream("POST", url, content=STREAM, timeout=60) as response:
+            assert next(response.iter_raw()) == ROLE
+        assert until(lambda: upstream.arrived[-1].left_at is not None)
