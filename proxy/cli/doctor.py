@@ -22,6 +22,7 @@ from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.records import open_records
 from proxy.store import StoreFailed, open_archive, open_store, store_file
+from proxy.upstream.litellm.library import TESTED, untested_version
 from proxy.upstream.registry import Upstreams
 
 SECONDS = 10.0
@@ -59,7 +60,13 @@ def examined(config: Path | None) -> list[Finding]:
     except ConfigurationError as error:
         return [Finding("failed", "configuration", line, "") for line in error.message.splitlines()]
     shown = "the defaults" if config is None else str(config)
-    return [Finding("ok", "configuration", shown), *asyncio.run(_examined(settings)), *_limits(settings), *_files()]
+    return [
+        Finding("ok", "configuration", shown),
+        *asyncio.run(_examined(settings)),
+        *_limits(settings),
+        *_files(),
+        _litellm(),
+    ]
 
 
 async def _examined(settings: Settings) -> list[Finding]:
@@ -181,6 +188,13 @@ def _files() -> Iterator[Finding]:
         yield Finding("warning", "open files", f"the limit is {most:,}", fix)
     else:
         yield Finding("ok", "open files", "no limit" if most == resource.RLIM_INFINITY else f"the limit is {most:,}")
+
+
+def _litellm() -> Finding:
+    if (installed := untested_version()) is None:
+        return Finding("ok", "translation", f"LiteLLM {TESTED} is installed")
+    fix = f"pip install 'litellm=={TESTED}.*'"
+    return Finding("warning", "translation", f"LiteLLM {installed} is installed, but {TESTED} was tested", fix)
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ from proxy.server.maintenance import Maintenance
 from proxy.server.reload import Reload, on_signal
 from proxy.telemetry.exposition import exposition, keep_sampling
 from proxy.telemetry.logs import unhandled
+from proxy.upstream.litellm.library import TESTED, untested_version
 
 log = structlog.get_logger(__name__)
 
@@ -161,6 +162,8 @@ class Proxy:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         asyncio.get_running_loop().set_exception_handler(unhandled)
         on_signal(self.reload)
+        if (installed := untested_version()) is not None:
+            log.warning("litellm.untested", installed=installed, tested=TESTED)
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
         sampling = asyncio.create_task(keep_sampling())
         self._maintenance.start()

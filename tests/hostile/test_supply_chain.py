@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.upstream.litellm.library import TESTED, untested_version
+
 ROOT = Path(__file__).parents[2]
 POISONED = ("1.82.7", "1.82.8")
 
@@ -114,6 +116,14 @@ def test_poisoned_releases_cannot_be_chosen() -> None:
     assert found[1] not in POISONED
     for version in POISONED:
         assert f"!={version}" in wanted
+
+
+def test_only_the_tested_line_of_litellm_can_be_chosen() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (wanted,) = [entry for entry in project["dependencies"] if entry.startswith("litellm")]
+    major, minor = map(int, TESTED.split("."))
+    assert f">={TESTED},<{major}.{minor + 1}" in wanted
+    assert untested_version() is None
 
 
 def test_every_dependency_is_in_the_lock() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response as StarletteResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.testing import capture_logs
 
 from proxy.server.loopback import serve
 from tests.kit.agent_sessions import chat_session, messages_session, responses_session
@@ -562,3 +564,28 @@ class Reasoning:
 def _chunk(frame: dict[str, Any], delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "finish_reason": reason}
     return {**frame, "object": "chat.completion.chunk", "choices": [choice]}
+
+
+@pytest.mark.parametrize("part", ["request", "response"])
+def test_a_changed_function_of_litellm_is_logged_with_its_cause(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = importlib.import_module("litellm.llms.anthropic.pass_through.adapters.transformation")
+    function = "translate_anthropic_to_openai" if part == "request" else "translate_openai_response_to_anthropic"
+
+    def changed(self: object, *, required: object) -> None: ...
+
+    with capture_logs() as logs, entrance(StandIn().app, tmp_path, speaks=["chat"]) as address:
+        monkeypatch.setattr(adapters.LiteLLMAnthropicMessagesAdapter, function, changed)
+        with clients(address) as (caller, _), pytest.raises(anthropic.APIStatusError):
+            message(caller, stream=False)
+    (line,) = [line for line in logs if line["event"] == "translation.failed"]
+    assert line["of"] == part
+    assert line["exc_info"]
+
+
+def test_another_release_of_litellm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.upstream.litellm.library.version", lambda name: "1.200.0")
+    with capture_logs() as logs, entrance(StandIn().app, tmp_path):
+        pass
+    assert [line["installed"] for line in logs if line["event"] == "litellm.untested"] == ["1.200.0"]

@@ -62,15 +62,13 @@ class ResponsesTranslation(ChatTranslation):
     def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
         config = importlib.import_module(f"{_PACKAGE}.transformation").LiteLLMCompletionResponsesConfig
         self._model = str(body["model"])
-        hoisted = importlib.import_module("litellm.responses.additional_tools").hoist_additional_tools(
-            body["input"], body.get("tools")
-        )
-        tools = [tool for tool in hoisted.tools if tool.get("type") in _TOOLS]
+        given, added = _without_added_tools(body["input"])
+        tools = [tool for tool in [*(body.get("tools") or ()), *added] if tool.get("type") in _TOOLS]
         fields = {name: value for name, value in body.items() if name not in ("input", "tools", "stream")}
         self._asked = {**fields, "tools": tools} if tools else fields
         self.request: dict[str, Any] = config.transform_responses_api_request_to_chat_completion_request(
             model=self._model,
-            input=hoisted.input,
+            input=given,
             responses_api_request=self._asked,
             custom_llm_provider="custom_openai",
             stream=body.get("stream"),
@@ -292,6 +290,15 @@ class ResponseBuilder:
 
     def _event(self, type: str, **fields: Any) -> Event:
         return {"type": type, "sequence_number": next(self._numbers), **fields}
+
+
+def _without_added_tools(given: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """Return the input without its items that add tools, and these tools. Chat completions have tools in one place."""
+    if isinstance(given, str):
+        return given, []
+    rest = [item for item in given if item.get("type") != "additional_tools"]
+    adding = (item for item in given if item.get("type") == "additional_tools")
+    return rest, [tool for item in adding for tool in item.get("tools") or ()]
 
 
 def _merged(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

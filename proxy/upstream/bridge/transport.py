@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import structlog
 
 from proxy.config.upstreams import Api
 from proxy.errors import BadBody, ErrorShape, RequestError, UpstreamInterrupted
@@ -22,6 +23,8 @@ from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
 from proxy.upstream.litellm import library as litellm_library
 from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
+
+log = structlog.get_logger(__name__)
 
 TRANSLATORS: Mapping[tuple[Api, Api], str] = {
     ("messages", "chat"): "proxy.upstream.bridge.messages",
@@ -117,6 +120,7 @@ class Bridge(Transport):
         try:
             return self._translator.translate(litellm, request, self._translated)
         except _INVALID as error:
+            log.exception("translation.failed", of="request")
             raise BadBody(self._translator.untranslatable) from error
 
     async def exchange(self, request: Outgoing, translation: Translation) -> Answer:
@@ -151,6 +155,7 @@ class Bridge(Transport):
         try:
             translated = await asyncio.to_thread(translation.whole, value)
         except _INVALID as error:
+            log.exception("translation.failed", of="response")
             raise self._unreadable() from error
         await answer.close()
         return Answer.whole(200, [JSON, *_kept(answer)], msgspec.json.encode(translated))
@@ -171,6 +176,7 @@ class Bridge(Transport):
         except ErrorInStream as error:
             yield self._translator.error_event(error.error)
         except _INVALID as error:
+            log.exception("translation.failed", of="stream")
             raise self._unreadable() from error
         finally:
             await answer.close()

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
+import structlog
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable, error_body
 from proxy.overflow import recognise
 from proxy.overflow.patterns import excluded
 from proxy.upstream.transport import JSON, Headers
+
+log = structlog.get_logger(__name__)
 
 UNREACHABLE = "Cannot reach the model's provider. Try again later, or ask the operator to check the upstream."
 TIMEOUT = "The model's provider did not answer in time. Try again, or send a smaller request."
@@ -186,6 +189,7 @@ def _of_provider(error: Exception, status: int, headers: Mapping[str, str], hidd
 
 def _without_provider(error: Exception, hidden: tuple[str, ...]) -> Refusal:
     """Return the response if LiteLLM itself failed: on the request (400), or on the provider's response (502)."""
+    log.error("translation.failed", of="request or response", errors=[type(cause).__name__ for cause in _chain(error)])
     if getattr(error, "status_code", 500) in (400, 422):
         reason = _hide(_provider_message(error).message, hidden)[:200]
         message = f"{UNTRANSLATABLE}: {reason}" if " " in reason else f"{UNTRANSLATABLE}. Check its messages and tools."

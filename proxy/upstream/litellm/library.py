@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,6 +71,9 @@ _LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 # LiteLLM counts these among its OpenAI-compatible providers, but their formats or addresses need its translation.
 NEEDS_TRANSLATION = frozenset({"azure_ai", "databricks", "watsonx", "github_copilot", "snowflake"})
 
+TESTED = "1.108"
+"""The release line of LiteLLM that translation was tested with. A test compares it with the dependencies."""
+
 _lock = threading.Lock()
 _loaded: list[Any] = []
 
@@ -77,6 +81,12 @@ _loaded: list[Any] = []
 async def load() -> Any:
     """Return the ``litellm`` module. The first caller waits for the import, in a thread. Raises ``ImportError``."""
     return _loaded[0] if _loaded else await asyncio.to_thread(_load)
+
+
+def untested_version() -> str | None:
+    """Return the installed version of LiteLLM if it isn't of the tested line. This doesn't import it."""
+    installed = version("litellm")
+    return None if installed.startswith(f"{TESTED}.") else installed
 
 
 def _load() -> Any:
