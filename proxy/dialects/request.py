@@ -258,6 +258,11 @@ class Request(msgspec.Struct, eq=False):
         self.strict = None
         self.spans = None
 
+    def outer_fields(self) -> dict[str, msgspec.Raw]:
+        """Return the fields of the body with their bytes, but maybe not all messages. Raises ``BadBody``."""
+        raw = self.raw if self.strict is None else self.strict
+        return fields_of(raw if self.begun is None else self.begun.spliced(raw))
+
     def overhead_fields(self) -> dict[str, Any]:
         """Return the fields of ``overhead``, decoded."""
         return {name: value_of(raw) for name, raw in zip(self.OVERHEAD, self.overhead, strict=False) if raw}

@@ -32,7 +32,7 @@ from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.rules import request_rules
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import describe_call, outgoing, resend, send
-from proxy.pipeline.summary_models import TranscriptWriter, has_summary_model, summary_models
+from proxy.pipeline.summary_models import TranscriptWriter, has_summary_model, note_conditions, summary_models
 from proxy.pipeline.watching import Watch
 from proxy.upstream.transport import Outgoing, Transport
 
@@ -228,8 +228,8 @@ class _Run(Run):
             writers.append(native)
         if may_continue(exchange):
             writers.append(NotesWriter(runtime, exchange, lambda: None if self.recall is None else self.recall.adding))
-        transcripts = TranscriptWriter(partial(summary_models, runtime, exchange), partial(has_summary_model, exchange))
-        return *writers, transcripts
+        models, may_try = partial(summary_models, runtime, exchange), partial(has_summary_model, exchange)
+        return *writers, TranscriptWriter(models, may_try, partial(note_conditions, exchange))
 
     def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
         """Return the attempt to send the request as it came."""

@@ -13,6 +13,7 @@ from proxy.access.authenticator import Caller
 from proxy.compaction.format import Binding
 from proxy.compaction.pressure import NEARING, Bounds
 from proxy.config import Route
+from proxy.dialects.conditions import Conditions
 from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.prefixes import CONVERSATION_UNITS
@@ -161,6 +162,7 @@ class Exchange(RequestContext):
     If it's ``None``, the proxy can't measure the request and sends it unchanged. ``memory`` holds the memory of the
     bodies. ``heartbeat`` is for a client that wants a stream. ``given_price`` is the price before anything is known
     about the request, and ``plan`` is set for a small request that doesn't need the general lane.
+    ``conditions`` are those of the client's request for summary calls, once one is needed.
     """
 
     dialect: Dialect
@@ -175,6 +177,7 @@ class Exchange(RequestContext):
     provisional: Provisional | None = None
     given_price: PriceOf | None = None
     plan: ServingPlan | None = None
+    conditions: Conditions | None = None
     _key: tuple[str, str] | None = None
 
     def replace(self, body: Request, *, original: Request | None = None) -> None:

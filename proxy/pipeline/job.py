@@ -359,6 +359,9 @@ class SummaryWriter(ABC):
     async def tries(self, task: SummaryTask) -> Sequence[Writing]:
         """Return the tries to make, in order; none if this writer can't do it."""
 
+    def note(self, body: Request) -> None:  # noqa: B027 - most writers need nothing
+        """Read what the tries need from a request, which may drop its bytes before."""
+
     def may_try(self) -> bool:
         """Return false if ``tries`` will return none, whatever the task is."""
         return True

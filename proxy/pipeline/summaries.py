@@ -105,6 +105,8 @@ class CheckpointSummaries:
         """
         # The request may drop its bytes before the summary is made in the background.
         body = copy(job.case.body) if any(writer.needs_body for writer in job.case.writers) else None
+        for writer in job.case.writers:
+            writer.note(job.case.body)
 
         async def make(previous: StoredSummary | None, start: int, progress: Progress) -> StoredSummary:
             last, first = previous, start

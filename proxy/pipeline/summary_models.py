@@ -17,7 +17,10 @@ from proxy.compaction.format import TextCounter
 from proxy.config import Route
 from proxy.dialects.answers import AnswerTail
 from proxy.dialects.apis import CHAT
+from proxy.dialects.conditions import Conditions
+from proxy.dialects.request import Request
 from proxy.errors import BudgetExceeded, ConfigurationError
+from proxy.http.headers import for_other_request, for_upstream
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.overflow import Overflow
@@ -27,7 +30,7 @@ from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import SummaryTask, SummaryWriter, Writing
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.sending import milliseconds_since
+from proxy.pipeline.sending import client_query, milliseconds_since
 from proxy.summary.budget import BudgetSpent
 from proxy.summary.chunking import write
 from proxy.summary.forms import FORMS
@@ -46,16 +49,22 @@ ReadUsage = Callable[[bytes], Finished]
 class TranscriptWriter(SummaryWriter):
     """Summaries of transcripts. ``models`` returns the models to try, for a summary of at most the given tokens.
 
-    ``may_try`` is that of ``SummaryWriter``.
+    ``may_try`` and ``note`` are those of ``SummaryWriter``.
     """
 
     def __init__(
         self,
         models: Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]],
         may_try: Callable[[], bool] = lambda: True,
+        note: Callable[[Request], None] = lambda _: None,
     ) -> None:
         self._models = models
         self._may_try = may_try
+        self._note = note
+
+    def note(self, body: Request) -> None:
+        """See ``SummaryWriter``."""
+        self._note(body)
 
     def may_try(self) -> bool:
         """See ``SummaryWriter``."""
@@ -66,6 +75,14 @@ class TranscriptWriter(SummaryWriter):
         request = task.request
         models = await self._models(request.max_tokens)
         return [Writing((model.name,), partial(write, request, model)) for model in models]
+
+
+def note_conditions(exchange: Exchange, body: Request) -> None:
+    """Keep the conditions of the client's request, which may drop its bytes before a summary is made."""
+    if exchange.conditions is None:
+        headers = for_other_request(for_upstream(exchange.scope["headers"]))
+        query = client_query(exchange.scope)
+        exchange.conditions = Conditions.of(exchange.dialect.name, body.outer_fields(), headers, query)
 
 
 async def summary_models(runtime: Runtime, exchange: Exchange, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
@@ -138,7 +155,13 @@ async def summary_model(
 
     upstreams = exchange.configuration.upstreams
     price_of = pricing(price_for(exchange.configuration, route, profile))
-    (form, transport), *others = await _ways(exchange, route)
+    near = route.upstream == exchange.route.upstream
+    holding, conditions = None, exchange.conditions
+    if conditions is not None:
+        holding = partial(conditions.for_call, upstream=near, model=near and route.model == exchange.route.model)
+    (form, transport), *others = await _ways(
+        exchange, route, own_first=conditions is not None and conditions.need_own_api
+    )
     return UpstreamSummaryModel(
         transport,
         route.model,
@@ -146,12 +169,13 @@ async def summary_model(
         input_limit=budget(profile, reserved_output(profile, output, None), learned, factor),
         max_output=most,
         count=counter.text,
-        credential=caller.credential if route.upstream == exchange.route.upstream else None,
+        credential=caller.credential if near else None,
         timeout=max(caller.policy.section(SummarySettings).timeout, exchange.configuration.settings.server.deadline),
         budget=runtime.money.budgets.of(caller),
         on_overflow=learn,
         form=form,
         others=others,
+        conditions=holding,
         on_missing=partial(upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"),
         calls=_Recorded(runtime, exchange, route, price_of, read_usage, counter.text, factor).call,
         trace=exchange.record.trace,
@@ -199,16 +223,18 @@ class _Recorded:
             self.runtime.records.recorder.add(record)
 
 
-async def _ways(exchange: Exchange, route: Route) -> list[Way]:
+async def _ways(exchange: Exchange, route: Route, *, own_first: bool) -> list[Way]:
     """Return the APIs through which an upstream can summarize, in the order to try them. There is at least one.
 
+    ``own_first`` says that the conversation's own API is to be tried before chat completions.
     An upstream without an API of its own gets chat completions, which LiteLLM translates.
     """
     upstreams, upstream = exchange.configuration.upstreams, route.upstream
     certain = exchange.configuration.settings.upstreams[upstream].certain_apis is not None
     ways: list[Way] = []
     # Most servers have chat completions, and the conversation's own API works.
-    for form in sorted(FORMS.values(), key=lambda form: (form.api != "chat", form.api != exchange.dialect.name)):
+    first = [exchange.dialect.name, "chat"] if own_first else ["chat", exchange.dialect.name]
+    for form in sorted(FORMS.values(), key=lambda form: first.index(form.api) if form.api in first else len(first)):
         transport = await upstreams.native(upstream, form.path, f"{exchange.caller.tenant} {route.model}")
         if transport is not None:
             ways.append((form, transport))

@@ -73,8 +73,8 @@ class _Chat(SummaryForm):
             return False
         limit = "max_completion_tokens" if "max_completion_tokens" in fields else output_field(model)
         limit = "max_tokens" if "max_tokens" in fields else limit
-        _drop(fields, "stream", "stream_options", "n", "stop", "store", "prediction", "logprobs", "top_logprobs")
-        _drop(fields, *self.limits)
+        _drop(fields, "stream", "stream_options", "n", "stop", "prediction", "logprobs", "top_logprobs")
+        _drop(fields, *self.limits, *(["store"] if _value(fields, "store", False) else []))
         fields[limit] = _raw(most + _thinking_budget(fields))
         _mark(fields, "messages")
         return True

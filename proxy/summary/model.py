@@ -13,6 +13,7 @@ import msgspec
 
 from proxy.compaction.format import TextCounter
 from proxy.config.upstreams import Api
+from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.dialects.dialect import NativeCompaction
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.headers import Credential, Headers
@@ -62,7 +63,7 @@ class UpstreamSummaryModel(SummaryModel):
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
     request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
-    ``calls`` records each call.
+    ``calls`` records each call. ``conditions`` returns the conditions of the client's request for a call by an API.
     ``headers``, ``query``, and ``path`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
@@ -82,6 +83,7 @@ class UpstreamSummaryModel(SummaryModel):
     on_missing: Callable[[Api], None] | None = None
     calls: Calls | None = None
     trace: Trace | None = None
+    conditions: Callable[[str], Conditions] | None = None
     headers: Headers | None = None
     query: str = ""
     path: str | None = None
@@ -138,6 +140,10 @@ class UpstreamSummaryModel(SummaryModel):
             raise SummaryFailed(f"the provider returned status {status} to a request to compact")
         return answer
 
+    def _holding(self, form: SummaryForm) -> Conditions:
+        """Return the conditions of the client's request that hold for a call in a form."""
+        return NO_CONDITIONS if self.conditions is None else self.conditions(form.api)
+
     def _found_missing(self, apis: Sequence[Api]) -> None:
         if self.on_missing is not None:
             for api in apis:
@@ -145,7 +151,8 @@ class UpstreamSummaryModel(SummaryModel):
 
     async def _paid(self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int) -> tuple[int, bytes]:
         """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
-        body = msgspec.json.encode(way[0].body(self.model, messages, limit))
+        own = way[0].body(self.model, messages, limit)
+        body = msgspec.json.encode({**self._holding(way[0]).fields, **own})
         return await self._send(way, body, lambda: sum(self.count(message["content"]) for message in messages), most)
 
     async def _send(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
@@ -176,16 +183,20 @@ class UpstreamSummaryModel(SummaryModel):
 
     async def _answer(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
         form, transport = way
+        held = self._holding(form)
+        own, given, query = form.headers, held.headers, held.query
+        if self.headers is not None:
+            own, given, query = [], self.headers, self.query
         span = None if self.trace is None else new_span()
         request = Outgoing(
             body=body,
             model=self.model,
             stream=False,
-            headers=with_trace(form.headers if self.headers is None else self.headers, self.trace, span),
+            headers=with_trace([*own, *(pair for pair in given if pair[0] not in dict(own))], self.trace, span),
             credential=self.credential,
             timeout=self.timeout,
             path=self.path or form.path,
-            query=self.query,
+            query=query,
         )
         call = nullcontext() if self.calls is None else self.calls(len(body), size, most, span)
         chunks, length = list[bytes](), 0

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator
 from proxy.config.fields import Section, off_for_false
 from proxy.config.sections import PolicySection
 from proxy.constants import UNDECODABLE
+from proxy.dialects.conditions import goes
 from proxy.dialects.dialect import NativeCompaction, NativeSummary
 from proxy.dialects.request import NOTHING, fields_of, value_of
 from proxy.dialects.responses.answers import ResponsesAnswers
@@ -40,7 +41,8 @@ OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 _FIELD = b'"previous_response_id"'
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANSWERS = ResponsesAnswers()
-_SENT = ("model", "input", "prompt_cache_key", "service_tier")
+_LACKS = frozenset({"metadata", "moderation", "safety_identifier", "store", "user"})
+"""Conditions that ``/responses/compact`` has no fields for."""
 
 
 class _Answer(msgspec.Struct):
@@ -56,7 +58,9 @@ class ResponsesCompaction(NativeCompaction):
         return b'"context_management"' not in raw or not value_of(fields_of(raw).get("context_management", NOTHING))
 
     def request(self, sent: bytes, instructions: str, max_output: int) -> bytes | None:
-        return msgspec.json.encode({name: value for name, value in fields_of(sent).items() if name in _SENT})
+        fields = fields_of(sent)
+        own = {name: fields[name] for name in ("model", "input", "prompt_cache_key") if name in fields}
+        return msgspec.json.encode({**own, **_conditions(fields)})
 
     def read(self, answer: bytes) -> NativeSummary | None:
         try:
@@ -81,7 +85,12 @@ def previous_response(raw: bytes) -> str | None:
 
 def compact_request(raw: bytes, model: str) -> bytes:
     """Return the body for ``POST /responses/compact``, which shortens the chain of a request."""
-    return msgspec.json.encode({"model": model, "previous_response_id": previous_response(raw)})
+    own = {"model": model, "previous_response_id": previous_response(raw)}
+    return msgspec.json.encode({**own, **_conditions(_fields(raw))})
+
+
+def _conditions(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    return {name: value for name, value in fields.items() if goes(name) and name not in _LACKS}
 
 
 def open_calls(raw: bytes) -> frozenset[str]:
