@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from fnmatch import fnmatchcase
 from urllib.parse import unquote, unquote_to_bytes
 
 import msgspec
@@ -74,12 +75,12 @@ class PassThrough:
         check_path(scope, caller)
         path = upstream_path(scope)
         anthropic = is_anthropic(scope)
-        upstream = configuration.upstreams.first(anthropic=anthropic)
+        upstream = context.record.upstream = configuration.upstreams.first(anthropic=anthropic)
         relay = await configuration.upstreams.relay(upstream)
         headers = for_upstream(scope["headers"])
         upload = Upload(receive)
         model: str | None = scope.get(DEPLOYMENT)
-        paid = may_cost(scope["method"], path)
+        paid = may_cost(scope["method"], path) or b"_method" in scope["query_string"].lower()
         if paid:
             await self._service.money.spending.check(caller)
         body: bytes | AsyncIterator[bytes] | None
@@ -243,7 +244,18 @@ _FORM_VALUE = re.compile(rb"(?:^|&)model=([^&]{1,200})")
 _FIELD = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
 
 _FREE = frozenset({"conversations", "files", "moderations", "tokenize", "detokenize", "uploads", "vector_stores"})
-_FREE_ENDS = frozenset({"cancel", "count_tokens", "input_tokens"})
+_FREE_PATHS = (
+    ("messages", "count_tokens"),
+    ("responses", "input_tokens"),
+    ("responses", "*", "cancel"),
+    ("batches", "*", "cancel"),
+    ("messages", "batches", "*", "cancel"),
+    ("fine_tuning", "jobs", "*", "cancel"),
+    ("threads", "*", "runs", "*", "cancel"),
+)
+_PLAIN_PATH = re.compile(r"(?:/[\w.:~@-]+)+/?", re.ASCII)
+"""A path that all servers read alike: without encodings, parameters, and empty names."""
+
 _READS = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 
 
@@ -294,7 +306,6 @@ class ForwardedCall:
             if self._model:
                 context.bill.price_of = pricing(await self._price())
         context.record.model = shown_model(self._model) if self._model else None
-        context.record.upstream = self._upstream
         if self._counter is not None and not self._counter.ready:
             await asyncio.to_thread(self._counter.text, "")  # loads the encoding
         await context.bill.settle(context.record, self._tokens, self._count)
@@ -386,10 +397,14 @@ def _names(path: str) -> list[str]:
 
 def may_cost(method: str, path: str) -> bool:
     """Return whether a request below /v1 may cost something. Reads are free, and so is the management of files."""
-    names = _names(path)
-    if method in _READS or not names or names[-1] in _FREE_ENDS:
+    if method in _READS:
         return False
-    return names[0] not in _FREE
+    names = path.strip("/").split("/")
+    if not _PLAIN_PATH.fullmatch(path):
+        return names != [""]
+    return names[0] not in _FREE and not any(
+        len(free) == len(names) and all(map(fnmatchcase, names, free)) for free in _FREE_PATHS
+    )
 
 
 def reads_response(method: str, path: str) -> str | None:

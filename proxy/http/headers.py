@@ -66,7 +66,10 @@ _CORS = frozenset(
     )
 )
 
-_NOT_FOR_UPSTREAM = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED | _OF_BROWSERS
+# Some servers take the method from these. The proxy decides by the method of the request itself.
+_OF_METHODS = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
+
+_NOT_FOR_UPSTREAM = HOP_BY_HOP | _OWN_REQUEST | CREDENTIALS | _FORWARDED | _OF_BROWSERS | _OF_METHODS
 _NOT_FOR_CLIENT = HOP_BY_HOP | _CORS | {"server", "date", "alt-svc"}
 
 Headers = list[tuple[str, str]]

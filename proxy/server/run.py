@@ -88,6 +88,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     os.environ[INSTANCE] = secrets.token_hex(8)
     os.environ[SESSION_SECRET] = secrets.token_hex(32)
     configure(settings.log.level, settings.log.format)
+    os.umask(0o077)  # files that libraries make have content of requests, too
     _require_store(settings)
     # With an option, the file has no line to name.
     listeners = bind(settings, settings.server.port if port is None else port, None if host or port else loaded)

@@ -19,10 +19,11 @@ import secrets
 import time
 from collections.abc import Callable
 from contextvars import Context
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from proxy.constants import DAY, UNDECODABLE
 from proxy.store.interface import Store, StoreFailed
@@ -79,19 +80,24 @@ class Amount(NamedTuple):
 NOTHING = Amount()
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Time = Annotated[float, msgspec.Meta(ge=0, le=32_503_680_000)]
+"""Seconds since 1970, until the year 3000."""
+
+
 class Reserved(msgspec.Struct, frozen=True, array_like=True):
     """The reservations of one process until a time in seconds since 1970, and the number of its last write."""
 
-    write: int
-    tokens: int
-    money: int
-    until: float
+    write: Count
+    tokens: Count
+    money: Count
+    until: Time
 
 
 class Entry(SharedValue, frozen=True):
     """The stored state of an account. ``until`` is when it expires, in seconds since 1970."""
 
-    until: float
+    until: Time
     tokens: int = 0
     money: int = 0
     reserved: dict[str, Reserved] = msgspec.field(default_factory=dict)
@@ -347,7 +353,9 @@ class Account:
         entry = Entry(self._entry.until, self._entry.tokens, self._entry.money)
         if raw is not None:
             try:
-                entry = msgspec.json.decode(raw, type=Entry)
+                found = msgspec.json.decode(raw, type=Entry)
+                tokens = found.tokens if found.tokens >= 0 else entry.tokens
+                entry = replace(found, tokens=tokens, money=found.money if found.money >= 0 else entry.money)
             except UNDECODABLE as error:
                 log.error("account.unreadable", kind=self._place[1], error=type(error).__name__)
         part = entry.reserved.get(self._process)

@@ -334,6 +334,11 @@ def _client(url: str, options: Mapping[str, str]) -> tuple[ObjectStore, Path | N
         folder = Path(rest)
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
+        # The library makes files by the umask, so this folder keeps others out, also if the operator made ``folder``.
+        private = folder / VERSION
+        private.mkdir(exist_ok=True)
+        with contextlib.suppress(PermissionError):  # it belongs to another user
+            private.chmod(0o700)
         return LocalStore(folder, automatic_cleanup=True), folder
     bucket, _, path = rest.partition("/")
     common: dict[str, Any] = {

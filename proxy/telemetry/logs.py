@@ -59,6 +59,8 @@ def configure(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _exception_text if text else structlog.processors.ExceptionRenderer(as_data),
     ]
+    if text:
+        shared.append(_printable)
     renderer = structlog.dev.ConsoleRenderer() if text else structlog.processors.JSONRenderer()
     libraries = logging.StreamHandler(sys.stderr)
     libraries.setFormatter(
@@ -76,6 +78,14 @@ def configure(
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def _printable(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Escape characters that could control a terminal. The renderer escapes those of values that aren't text."""
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable():
+            event[name] = "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in value)
+    return event
 
 
 def _exception_text(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

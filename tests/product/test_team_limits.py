@@ -18,8 +18,11 @@ import pytest
 
 from proxy.access import quotas
 from proxy.telemetry.metrics import SUMMARIES, refused
+from tests.kit.client import JSON
+from tests.kit.client import ask as http
 from tests.kit.scripted import behind, chat, client, key_hash
 from tests.kit.upstream import WORDS_PER_CHUNK, Reply, StandIn
+from tests.kit.waiting import until
 
 WINDOW = 16_000
 LONG = chat(7, 1_000)
@@ -230,3 +233,55 @@ def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) ->
         assert int(caught.value.response.headers["retry-after"]) > 0
         with client(url, OTHER) as caller:
             assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "1000.0000 USD"
+
+
+PAID = [
+    *(
+        f"/v1/chat/completions{end}"
+        for end in (";/cancel", "%3f/cancel", "%23/cancel", "/cancel", "//cancel", "/x/cancel")
+    ),
+    *(
+        "/v1/completions/count_tokens",
+        "/v1/responses/cancel",
+        "/v1/responses/r_1/cancel/x",
+    ),
+    *(
+        "/v1/messages/batches",
+        "/v1/messages/count_tokens;x",
+        "/v1/messages/count_tokens%3Fa",
+        "/v1/messages/Count_Tokens",
+    ),
+    *(
+        "/v1/Files",
+        "/v1/%66iles",
+        "/v1/files;a",
+        "/v1/files%3Fx",
+        "/v1/files\\\\x",
+        "/v1/files/%252e%252e/chat/completions",
+    ),
+]
+FREE = [
+    *("/v1/files", "/v1/files/file-1/", "/v1/messages/count_tokens", "/v1/responses/input_tokens"),
+    *(
+        "/v1/responses/resp_1/cancel",
+        "/v1/batches/batch_1/cancel",
+        "/v1/threads/t/runs/r/cancel",
+        "/v1/vector_stores/a.b",
+    ),
+    *("/v1//files/x", "/v1/files//x", "/v1/responses//input_tokens"),
+]
+
+BODY = json.dumps({"model": "m", "messages": SHORT}).encode()
+
+
+def test_only_plain_paths_are_free_once_a_budget_is_used_up(tmp_path: Path) -> None:
+    teams = {"search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"tokens": 1, "per": "day"}}}}
+    headers = [JSON, ("authorization", f"Bearer {SEARCH}")]
+    with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams) as url:
+        assert http(url, body=BODY, headers=headers).status == 200
+        assert until(lambda: http(url, body=BODY, headers=headers).status == 429)
+        for method in ("POST", "PUT", "PATCH"):
+            assert [path for path in PAID if http(url, path, BODY, headers, method).status != 429] == []
+            assert [path for path in FREE if http(url, path, BODY, headers, method).status == 429] == []
+        assert http(url, "/v1/x?_METHOD=POST", BODY, headers, "DELETE").status == 429
+        assert http(url, "/v1/files", None, headers).status != 429

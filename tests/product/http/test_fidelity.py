@@ -131,6 +131,9 @@ def test_headers_travel_there(start_proxy: StartProxy) -> None:
         ("cookie", "session=secret"),
         ("x-forwarded-for", "10.0.0.1"),
         ("x-compaction", "shadow"),
+        ("x-http-method-override", "DELETE"),
+        ("x_http_method", "DELETE"),
+        ("x-method-override", "DELETE"),
     ]
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url)

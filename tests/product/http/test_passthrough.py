@@ -7,9 +7,11 @@ import gzip
 import random
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat, connected, read_all
 from tests.kit.raw_upstream import End, RawUpstream, Stage, Step, answer, chunk, head, stream_head, streamed
+from tests.kit.waiting import until
 
 NOISE = random.Random(7).randbytes(5_000_000)
 RESPONSES_EVENT = (
@@ -265,3 +267,12 @@ def test_the_proxys_own_paths(proxy: str) -> None:
     refused = ask(proxy, "/metrics", b"{}")
     assert (refused.status, refused.error["code"], refused.header("allow")) == (405, "method_not_allowed", "GET")
     assert ask(proxy, "/livez", None, method="HEAD").status == 200
+
+
+def test_the_record_of_a_read_names_its_upstream(start_proxy: StartProxy, upstream: RawUpstream) -> None:
+    url = start_proxy(upstream.url, {"log": {"requests": "all"}})
+    for method in ("GET", "DELETE"):
+        with capture_logs() as logs:
+            assert ask(url, "/v1/files/f", None, method=method).status == 200
+            assert until(lambda logs=logs: "request.finished" in [line["event"] for line in logs])
+        assert [line["upstream"] for line in logs if line["event"] == "request.finished"] == ["main"]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from proxy.store import Store, StoreFailed, accounts
@@ -160,6 +161,35 @@ def test_an_entry_that_is_lost_or_damaged_does_not_begin_again(tmp_path: Path) -
         await store.delete(*PLACE)
         assert not await reserve(of, "b", 1, 100)
         await of.aclose()
+        await store.aclose()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b'{"until":1e308,"tokens":5,"money":0,"reserved":{}}',
+        b'{"until":-1e308,"tokens":5,"money":0,"reserved":{}}',
+        b'{"until":90000,"tokens":-1000000,"money":-5,"reserved":{}}',
+        b'{"until":90000,"tokens":5,"money":0,"reserved":{"a":[1,-1000000,0,90000]}}',
+        b'{"until":90000,"tokens":5,"money":0,"reserved":{"a":[1,1,0,1e308]}}',
+    ],
+)
+def test_an_entry_with_impossible_figures_neither_ends_the_work_nor_gives_a_budget_back(
+    tmp_path: Path, stored: bytes
+) -> None:
+    async def work() -> None:
+        store = SqliteStore(tmp_path / "store.db")
+        of = account(store, Clock(1_000.0))
+        of.settle("a", Amount(100))
+        await of.read()
+        await store.put(*PLACE, stored, 60)
+        assert not await reserve(of, "b", 1, 100)
+        assert await reserve(of, "c", 1, 250)
+        await of.aclose()
+        written = msgspec.json.decode(await store.get(*PLACE) or b"", type=Entry)
+        assert 0 <= written.until < 1e11
         await store.aclose()
 
     asyncio.run(work())

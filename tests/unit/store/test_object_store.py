@@ -181,6 +181,19 @@ def test_a_folder_is_for_its_owner_and_keeps_no_trace(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "made" / "here").stat().st_mode) == 0o700
 
 
+def test_a_folder_of_the_operator_shows_others_nothing(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir(mode=0o755)
+
+    async def test() -> None:
+        store = ObjectsStore(f"file://{tmp_path}")
+        await store.put("team:A", "archive", "k", b"CANARY", 60)
+
+    tmp_path.chmod(0o755)
+    asyncio.run(test())
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir() if path.is_dir()] == [0o700]
+
+
 def test_names_do_not_depend_on_case(tmp_path: Path) -> None:
     """Some file systems ignore it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -34,6 +35,29 @@ def test_each_line_is_one_write(unbuffered: str) -> None:
             written = here.recv(1 << 20)
             assert written.endswith(b"\n")
             assert json.loads(written)["text"] == "y" * size
+
+
+ODD = """
+import logging, sys, structlog
+from proxy.telemetry.logs import configure
+
+configure("info", sys.argv[1])
+odd = "a\\x9b31m\\x1b]0;t\\x07\\u202eb\\ud800\\u2028c\\ré\\u4f60"
+structlog.get_logger("x").warning("said " + odd, host=odd, hosts=[odd])
+logging.getLogger("uvicorn.error").warning("%s", odd)
+"""
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_no_line_has_characters_that_control_a_terminal(form: str) -> None:
+    command = [sys.executable, "-X", "utf8", "-c", ODD, form]
+    shown = subprocess.run(command, capture_output=True, check=True, timeout=60).stderr.decode()
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)  # the renderer's own colors
+    assert all(char.isprintable() for char in plain.replace("\n", ""))
+    assert len(shown.splitlines()) == 2
+    if form == "text":
+        assert shown.count("\\x9b31m") == 4
+        assert shown.count("é\u4f60") == 4
 
 
 LIBRARIES = """
