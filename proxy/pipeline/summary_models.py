@@ -141,7 +141,8 @@ async def summary_model(
     # Reasoning must not use all of a small window that it shares with the transcript.
     shared = (profile.context_window or 0) // 2
     most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
-    output = output_limit(route.model, max_tokens, most)
+    manner = runtime.stores.summaries.manner(caller.tenant, f"{route.upstream} {route.model}")
+    output = output_limit(route.model, max_tokens, most, manner.reasoning)
     await runtime.limits.load(*place)
     learned = runtime.limits.learned.get(*place)
     if exchange.provisional is not None and place == exchange.place:
@@ -176,6 +177,7 @@ async def summary_model(
         form=form,
         others=others,
         conditions=holding,
+        manner=manner,
         on_missing=partial(upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"),
         calls=_Recorded(runtime, exchange, route, price_of, read_usage, counter.text, factor).call,
         trace=exchange.record.trace,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 
 from proxy.config.upstreams import Api
 from proxy.constants import UNDECODABLE
+from proxy.dialects.answers import json_objects
 from proxy.http.headers import Headers
 from proxy.overflow.silent import LARGEST_FIGURE
 from proxy.summary.chunking import SummaryFailed
@@ -31,6 +34,44 @@ _MOST_BREAKPOINTS = 4
 """Breakpoints that Anthropic's API accepts in a request."""
 
 
+_REFUSES_STREAM = re.compile(rb"stream", re.IGNORECASE)
+_REFUSES_SYSTEM = re.compile(rb"system|\brole|instruction", re.IGNORECASE)
+_THOUGHT = re.compile(
+    rb'"(?:reasoning\w{0,20}|thinking)"\s{0,4}:\s{0,4}(?:"[^"]|\[\s{0,4}\{|[1-9])|"type"\s{0,4}:\s{0,4}"(?:thinking|reasoning)"'
+)
+"""Reasoning in an answer of any API. Quotes in a text are escaped, so texts don't match."""
+
+
+@dataclass(slots=True)
+class Manner:
+    """How a server was found to want summary calls.
+
+    ``reasoning`` are tokens of output that the model needs before it writes. ``plain`` means no system message, and
+    ``streams`` that it only streams.
+    """
+
+    reasoning: int = 0
+    plain: bool = False
+    streams: bool = False
+
+    def suits_better(self, status: int, body: bytes) -> bool:
+        """Change what a refusal names. Return whether anything changed."""
+        if status not in (400, 422, 500, 501):
+            return False
+        before = self.plain, self.streams
+        if _REFUSES_STREAM.search(body):
+            self.streams = True
+        elif _REFUSES_SYSTEM.search(body):
+            self.plain = True
+        return before != (self.plain, self.streams)
+
+    def applied_to(self, messages: Messages) -> Messages:
+        """Return the messages, in one message of the user if the server has no system messages."""
+        if not self.plain:
+            return messages
+        return [{"role": "user", "content": "\n\n".join(message["content"] for message in messages)}]
+
+
 class SummaryForm(ABC):
     """One API as summary calls use it. ``limits`` are the names of its fields for the output."""
 
@@ -49,6 +90,10 @@ class SummaryForm(ABC):
 
         Return whether that's possible. It isn't if the request prescribes a tool call or a format for the answer.
         """
+
+    @abstractmethod
+    def joined(self, events: Sequence[Any]) -> Any:
+        """Return the response that the events of a stream make up, as far as ``read`` needs it."""
 
     @abstractmethod
     def read(self, answer: Any) -> Written:
@@ -78,6 +123,16 @@ class _Chat(SummaryForm):
         fields[limit] = _raw(most + _thinking_budget(fields))
         _mark(fields, "messages")
         return True
+
+    def joined(self, events: Sequence[Any]) -> Any:
+        if failed := next((event for event in events if event.get("error")), None):
+            return {**failed, "choices": [{"message": {}}]}
+        choices = [choice for event in events for choice in _objects(event.get("choices"))]
+        deltas = [delta for choice in choices if isinstance(delta := choice.get("delta"), Mapping)]
+        message = {name: value for delta in deltas for name, value in delta.items() if value}
+        message["content"] = "".join(delta["content"] for delta in deltas if isinstance(delta.get("content"), str))
+        reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
+        return {"choices": [{"message": message, "finish_reason": reasons[-1] if reasons else "length"}]}
 
     def read(self, answer: Any) -> Written:
         choice = answer["choices"][0]
@@ -117,6 +172,15 @@ class _Messages(SummaryForm):
         _mark(fields, "messages")
         return True
 
+    def joined(self, events: Sequence[Any]) -> Any:
+        failed = next((event for event in events if event.get("type") == "error"), None)
+        deltas = [delta for event in events if isinstance(delta := event.get("delta"), Mapping)]
+        text = "".join(str(delta["text"]) for delta in deltas if delta.get("type") == "text_delta")
+        blocks = [event["content_block"] for event in events if event.get("type") == "content_block_start"]
+        reason = next((delta["stop_reason"] for delta in deltas if delta.get("stop_reason")), "max_tokens")
+        blocks = [block for block in blocks if block.get("type") != "text"]
+        return failed or {"content": [*blocks, {"type": "text", "text": text}], "stop_reason": reason}
+
     def read(self, answer: Any) -> Written:
         if answer.get("error") or answer.get("type") == "error":
             raise SummaryFailed("the response contains an error")
@@ -144,6 +208,11 @@ class _Responses(SummaryForm):
         _drop(fields, "stream", "stream_options", "background")
         fields["max_output_tokens"] = _raw(most)
         return True
+
+    def joined(self, events: Sequence[Any]) -> Any:
+        answer = next(event["response"] for event in reversed(events) if isinstance(event.get("response"), Mapping))
+        items = [event["item"] for event in events if event.get("type") == "response.output_item.done"]
+        return answer if answer.get("output") else {**answer, "output": items}
 
     def read(self, answer: Any) -> Written:
         if answer.get("error") or answer.get("status") == "failed":
@@ -198,8 +267,10 @@ def read(form: SummaryForm, status: int, body: bytes) -> Written:
     if status != 200:
         raise SummaryFailed(f"the summary model returned status {status}")
     try:
-        return form.read(msgspec.json.decode(body))
-    except (*UNDECODABLE, KeyError, IndexError, TypeError, AttributeError) as error:
+        events = body.lstrip()[:1] in (b"d", b"e", b":") and [*json_objects(body)]
+        written = form.read(form.joined(events) if events else msgspec.json.decode(body))
+        return replace(written, thought=_THOUGHT.search(body) is not None)
+    except (*UNDECODABLE, KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
         raise SummaryFailed("the response isn't an answer of the API") from error
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
 from proxy.summary.budget import Budget
 from proxy.summary.chunking import SummaryFailed, SummaryModel, SummaryTooLong
-from proxy.summary.forms import CHAT, SummaryForm, read, reported_cost
+from proxy.summary.forms import CHAT, Manner, SummaryForm, read, reported_cost
 from proxy.summary.quality import Written
 from proxy.telemetry.trace_context import Trace, new_span, with_trace
 from proxy.upstream.learning import MISSING, denies_path
@@ -36,6 +36,7 @@ _REASONING = re.compile(
 )
 _NOT_REASONING = re.compile(r"non-?(?:reason|think)|no-?think|qwen-?3[^/]{0,40}instruct|chat-latest")
 REASONING_TOKENS = 8_000
+_REASONING_ROOMS = (REASONING_TOKENS, 4 * REASONING_TOKENS)
 
 # A model may slightly exceed the word limit in the prompt. The proxy cuts the excess by whole lines.
 OUTPUT_MARGIN = 1.5
@@ -43,6 +44,7 @@ OUTPUT_MARGIN = 1.5
 _ANSWER_LIMIT = 4_000_000
 
 _INVALID_REQUEST = frozenset({400, 422})
+_REFUSED = _INVALID_REQUEST | {500, 501}
 
 
 Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContextManager[Callable[[Answer], None]]]
@@ -64,6 +66,7 @@ class UpstreamSummaryModel(SummaryModel):
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
     request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
     ``calls`` records each call. ``conditions`` returns the conditions of the client's request for a call by an API.
+    ``manner`` is how the server must be asked, as far as that is known.
     ``headers``, ``query``, and ``path`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
@@ -84,6 +87,7 @@ class UpstreamSummaryModel(SummaryModel):
     calls: Calls | None = None
     trace: Trace | None = None
     conditions: Callable[[str], Conditions] | None = None
+    manner: Manner = field(default_factory=Manner)
     headers: Headers | None = None
     query: str = ""
     path: str | None = None
@@ -94,8 +98,21 @@ class UpstreamSummaryModel(SummaryModel):
         return f"{self.upstream} {self.model}"
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
-        """Send a summary request. Raises ``SummaryFailed``, or ``SummaryTooLong`` if the input overflows."""
-        most = output_limit(self.model, max_tokens, self.max_output)
+        """Send a summary request. Raises ``SummaryFailed``, or ``SummaryTooLong`` if the input overflows.
+
+        If the model spends its output on reasoning, ask again with more. The manner remembers that.
+        """
+        while True:
+            most = output_limit(self.model, max_tokens, self.max_output, self.manner.reasoning)
+            written = await self._asked(messages, most)
+            rooms = (room for room in _REASONING_ROOMS if room > self.manner.reasoning)
+            more = next((r for r in rooms if output_limit(self.model, max_tokens, self.max_output, r) > most), None)
+            if more is None or not written.cut_in_thought:
+                return written
+            self.manner.reasoning = more
+
+    async def _asked(self, messages: list[dict[str, Any]], most: int) -> Written:
+        """Send a request for at most ``most`` tokens. If the server refuses its manner, try another one."""
         ways: list[Way] = [(self.form, self.transport), *self.others]
         missing: list[Api] = []
         for way in ways:
@@ -108,6 +125,14 @@ class UpstreamSummaryModel(SummaryModel):
             if denies_path(body, self.model):
                 missing.append(way[0].api)
         form = way[0]
+        for _ in range(2):
+            before = self.manner.plain, self.manner.streams
+            if recognise(status, body) is not None or not self.manner.suits_better(status, body):
+                break
+            status, body = await self._paid(way, messages, most, most)
+            if status in _REFUSED:
+                self.manner.plain, self.manner.streams = before
+                break
         overflow = recognise(status, body)
         if overflow is None and status in _INVALID_REQUEST and any(name.encode() in body for name in form.limits):
             # The limit is too high for the model, or the server names the field differently. Try without a limit.
@@ -151,7 +176,8 @@ class UpstreamSummaryModel(SummaryModel):
 
     async def _paid(self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int) -> tuple[int, bytes]:
         """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
-        own = way[0].body(self.model, messages, limit)
+        own = way[0].body(self.model, self.manner.applied_to(messages), limit)
+        own["stream"] = self.manner.streams
         body = msgspec.json.encode({**self._holding(way[0]).fields, **own})
         return await self._send(way, body, lambda: sum(self.count(message["content"]) for message in messages), most)
 
@@ -191,7 +217,7 @@ class UpstreamSummaryModel(SummaryModel):
         request = Outgoing(
             body=body,
             model=self.model,
-            stream=False,
+            stream=self.manner.streams and self.headers is None,
             headers=with_trace([*own, *(pair for pair in given if pair[0] not in dict(own))], self.trace, span),
             credential=self.credential,
             timeout=self.timeout,
@@ -239,9 +265,9 @@ class ProviderCompaction:
     model: Callable[[int], Awaitable[UpstreamSummaryModel]]
 
 
-def output_limit(model: str, max_tokens: int, max_output: int | None) -> int:
-    """Return the output limit to request for a summary of ``max_tokens``, including the model's reasoning."""
-    limit = int(max_tokens * OUTPUT_MARGIN) + (REASONING_TOKENS if reasons(model) else 0)
+def output_limit(model: str, max_tokens: int, max_output: int | None, reasoning: int = 0) -> int:
+    """Return the output limit to request for a summary of ``max_tokens``, with at least ``reasoning`` tokens more."""
+    limit = int(max_tokens * OUTPUT_MARGIN) + max(reasoning, REASONING_TOKENS if reasons(model) else 0)
     return min(limit, max_output or limit)
 
 

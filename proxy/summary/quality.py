@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from proxy.compaction.format import TextCounter
 
@@ -104,6 +104,14 @@ class Written:
     text: str
     finish_reason: str | None
     refused: bool = False
+    thought: bool = field(default=False, compare=False)
+    """Whether the response shows reasoning."""
+
+    @property
+    def cut_in_thought(self) -> bool:
+        """Return whether the response ended before the text was complete, because the model reasoned."""
+        broken = str(self.finish_reason).lower() in _BROKEN_OFF
+        return broken and (self.thought or without_thoughts(self.text) != self.text.strip())
 
 
 def checked(written: Written, *, source_tokens: int, max_tokens: int, count: TextCounter) -> str:

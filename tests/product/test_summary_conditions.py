@@ -11,8 +11,8 @@ import pytest
 
 from proxy.server.loopback import serve
 from tests.kit.messages import words
-from tests.kit.scripted import PROFILE, proxied
-from tests.kit.upstream import EveryApi
+from tests.kit.scripted import PROFILE, behind, client, proxied
+from tests.kit.upstream import EveryApi, Reply, Responder, StandIn
 
 DATA: dict[str, Any] = {"provider": {"data_collection": "deny", "zdr": True, "only": ["eu"]}}
 ACCOUNT: dict[str, Any] = {"guardrail_config": {"id": "g1"}, "safety_identifier": "u1"}
@@ -20,6 +20,7 @@ MODEL: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 ANSWER: dict[str, Any] = {"temperature": 0.1, "top_p": 0.5}
 HEADERS = {"openai-organization": "org", "openai-project": "proj", "x-portkey-config": "pc"}
 PRIVATE = {"helicone-omit-request": "true"}
+NOTES = Reply(content="Goal: KEPT answers to the questions. Next step: answer the newest one.")
 
 
 def asked(folder: Path, path: str, body: dict[str, Any], summary: dict[str, Any]) -> tuple[dict[str, Any], Any, str]:
@@ -96,3 +97,40 @@ def test_other_models_get_what_applies_to_them(
 def test_some_values_are_no_conditions(tmp_path: Path, field: str, value: object, *, goes: bool) -> None:
     body, _, _ = asked(tmp_path, "chat/completions", {field: value}, {})
     assert (field in body) == goes
+
+
+def thinks(body: dict[str, Any]) -> Reply:
+    """A model that thinks for 2,000 tokens before it writes, whatever its name is."""
+    return NOTES if body["max_tokens"] > 2_000 else Reply(content="<reasoning>Let me see", finish_reason="length")
+
+
+def refuses_system(body: dict[str, Any]) -> Reply:
+    refused = any(message["role"] == "system" for message in body["messages"])
+    return Reply(status=400, error={"message": "System role not supported"}) if refused else NOTES
+
+
+def only_streams(body: dict[str, Any]) -> Reply:
+    return NOTES if body.get("stream") else Reply(status=400, error="Stream must be set to true")
+
+
+@pytest.mark.parametrize("rule", [thinks, refuses_system, only_streams])
+def test_a_server_is_asked_as_it_wants_and_remembered(tmp_path: Path, rule: Responder) -> None:
+    upstream = StandIn(
+        window=64_000,
+        max_output=20_000,
+        summariser=rule,
+        responder=lambda body: rule(body) if "<transcript>" in str(body) else Reply(content="ok"),
+    )
+    origins, profile = [], {**PROFILE, "context_window": 64_000, "max_output_tokens": 20_000}
+    with (
+        behind(upstream, tmp_path, profile=profile, policy={"prepare": None, "trigger": {"tokens": 12_000}}) as url,
+        client(url) as caller,
+    ):
+        for seed in ("one", "two"):
+            messages = [{"role": "user", "content": f"{seed} {n}: {words(1_000, f'{seed}{n}x')}"} for n in range(14)]
+            answer = caller.chat.completions.with_raw_response.create(model="mine", messages=messages)  # type: ignore[arg-type]
+            origins.append(answer.headers["x-compaction-summary"])
+    assert origins == ["made", "made"]
+    calls = [json.loads(request.raw) for request in upstream.requests if b"<transcript>" in request.raw]
+    assert len(calls) == 3, "one refusal, and then never again"
+    assert "Goal: KEPT" in str(upstream.requests[-1].body)
