@@ -1,7 +1,8 @@
 """Find the sentences in a text that state a rule, a limit, a preference, or a correction.
 
 A summary tends to lose them, although they hold for the rest of a conversation. Words that make demands have weights,
-so the search also finds rules about unknown subjects. It knows English wordings, and a few words of other languages.
+so the search also finds rules about unknown subjects. It knows English best. Tables have the words for "never",
+"always", "must", "only", "without", and "not" of other languages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ LONGEST = 500
 """Characters. A longer sentence isn't a rule but a paste."""
 
 SHORTEST = 8
-"""Characters of the shortest rule."""
+"""Characters of the shortest rule, or bytes: a word of Chinese has few characters."""
 
 MOST = 262_144
 """Characters of a text that are searched: half of them from its beginning, half from its end."""
@@ -25,10 +26,12 @@ WRAPPED = 50
 """Characters of a line that may continue in the next one."""
 
 _END = re.compile(r"[.!?][\"')\]*_`”]{0,3}\s+")
+# The same in any script. Those of Chinese and Japanese need no space after them.
+_ANY_END = re.compile(rf"{_END.pattern}|[。！？｡؟۔।॥][\"')\]”’」』）]{{0,3}}\s*")
 # Bullets, numbers, quotation marks, and the line numbers that tools add.
 _BULLET = re.compile(r"(?:\s{0,12}\d{1,6}(?:→|\t|[:|] ?))?\s{0,40}(?:(?:[-*+•>#]{1,4}|\d{1,3}[.)])\s{1,8}|[*_]{2})?")
 _AROUND = ".,;:!?\"'()[]*_`“”"
-_SYMBOL = re.compile(r"[^\w\s]")
+_SYMBOL = re.compile(r"[^\w\s\u0300-\u036f\u0600-\u06ff\u0900-\u109f]")  # vowel signs aren't symbols
 _CODE = re.compile(r"[{};=<>\\]|\)\s{0,4}:|\w\(")
 
 ENOUGH = 9
@@ -40,18 +43,55 @@ SAID = 4
 # The weights of words, by meaning. A meaning counts once for each sentence.
 _ANYWHERE = (
     (6, "never always must mustn't shall don't forbidden prohibited mandatory required forbid refrain essential"),
-    (6, "niemals immer jamais toujours nunca siempre sempre nigdy zawsze никогда всегда"),
     (4, "should shouldn't cannot can't won't avoid prefer preferably rather instead except without unless allowed"),
     (4, "only most least maximum minimum limit limits limited budget deadline exactly until longer further onwards"),
     (4, "important constraint constraints rule rules requirement requirements policy convention conventions guideline"),
     (5, "want need needs hate love dislike allergic expect insist behalf permission approval"),
     (4, "now forward rest circumstances times"),
-    (3, "no not nor nothing nobody none over"),
+    (3, "no not nor nothing nobody none over nicht kein keine keinen keiner nichts pas aucun aucune rien ningún "
+        "ninguna nada não nem nenhum nenhuma nessun nessuna niente niet geen niets inte ikke nie żadnych не ни никаких "
+        "hiç hiçbir tidak không لا لن न नहीं कभी"),
     (2, "every each all any everything anything whatever both"),
     (3, "you your yours i me my mine we us our ours i'm i'd i'll let's you're we're"),
     (3, "reply replies answer answers respond response responses message messages sentence word words paragraph"),
     (3, "language tone format style name names called paragraphs"),
 )  # fmt: skip
+# "Never", "always", and "must" of other languages; "only", "without", and "please".
+_OTHER = (
+    (9, "niemals immer stets muss musst müssen darf darfst dürfen verboten unbedingt zwingend ausschließlich jamais "
+        "toujours doit dois doivent devez interdit obligatoire nunca jamás siempre debe debes deben prohibido sempre "
+        "deve devem devi devono proibido mai vietato nooit altijd moet mogen aldrig alltid måste altid skal nigdy "
+        "zawsze musi musisz muszą wolno koniecznie nikdy vždy musíš никогда всегда нельзя обязательно должен должна "
+        "должны запрещено ніколи завжди asla mutlaka daima yasak jangan selalu harus đừng luôn يجب ممنوع हमेशा मत"),
+    (4, "nur ohne statt außer soll sollst sollte sollten vermeide bitte künftig höchstens seulement uniquement sauf "
+        "évite évitez veuillez désormais sólo solamente únicamente evita evite excepto apenas somente sem exceto "
+        "soltanto senza tranne mag alleen zonder behalve vanaf bara utan tylko bez unikaj oprócz proszę только лишь "
+        "без кроме избегай избегайте впредь yalnızca sadece lütfen hanya tanpa فقط بدون دون केवल सिर्फ बिना चाहिए कृपया"),
+)  # fmt: skip
+# The same for scripts without spaces, for endings, and for words that English has, too. They're searched only in
+# sentences with a character that isn't ASCII. Each alternative begins with a character, because that's faster.
+_PARTS = (
+    (9, re.compile(
+        r"绝对|絕對|绝不|决不|永远|永遠|始终|始終|总是|總是|必须|必須|必需|务必|務必|一定要|不得|不要|不许|不准|禁止|"
+        r"严禁|嚴禁|切勿|请勿|請勿|必ず|絶対|常に|いつも|決して|ては(?:いけ|なら)|では(?:いけ|なら)|ないで(?:くだ|下)|"
+        r"なければ(?:なら|いけ)|ないこと[。！]?$|すること[。！]?$|るな[。！]?$|うな[。！]?$|すな[。！]?$|반드시|항상|언제나|"
+        r"절대|금지|지 ?마|지 말|면 안 ?[되됩돼된]|야 ?(?:합니다|한다|해)|ห้าม|ต้อง|เสมอ|อย่า|دائم|أبدا|أبدً|न \S+ें|"
+        r"m[ae](?:y[ıi]n(?:[ıi]z)?)?\.?$|m[ae]l[ıi](?:s[ıi]n|y[ıi]z|d[ıi]r)?\.?$|zorunda|her zaman"
+    )),
+    (4, re.compile(
+        r"只能|只用|只需|仅|僅|未经|未經|除非|避免|应该|應該|应当|从现在|今后|不能|不可(?![用读能见])|だけ|のみ|べき|"
+        r"なしに|なしで|今後|없이|오직|않도록|앞으로|من الآن|अब से| (?:sans|sin|solo) |m[ae]d[ae]n |bundan sonra"
+    )),
+)  # fmt: skip
+# An order not to do something: a negation and the form of a verb.
+_ORDER = 9
+_NEGATIONS = ("ne ", "n'", "n’", "не ", "nie ", "non ", "não ", "لا ")
+_ORDERS = re.compile(
+    r"ne \w|n['’]\w|не \w+(?:[йиь]|те)\b|nie \w+j(?:cie|my)?\b|non \w+[aei]re\b|não (?:\w+e[ms]?|faça|\w+eva)\b|"
+    r"لا ت|(?!(?:[dkms]?eine|diese|jede|alle|heute)\b)\w{3,20}e\b.{1,200}\b(?:nicht|keine?[nmrs]?)\b|"
+    r".{0,100}\bnie (?:d[aeiu]\w{1,2}|ein\w{0,2}|im|in|auf|mit|ohne)\b"
+)
+_SPACES = str.maketrans(dict.fromkeys(".,;:!?\"'()[]*_`“”«»„‚‘’¡¿،؛؟।॥—–", " "))
 # Those of the first word of a sentence.
 _FIRST = (
     (12, "don't never always only avoid stop no refrain remember ensure nobody nothing"),
@@ -82,39 +122,17 @@ _CHARACTERS_PER_POINT = 100
 """A sentence loses a point for each hundred characters, because long ones have more words of any kind."""
 
 _AFTER_COMMA = {*_VERBS.split(), "not", "never"}
-_WEIGHTS = [weight for weight, _ in _ANYWHERE]
+_WEIGHTS = [weight for weight, _ in (*_ANYWHERE, *_OTHER)]
 # Words with the usual characters around them are entries of their own, because that's faster than removing them.
 _MEANINGS = {
     f"{before}{form}{after}": number
-    for number, (_, words) in enumerate(_ANYWHERE)
+    for number, (_, words) in enumerate((*_ANYWHERE, *_OTHER))
     for word in words.split()
     for form in {word, word.replace("'", "’")}
     for before in ("", "**", "*", "_", '"', "(")
     for after in ("", ".", ",", ":", ";", "!", "?", "**", "*", "_", '"', ")")
 }
 _AT_START = {word: weight for weight, words in _FIRST for word in words.split()} | dict.fromkeys(_VERBS.split(), _VERB)
-
-_INSTRUCTIONS = re.compile(
-    r"(?<![\w.-])(?:(?:AGENTS|CLAUDE|GEMINI|CONTRIBUTING|CONVENTIONS|COPILOT|RULES)(?:\.local)?\.md|"
-    r"copilot-instructions\.md|\.cursorrules|\.windsurfrules|\.clinerules|[\w.-]{1,60}\.mdc)\b",
-    re.IGNORECASE,
-)
-INSTRUCTION_MARKS = (b".md", b".MD", b"rules")
-"""Bytes of which every call that names such a file has some."""
-
-_FOLDER = re.compile(r"[\w./~@-]*\Z")
-_LONGEST_FOLDER = 100
-_ARGUMENTS = 2_000
-"""Characters of a call's arguments that are searched for a file. Those of calls that read files are shorter."""
-
-
-def instruction_file(arguments: str) -> str | None:
-    """Return the path of the file with instructions that a call's arguments name; ``None`` if they name none."""
-    match = _INSTRUCTIONS.search(arguments, 0, _ARGUMENTS)
-    if match is None:
-        return None
-    folder = _FOLDER.search(arguments, max(0, match.start() - _LONGEST_FOLDER), match.start())
-    return f"{folder.group() if folder else ''}{match.group()}"
 
 
 def directives(text: str, least: int = SAID) -> dict[str, int]:
@@ -133,13 +151,14 @@ def directives(text: str, least: int = SAID) -> dict[str, int]:
 def _sentences(text: str) -> Iterator[str]:
     for part in _parts(text):
         start = 0
-        for end in [*(match.end() for match in _END.finditer(part)), len(part)]:
+        ends = _END if part.isascii() else _ANY_END
+        for end in [*(match.end() for match in ends.finditer(part)), len(part)]:
             sentence = part[start:end]
             start = end
             for piece in sentence.split("\n") if len(sentence) > LONGEST else (sentence,):
-                if len(piece) >= SHORTEST and (bullet := _BULLET.match(piece)) is not None:
+                if _long_enough(piece) and (bullet := _BULLET.match(piece)) is not None:
                     rule = piece[bullet.end() :].strip()
-                    if SHORTEST <= len(rule) <= LONGEST:
+                    if _long_enough(rule) and len(rule) <= LONGEST:
                         yield rule
 
 
@@ -150,10 +169,14 @@ def _parts(text: str) -> list[str]:
     for line in text.split("\n"):
         if len(before) >= WRAPPED and len(parts[-1]) <= LONGEST and line[:12].lstrip()[:1].islower():
             parts[-1] = f"{parts[-1]}\n{line}"
-        elif len(line) >= SHORTEST:
+        elif _long_enough(line):
             parts.append(line)
         before = line
     return parts
+
+
+def _long_enough(text: str) -> bool:
+    return len(text) >= SHORTEST or len(text.encode("utf-8", "surrogatepass")) >= SHORTEST
 
 
 def _weight(sentence: str) -> int:
@@ -161,8 +184,13 @@ def _weight(sentence: str) -> int:
     lower = sentence.lower()
     words = lower.split()
     weight = _start(words)
+    if not lower.isascii():
+        words += lower.translate(_SPACES).split()
+        weight += sum(heavy for heavy, parts in _PARTS if parts.search(lower))
     if found := _MEANINGS.keys() & words:
         weight += sum(_WEIGHTS[number] for number in {_MEANINGS[word] for word in found})
+    negated = lower.startswith(_NEGATIONS) or " nicht" in lower or " kein" in lower or " nie " in lower
+    weight += _ORDER if negated and _ORDERS.match(lower) else 0
     if ", " in sentence:
         clauses = [clause.partition(" ")[0] for clause in sentence.split(", ")[1:]]
         weight += 0 if _AFTER_COMMA.isdisjoint(clauses) else _CLAUSE
@@ -170,7 +198,7 @@ def _weight(sentence: str) -> int:
     if weight < SAID:
         return weight
     weight -= len(sentence) // _CHARACTERS_PER_POINT
-    weight -= _QUESTION if sentence.endswith("?") else 0
+    weight -= _QUESTION if sentence.endswith(("?", "？", "؟")) else 0
     return weight - (_LOOKS_LIKE_CODE if _CODE.search(sentence) else 0)
 
 

@@ -110,6 +110,10 @@ class Format(ABC):
         A unit with another tool's summary has no labels, and its summary isn't one of the texts.
         """
 
+    def speaker(self, raw: bytes) -> str:
+        """Return the name of the participant who wrote a message; empty if it has none."""
+        return ""
+
     @abstractmethod
     def foreign_summary(self, raw: bytes) -> ForeignSummary | None:
         """Return the summary that another tool wrote into a unit; ``None`` if there is none."""

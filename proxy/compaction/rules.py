@@ -4,7 +4,7 @@ A policy's patterns select pinned messages, which are never changed or removed. 
 expression and any text. pydantic includes Rust's regex engine, which never backtracks. It doesn't support look-around,
 backreferences, or possessive quantifiers, because these need backtracking.
 
-The newest plan of an agent is the arguments of its last call of a tool for plans. Stages don't change it.
+Stages don't change the newest plan of an agent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import plain_name
+from proxy.compaction.plans import is_plan
 from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.settings import Clause, IndexRules, Trigger, UserMessageRules, lowest_level, share_of
 from proxy.compaction.stages.stage import Stage, StageRules
@@ -79,32 +79,6 @@ class Pins:
 
 
 NO_PINS = Pins()
-
-PLAN_TOOLS = frozenset({"todowrite", "todo_write", "write_todos", "update_plan"})
-"""Tools of well-known agents that replace the whole plan, as ``plain_name`` returns them."""
-
-
-def is_plan(facts: Facts, more: Collection[str]) -> bool:
-    """Return whether a unit calls a tool for plans. ``more`` has the names of further tools."""
-    for call in facts.calls:  # noqa: SIM110 - faster, and this runs for each message of each request
-        if _is_plan_tool(call.name, more):
-            return True
-    return False
-
-
-def _is_plan_tool(name: str, more: Collection[str]) -> bool:
-    return plain_name(name) in PLAN_TOOLS or name in more
-
-
-def newest_plan(turns: Sequence[Turn], more: Collection[str], format: Format) -> str:
-    """Return the tool and the arguments of the last call of a tool for plans; empty if there is none."""
-    for turn in reversed(turns):
-        if is_plan(turn.facts, more):
-            calls = [(tool, text) for tool, text in format.arguments(turn.raw) if _is_plan_tool(tool, more)]
-            if calls:
-                tool, arguments = calls[-1]
-                return f"{tool}: {arguments}"
-    return ""
 
 
 def sparing_newest_plan(stages: Sequence[Stage], body: Sequence[Turn], more: Collection[str]) -> list[Stage]:

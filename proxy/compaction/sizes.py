@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 
 from proxy.compaction.gains import Gains
+from proxy.compaction.plans import is_plan
 from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, MessagePressure, kept_sizes
 from proxy.compaction.rules import (
     LABEL_TOKENS,
@@ -18,7 +19,6 @@ from proxy.compaction.rules import (
     USER_FRAME_TOKENS,
     Envelope,
     SectionLimits,
-    is_plan,
 )
 from proxy.compaction.settings import Clause, share_of
 from proxy.compaction.turn import Turn, group_starts
@@ -189,7 +189,7 @@ class Sizes:
         self.newest_user.append(newest)
         self.newest_media.append(newest_media)
         self.newest_user_group.append(newest_group)
-        self.planned.append(self.planned[-1] or (bool(first.calls) and is_plan(first, self._plan_tools)))
+        self.planned.append(self.planned[-1] or is_plan(first, self._plan_tools))
 
 
 def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> dict[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from proxy.compaction.directives import ENOUGH, INSTRUCTION_MARKS, directives, heaviest, instruction_file, rule_lines
+from proxy.compaction.directives import ENOUGH, directives, heaviest, rule_lines
 from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.identifiers import (
     FILES,
@@ -22,7 +22,9 @@ from proxy.compaction.identifiers import (
     search_in,
 )
 from proxy.compaction.identifiers import index as index_of
-from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits, newest_plan
+from proxy.compaction.plans import newest_plan
+from proxy.compaction.rule_files import MARKS, project_folders, rules_read
+from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits
 from proxy.compaction.shorten import SEARCHED, middle_cut
 from proxy.compaction.turn import Turn
 
@@ -114,12 +116,14 @@ class SummaryParts:
     - ``summary``: the model's text.
     - ``id``: the archive id of the dropped turns; ``None`` if they aren't archived.
     - ``omitted``: the number of system messages that only the summary covers.
+    - ``stated``: the texts in which the client may state the project's folder, such as the system prompt.
     """
 
     dropped: Sequence[Turn]
     summary: str
     id: str | None = None
     omitted: int = 0
+    stated: Sequence[str] = ()
 
 
 class SummaryMessage(NamedTuple):
@@ -145,12 +149,15 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     """
     introduction = _INTRODUCTION if parts.id is None else f"{_INTRODUCTION} {_KEPT.format(id=parts.id)}"
     count = format.text_tokens
-    words_of = [format.user_text(turn.raw) for turn in parts.dropped if turn.facts.kind == "user"]
-    texts = [text for words in words_of for text, _ in words]
-    labels = [label for words in words_of for _, label in words]
-    read = _rules_read(parts.dropped, int(limits.users * FILES_PART), format)
+    said_by = [
+        (format.speaker(turn.raw), format.user_text(turn.raw)) for turn in parts.dropped if turn.facts.kind == "user"
+    ]
+    texts = [text for _, words in said_by for text, _ in words]
+    labels = [label for _, words in said_by for _, label in words]
+    names = [name for name, words in said_by for _ in words]
+    read = _rules_read(parts, int(limits.users * FILES_PART), format)
     most = limits.users - count(read)
-    users = "\n".join(user_messages(texts, most, count, labels, keep_first=rules.user_messages.keep_first))
+    users = "\n".join(user_messages(texts, most, count, labels, names, keep_first=rules.user_messages.keep_first))
     if parts.omitted:
         users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=parts.omitted))))
     # Escaping tags may make the summary longer than its limit.
@@ -189,7 +196,8 @@ def _last_words(turns: Sequence[Turn], format: Format) -> str:
     """Return the assistant's newest visible text."""
     for turn in reversed(turns):
         if turn.facts.kind == "assistant" and (text := format.text(turn.raw).strip()):
-            return text
+            name = format.speaker(turn.raw)
+            return f"{name}: {text}" if name else text
     return ""
 
 
@@ -198,6 +206,7 @@ def user_messages(
     max_tokens: int,
     count: TextCounter,
     labels: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
     *,
     keep_first: bool = True,
 ) -> list[str]:
@@ -206,24 +215,31 @@ def user_messages(
     With ``keep_first``, the first message is always kept, then the newest ones. A message that doesn't fit loses its
     middle, but not the rules in it. A block states the number of omitted messages, and quotes their rules. ``labels``
     replace the media parts of each message. They follow its text and are never cut, so that the beginning and end of
-    the text are kept.
+    the text are kept. ``names`` are those of the messages' participants.
     """
     labels = labels or [""] * len(texts)
-    overheads = [USER_FRAME_TOKENS + (count(fenced(label)) + 1 if label else 0) for label in labels]
+    names = names or [""] * len(texts)
+    around = [f"{fenced(label)}{name}" for label, name in zip(labels, names, strict=True)]
+    overheads = [USER_FRAME_TOKENS + (count(extra) + 1 if extra else 0) for extra in around]
     sizes = [count(fenced(text)) + overhead for text, overhead in zip(texts, overheads, strict=True)]
     if sum(sizes) <= max_tokens:
-        return [_block(text, label) for text, label in zip(texts, labels, strict=True)]
+        return list(map(_block, texts, labels, names))
     kept = _kept_messages(texts, sizes, overheads, max_tokens, count, keep_first=keep_first)
     if len(kept) == len(texts):
-        return [_block(kept[i], labels[i]) for i in range(len(texts))]
-    stated = {rule: weight for text in texts for rule, weight in directives(fenced(text)).items()}
-    room = min(int(max_tokens * RULES_PART), sum(len(rule) for rule in stated))
+        return [_block(kept[i], labels[i], names[i]) for i in range(len(texts))]
+    stated = {
+        (f"{name}: " if name else "", rule): weight
+        for name, text in zip(names, texts, strict=True)
+        for rule, weight in directives(fenced(text)).items()
+    }
+    needed = count(_RULES) + 1 + sum(len(name) + len(rule) + 3 for name, rule in stated) if stated else 0
+    room = min(int(max_tokens * RULES_PART), needed)
     kept = _kept_messages(texts, sizes, overheads, max_tokens - room, count, keep_first=keep_first)
     shown = "\n".join(kept.values())
-    lost = {rule: weight for rule, weight in stated.items() if rule not in shown}
-    listed = heaviest(lost, room - count(_RULES) - 1, lambda rule: count(rule) + 3)
-    lines = [_RULES, *(f"- {rule}" for rule in listed)] if listed else []
-    blocks = [_block(kept[i], labels[i]) for i in sorted(kept)]
+    lost = {stated_by: weight for stated_by, weight in stated.items() if stated_by[1] not in shown}
+    listed = heaviest(lost, room - count(_RULES) - 1, lambda stated_by: count("".join(stated_by)) + 3)
+    lines = [_RULES, *(f"- {name}{rule}" for name, rule in listed)] if listed else []
+    blocks = [_block(kept[i], labels[i], names[i]) for i in sorted(kept)]
     blocks.insert(1 if 0 in kept else 0, "\n".join([_OMITTED.format(count=len(texts) - len(kept)), *lines]))
     return blocks
 
@@ -270,18 +286,24 @@ def _level(sizes: Sequence[int], most: int) -> int:
     return most
 
 
-def _rules_read(turns: Sequence[Turn], max_tokens: int, format: Format) -> str:
-    """Return the rules in files with instructions that calls read, below the path of each file."""
-    sources: dict[str | None, str] = {}
+def _rules_read(parts: SummaryParts, max_tokens: int, format: Format) -> str:
+    """Return the rules in files and skills that calls read, below the name of each."""
+    folders: list[str] | None = None
+    sources: dict[str | None, str | None] = {}
     read: dict[str, str] = {}
-    for turn in turns:
-        if turn.facts.kind == "result" and (source := sources.get(turn.facts.answers)) is not None:
+    for turn in parts.dropped:
+        if turn.facts.kind == "result" and (source := sources.pop(turn.facts.answers, None)) is not None:
             read[source] = fenced(format.text(turn.raw))
-        elif turn.facts.calls and _has_mark(bytes(turn.raw)):
-            arguments = format.arguments(turn.raw)
-            for call, (_, text) in zip(turn.facts.calls, arguments, strict=False):
-                if (source := instruction_file(text)) is not None:
-                    sources[call.id] = source
+        elif turn.facts.calls:
+            sources |= {call.id: None for call in turn.facts.calls}  # some clients use ids again
+            arguments = format.arguments(turn.raw) if _has_mark(bytes(turn.raw)) else []
+            if len(arguments) != len(turn.facts.calls):  # the arguments of a provider's own tools are among them
+                continue
+            if folders is None:
+                first = [format.text(turn.raw) for turn in parts.dropped[:3] if turn.facts.kind in ("user", "")]
+                folders = project_folders([*parts.stated, *first])
+            for call, (tool, text) in zip(turn.facts.calls, arguments, strict=True):
+                sources[call.id] = rules_read(tool, text, folders)
     found = {(source, rule): weight for source in read for rule, weight in directives(read[source], ENOUGH).items()}
     most = max_tokens - sum(format.text_tokens(source) + 2 for source in read)
     listed = heaviest(found, most, lambda one: format.text_tokens(one[1]) + 3)
@@ -294,8 +316,8 @@ def _rules_read(turns: Sequence[Turn], max_tokens: int, format: Format) -> str:
 def _has_mark(raw: bytes) -> bool:
     """Return whether a call may name a file with instructions."""
     starts = range(0, len(raw), SEARCHED)
-    longest = max(map(len, INSTRUCTION_MARKS))
-    return any(raw.find(mark, at, at + SEARCHED + longest) >= 0 for at in starts for mark in INSTRUCTION_MARKS)
+    longest = max(map(len, MARKS))
+    return any(raw.find(mark, at, at + SEARCHED + longest) >= 0 for at in starts for mark in MARKS)
 
 
 def fenced(text: str) -> str:
@@ -314,9 +336,10 @@ def fenced(text: str) -> str:
     return "".join(pieces)
 
 
-def _block(text: str, label: str) -> str:
+def _block(text: str, label: str, name: str = "") -> str:
     inside = "\n".join(filter(None, (fenced(text), fenced(label))))
-    return f"<user_message>\n{inside}\n</user_message>"
+    opening = f'<user_message name="{name}">' if name else "<user_message>"
+    return f"{opening}\n{inside}\n</user_message>"
 
 
 def retention(removed: Iterable[Names], texts: Iterable[str], *, archived: bool) -> dict[str, Counts]:

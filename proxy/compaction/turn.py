@@ -96,6 +96,7 @@ class Facts:
     - ``estimated`` means that the tokens of some media can't be derived from their bytes.
     - ``foreign`` means that a user's unit contains another tool's summary.
     - ``empty`` means that the unit is an assistant's and has neither content nor calls.
+    - ``plan`` means that the unit states or changes an agent's plan.
     - ``wide`` means that a result's text contains non-ASCII characters. Some providers count those differently if the
       result answers one of several calls. ``one_of_several`` caches the facts for that case, in which ``parallel`` is
       true.
@@ -119,6 +120,7 @@ class Facts:
     estimated: bool = False
     foreign: bool = False
     empty: bool = False
+    plan: bool = False
     wide: bool = False
     parallel: bool = False
     one_of_several: Facts | None = None

@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
+from proxy.compaction.plans import states_plan
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Call, Facts, Kind, Turn
 from proxy.constants import UNDECODABLE
@@ -332,6 +333,7 @@ class Units(Format, Generic[Unit]):
             foreign=kind == "user" and self.summary_in(unit) is not None,
             empty=kind == "assistant" and self.is_empty(unit),
         )
+        facts.plan = kind == "assistant" and states_plan(raw, facts, self)
         if facts.media:
             facts.apart = max(0, facts.tokens - self._count(self.bare(unit)))
         if kind == "result":

@@ -135,7 +135,7 @@ class Explanation:
     parts: Mapping[str, int]
 
 
-PROMPT_VERSION = "9"
+PROMPT_VERSION = "10"
 """A part of every summary's key. Increase it when the wording of the prompt or the summary message changes."""
 
 STRICT_PART = 64
@@ -174,7 +174,10 @@ class CompactionInput(msgspec.Struct, eq=False):
 
 @dataclass(slots=True)
 class CompactionJob:
-    """A request during its compaction. ``fixed`` is the tokens of tools and framing."""
+    """A request during its compaction. ``fixed`` is the tokens of tools and framing.
+
+    ``prompt`` has the JSON of the system prompt if it's outside the messages.
+    """
 
     case: CompactionInput
     turns: list[Turn]
@@ -182,6 +185,7 @@ class CompactionJob:
     fixed: int
     before: int
     plan: Plan
+    prompt: Sequence[bytes] = ()
     _checkpoints: dict[tuple[int, ...], list[Checkpoint]] = field(default_factory=dict)
 
     @property
@@ -386,7 +390,9 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, r
         stale_reasoning=max(plan.stale_reasoning, stale),
         stale_otherwise=max(plan.stale_otherwise, stale),
     )
-    work = CompactionJob(case, turns, head, fixed, before, plan)
+    outside = zip(case.body.OVERHEAD, case.body.overhead, strict=False)
+    prompt = [raw for name, raw in outside if name in ("system", "instructions")]
+    work = CompactionJob(case, turns, head, fixed, before, plan, prompt)
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:
             work.checkpoints(positions)

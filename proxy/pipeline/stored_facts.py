@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 KIND = "facts"
 
-FORMAT = "1"
+FORMAT = "2"
 """A part of every key. Increase it when facts change, or when messages are read or counted in another way."""
 
 SECONDS = DAY
@@ -76,6 +76,7 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     estimated: bool
     foreign: bool
     empty: bool
+    plan: bool
     wide: bool
     several: _Size | None
 
@@ -168,6 +169,7 @@ def _stored(key: bytes, facts: Facts) -> _Stored:
         facts.estimated,
         facts.foreign,
         facts.empty,
+        facts.plan,
         facts.wide,
         None if several is None else several.tokens,
     )
@@ -188,6 +190,7 @@ def _facts(stored: _Stored) -> Facts:
         estimated=stored.estimated,
         foreign=stored.foreign,
         empty=stored.empty,
+        plan=stored.plan,
         wide=stored.wide,
     )
     if stored.several is not None:

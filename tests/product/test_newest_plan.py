@@ -64,6 +64,45 @@ def test_the_newest_plan_is_in_every_prompt(api: str, tool: str, tmp_path: Path)
     assert changed <= len(set(firsts)) + 1, "between checkpoints, prompts only grow"
 
 
+TASKS = [("accounts", "completed"), ("ledger", "in_progress"), ("invoices", "pending")]
+LISTED = [{"title": f"Migrate {name}", "status": state} for name, state in TASKS]
+BOXES = "\n".join(f"- [{'x' if state == 'completed' else ' '}] Migrate {name}" for name, state in TASKS)
+STEPS = [
+    *(("TaskCreate", {"subject": f"Migrate {name}"}, f"Task #{7 + n} created") for n, (name, _) in enumerate(TASKS)),
+    ("TaskUpdate", {"taskId": "8", "status": "in_progress"}, "Updated"),
+    ("TaskUpdate", {"taskId": "7", "status": "completed"}, "Updated"),
+]
+
+
+@pytest.mark.parametrize("api", list(PATHS))
+@pytest.mark.parametrize(
+    ("calls", "seen"),
+    [
+        ([("update_todo_list", {"todos": BOXES}, "ok")], ["[x] Migrate accounts", "[ ] Migrate ledger"]),
+        ([("anything", {"operation": "write", "todoList": LISTED}, "ok")], ["Migrate ledger", "in_progress"]),
+        ([("read_file", {"path": "a.py", "task_progress": BOXES}, "text")], ["[ ] Migrate invoices"]),
+        ([("task_tracker", {"command": "plan", "task_list": LISTED}, "ok")], ["Migrate invoices", "completed"]),
+        (STEPS, ["Task 7: ", "Migrate accounts", "in_progress", "Migrate invoices"]),
+        ([("TodoWrite", {"todos": LISTED}, "ok"), ("insert", {"rows": [{"name": "Bob", "status": "done"}]}, "ok")],
+         ["Migrate ledger"]),
+    ],
+)  # fmt: skip
+def test_a_plan_is_known_by_its_shape(
+    api: str, calls: list[tuple[str, dict[str, Any], str]], seen: list[str], tmp_path: Path
+) -> None:
+    plans = [
+        message
+        for number, (tool, arguments, answer) in enumerate(calls)
+        for message in (assistant(None, call(f"p{number}", tool, **arguments)), result(f"p{number}", answer))
+    ]
+    upstream = Upstream()
+    with sdk(api, tmp_path, upstream, {"prepare": None}) as send:
+        send([user("Migrate all tables."), *plans, *work(0, 40)])
+    (first, *_) = (text for text in strings(upstream.bodies[-1]) if "conversation_summary" in text)
+    plan = first[first.index("newest plan") :]
+    assert [text for text in seen if text not in plan] == []
+
+
 def test_a_large_plan_is_cut(tmp_path: Path) -> None:
     upstream = Upstream()
     with sdk("chat", tmp_path, upstream, POLICY) as send:

@@ -7,6 +7,7 @@ accepts any value and treats unknown shapes as empty.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,9 @@ KINDS: dict[str, Kind] = {
 }
 ID_FIELDS = {"tool": "tool_call_id", "function": "name"}
 """The field with the call's id, by the role of the result. The legacy ``function`` role uses the function's name."""
+
+_UNNAMED = re.compile(r"[^\w .@-]")
+"""Characters that the names of participants don't have."""
 
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 
@@ -98,6 +102,11 @@ class ChatUnits(Units[Message]):
 
     def own_texts(self, unit: Message) -> list[tuple[str, str]]:
         return [(text_without_media(unit), labels_of(unit))]
+
+    def speaker(self, raw: bytes) -> str:
+        message = decode(raw)
+        name = message.get("name") if KINDS.get(str(message.get("role"))) != "result" else None
+        return " ".join(_UNNAMED.sub(" ", name).split())[:64] if isinstance(name, str) else ""
 
     def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
         parts = [(part, change(part)) for part in parts_of(decode(raw))]

@@ -321,9 +321,22 @@ def test_57_another_tools_summary_is_folded_in(tool: str, door: Front) -> None:
 
 
 def test_58_it_is_in_the_users_language(door: Front) -> None:
-    """The last user message of the summarized part. Later messages must not change the summary."""
+    """The last user messages of the summarized part. Later messages must not change the summary."""
     german = [user("Bitte prüfe die Rechnung für März."), says("Gern."), user("Und schreibe mir das Ergebnis auf.")]
     seen = door.ask([system("Be brief."), *german, *long_talk("58 ")[1:]])
     assert german[0]["content"] in seen.asked
     assert german[2]["content"] in seen.asked
-    assert re.search(r"in the language of the user's last message", seen.asked)
+    assert re.search(r"in the language of the user's own words", seen.asked)
+
+
+def test_messages_of_participants_have_their_names(door: Front) -> None:
+    talk = [message for n in range(44) for message in (
+        user(f"{'I must not eat fish. ' * (n == 4)}{words(400, f'q{n}x')}", name=("alice", "bob", "carol")[n % 3]),
+        says(words(80, f"a{n}x"), name="planner"),
+    )]  # fmt: skip
+    seen = door.ask([system("Plan the trip."), *talk, user("Who must not eat fish?", name="alice")])
+    assert "- bob: I must not eat fish." in seen.summary
+    assert '<user_message name="alice">' in seen.summary
+    assert "planner: " in seen.summary
+    assert "[user carol] " in seen.asked
+    assert "[assistant planner] " in seen.asked

@@ -16,7 +16,6 @@ from proxy.compaction.directives import (
     SAID,
     directives,
     heaviest,
-    instruction_file,
     rule_lines,
 )
 
@@ -63,11 +62,102 @@ def test_most_wordings_that_the_search_was_not_made_for_are_found() -> None:
     assert sum(wording in directives(wording, ENOUGH) for wording in wordings) >= 18
 
 
-@pytest.mark.parametrize(
-    "text", ["Antworte immer auf Deutsch.", "Réponds toujours en français.", "Responde siempre en español."]
-)
-def test_rules_of_users_in_other_languages_are_found_by_a_few_words(text: str) -> None:
-    assert list(directives(text)) == [text]
+# Rules of four kinds: never, always or only, not allowed, and an order not to do something without a condition.
+LANGUAGES = {
+    "en": [
+        "Never touch schema.sql.",
+        "Always answer briefly.",
+        "You must not use it.",
+        "Do not send mail without a yes.",
+    ],
+    "es": [
+        "No toques nunca el esquema.",
+        "Responde siempre así.",
+        "No debes usar la rama.",
+        "No envíes nada sin permiso.",
+    ],
+    "de": [
+        "Ändere nie die Datei.",
+        "Antworte immer kurz.",
+        "Du darfst das nicht benutzen.",
+        "Versende keine Mails bitte.",
+    ],
+    "fr": [
+        "Ne modifie jamais ce fichier.",
+        "Réponds toujours ainsi.",
+        "Tu ne dois pas l'utiliser.",
+        "N'envoie pas de mails.",
+    ],
+    "pt": [
+        "Nunca altere o arquivo.",
+        "Use apenas tabulações.",
+        "Você não deve usar o ramo.",
+        "Não envie nada sem aviso.",
+    ],
+    "it": ["Non toccare mai il file.", "Rispondi sempre così.", "Non devi usare il ramo.", "Non inviare email."],
+    "nl": [
+        "Wijzig dit bestand nooit.",
+        "Antwoord altijd kort.",
+        "Je mag dit niet gebruiken.",
+        "Stuur geen mail zonder ja.",
+    ],
+    "pl": ["Nigdy nie zmieniaj pliku.", "Używaj tylko tabulatorów.", "Nie wolno tego używać.", "Nie wysyłaj maili."],
+    "ru": ["Никогда не меняй файл.", "Всегда отвечай кратко.", "Нельзя использовать ветку.", "Не отправляй письма."],
+    "tr": ["Dosyaya asla dokunma.", "Yalnızca sekme kullan.", "Dalı kullanmamalısın.", "Onay almadan posta gönderme."],
+    "ar": ["لا تعدّل الملف أبدًا.", "أجب دائمًا بثلاث جمل.", "يجب ألا تستخدم الفرع.", "لا ترسل رسائل بدون موافقة."],
+    "hi": ["फ़ाइल को कभी मत बदलो।", "हमेशा तीन वाक्यों में उत्तर दें।", "शाखा का उपयोग न करें।", "बिना अनुमति के ईमेल न भेजें।"],
+    "zh": ["绝对不要改这个文件。", "请始终用三句话回答。", "你不得使用该分支。", "不要发邮件。"],
+    "ja": [
+        "絶対に変更しないでください。",
+        "必ず三文で答えてください。",
+        "そのブランチは使わないこと。",
+        "勝手にメールを送るな。",
+    ],
+    "ko": [
+        "파일은 절대 수정하지 마세요.",
+        "항상 세 문장으로 답하세요.",
+        "그 브랜치를 쓰면 안 됩니다.",
+        "승인 없이 보내지 마세요.",
+    ],
+}
+OTHER_SENTENCES = [
+    "¿Por qué falla la prueba de red?",
+    "La cola está vacía.",
+    "Der Build ist nicht durchgelaufen.",
+    "Es gibt keine Fehler mehr.",
+    "Die Tests laufen heute nicht.",
+    "Le module réseau a échoué.",
+    "Je ne sais pas pourquoi.",
+    "A fila não está vazia.",
+    "Non so perché.",
+    "De build is niet geslaagd.",
+    "Nie wiem dlaczego.",
+    "Moduł nie działa.",
+    "Не знаю, почему.",
+    "Модуль не работает.",
+    "Kuyruk şu anda boş.",
+    "لا يعمل الخادم اليوم.",
+    "नेटवर्क मॉड्यूल विफल हो गया।",
+    "模块构建失败之后仍然很慢。",
+    "要不要重启？",
+    "服务器不可用。",
+    "動かないことがある。",
+    "見つからなければエラーになります。",
+    "빌드가 안 됩니다.",
+    "하지만 로그는 깨끗합니다.",
+]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("form", ["{}", "The build is slow. {} It is late.", "构建很慢。{}", "- {}"])
+def test_rules_of_users_in_other_languages_are_found(language: str, form: str) -> None:
+    for rule in LANGUAGES[language]:
+        assert rule in directives(form.format(rule))
+
+
+@pytest.mark.parametrize("text", OTHER_SENTENCES)
+def test_other_sentences_in_these_languages_are_not_rules(text: str) -> None:
+    assert directives(text) == {}
 
 
 def test_a_wrapped_sentence_is_one_rule() -> None:
@@ -98,7 +188,6 @@ def test_the_time_is_linear_for_any_text(piece: str) -> None:
     # A quadratic search of a megabyte would take minutes and reach the limit for each test.
     text = piece * (1_000_000 // max(1, len(piece)))
     assert all(len(rule) <= LONGEST for rule in directives(text))
-    instruction_file(text)
 
 
 @given(st.lists(st.sampled_from([*RULES, *NO_RULES, "\n", " ", "- ", "x" * 80, '."', "\u2028", "\ud800", "é", "。"])))
@@ -118,22 +207,3 @@ def test_rules_are_parts_of_the_text(pieces: list[str]) -> None:
 @given(st.text())
 def test_any_text_can_be_searched(text: str) -> None:
     assert all(rule in text for rule in directives(text))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "file"),
-    [
-        ('{"file_path": "/repo/AGENTS.md"}', "/repo/AGENTS.md"),
-        ('{"cmd": ["bash", "-lc", "cat docs/CLAUDE.local.md"]}', "docs/CLAUDE.local.md"),
-        ('{"path": ".cursor/rules/style.mdc"}', ".cursor/rules/style.mdc"),
-        ('{"path": ".github/copilot-instructions.md"}', ".github/copilot-instructions.md"),
-        ('{"path": "C:\\\\work\\\\agents.md"}', "agents.md"),
-        ('{"path": ".cursorrules"}', ".cursorrules"),
-        ('{"path": "README.md"}', None),
-        ('{"path": "MY_AGENTS.mdx"}', None),
-        ('{"content": "' + "x" * 3000 + ' AGENTS.md"}', None),
-        ("", None),
-    ],
-)
-def test_files_with_instructions_are_recognized(arguments: str, file: str | None) -> None:
-    assert instruction_file(arguments) == file
