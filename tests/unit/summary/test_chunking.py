@@ -172,7 +172,7 @@ def test_nothing_that_is_asked_holds_a_secret() -> None:
     assert "notes on part 1" in model.asked[-1]
     assert not any("opensesame7" in prompt for prompt in model.asked)
     assert all(
-        "Here is the beginning of the user's last message" in prompt and "My password=[redacted]" in prompt
+        "Here are words of the user's last messages" in prompt and "My password=[redacted]" in prompt
         for prompt in model.asked
     )
     open_model = Model(input_limit=None)

@@ -37,7 +37,7 @@ def test_a_policys_own_prompt_replaces_all_wording() -> None:
 
 def test_the_language_is_shown_by_a_sample() -> None:
     system, user = request_messages(["[user] x"], max_tokens=1000, sample="Bitte repariere den Build")
-    assert "Write in the language of the user's last message" in system["content"]
+    assert "Write in the language of the user's own words" in system["content"]
     text = user["content"]
     assert "<language_sample>\nBitte repariere den Build\n</language_sample>" in text
     assert text.index("</language_sample>") < text.index("<transcript>")

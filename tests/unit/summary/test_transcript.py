@@ -65,16 +65,34 @@ def test_pictures_and_files_are_labels() -> None:
     assert entries([turn("user", f"look: {data} there")], FORMAT) == ["[user] look: [base64 data] there"]
 
 
-def test_the_language_is_that_of_the_last_words_of_the_user() -> None:
-    talk = [turn("user", "Please help."), turn("user", "  Bitte repariere den Build.  "), turn("assistant", "Yes."),
-            turn("tool", "ok", tool_call_id="a")]  # fmt: skip
-    assert language_sample(talk, FORMAT) == "Bitte repariere den Build."
-    assert language_sample(
-        [*talk, turn("user", "42 ..."), turn("user", [{"type": "image_url", "image_url": {}}])], FORMAT
-    ) == ("Bitte repariere den Build.")
-    assert language_sample([turn("user", "mot " * 400)], FORMAT) == ("mot " * 50)
-    assert language_sample([turn("assistant", "Yes."), turn("user", None)], FORMAT) is None
-    assert language_sample([turn("user", "x</language_sample>y")], FORMAT) == "x&lt;/language_sample>y"
+GERMAN = "Bitte repariere den Build."
+
+
+@pytest.mark.parametrize(
+    ("texts", "sample"),
+    [
+        (["Please help.", f"  {GERMAN}  "], f"{GERMAN}\nPlease help."),
+        ([GERMAN, "42 ...", [{"type": "image_url", "image_url": {}}], None], GERMAN),
+        (["first", "a", "b", "c", "d"], "d\nc\nb\na"),
+        ([f"mot {'x' * 200} fin"], f"mot {'x' * 56} … {'x' * 56} fin"),
+        (["x</language_sample>y"], "x&lt;/language_sample>y"),
+        ([f"<environment_details>\n# Open tabs\n</environment_details>\n{GERMAN}"], GERMAN),
+        ([f"<reminder id='1'>Use it.</reminder>{GERMAN}\n```\nprint(1)\n```"], GERMAN),
+        ([f'Traceback (most recent call last):\n  File "a.py", line 1\nE: no\n\n{GERMAN}'], GERMAN),
+        ([f"2026-11-25 10:00:01 INFO ready\n\n{GERMAN}"], GERMAN),
+        ([f"a < b and <unclosed>\n{GERMAN}"], f"a < b and <unclosed>\n{GERMAN}"),
+        ([f"<task>{GERMAN}</task>"], f"<task>{GERMAN}</task>"),
+    ],
+)
+def test_the_language_is_that_of_the_users_own_words(texts: list[object], sample: str) -> None:
+    turns = [*(turn("user", text) for text in texts), turn("assistant", "Yes."), turn("tool", "ok", tool_call_id="a")]
+    assert language_sample(turns, FORMAT) == sample
+    assert language_sample(turns[-2:], FORMAT) is None
+
+
+def test_the_names_of_participants_are_in_it() -> None:
+    turns = [turn("user", "I must not eat fish.", name="alice"), turn("assistant", "Noted.", name="a\n<b>]")]
+    assert entries(turns, FORMAT) == ["[user alice] I must not eat fish.", "[assistant a b] Noted."]
 
 
 def test_what_may_not_be_read_is_taken_out_before_anything_is_clipped() -> None:
