@@ -231,7 +231,11 @@ class Runtime:
     def holders(self) -> tuple[Holder, ...]:
         """Return everything that remembers something of tenants."""
         money = (self.money.spending, self.money.budgets, self.money.background)
-        return (*self.kept, self.stores.prefixes, self.records.recorder, *money)
+        return (*self.kept, self.stores.prefixes, self.records.recorder, *money, self)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop what the upstreams of the current configuration remember of tenants."""
+        return self.configuration.upstreams.forget(forgotten)
 
     async def settled(self) -> None:
         """Wait for the writes in progress."""

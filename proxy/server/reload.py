@@ -102,8 +102,8 @@ class Reload:
         self._good, self.loaded = loaded.sources, loaded
         if loaded.settings == self._settings and not asked and not was_wrong:
             return
-        self._settings = loaded.settings
         waiting = await self._service.reconfigure(listening(loaded.settings, self._host))
+        self._settings = loaded.settings
         RELOADS.labels(outcome="applied").inc()
         log.info("configuration.reloaded", files=len(loaded.sources.files), warnings=list(loaded.warnings))
         if waiting:

@@ -16,7 +16,7 @@ import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -30,8 +30,10 @@ from yarl import URL
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.http.headers import for_client
 from proxy.http.timers import coarse_timer
-from proxy.upstream.express import Express, Response
 from proxy.upstream.transport import Answer, Headers
+
+if TYPE_CHECKING:
+    from proxy.upstream.express import Express, Response
 
 log = structlog.get_logger(__name__)
 
@@ -194,9 +196,20 @@ class Connections:
                 max_field_size=LINE_BYTES,
                 max_line_size=LINE_BYTES,
             )
-            if self._proxy is None:
-                self._express = Express(self._session, read_bufsize=READ_BYTES, line_size=LINE_BYTES)
+            if self._proxy is None and (express := _express()) is not None:
+                self._express = express(self._session, read_bufsize=READ_BYTES, line_size=LINE_BYTES)
         return self._session
+
+
+@functools.cache
+def _express() -> type[Express] | None:
+    """Return the short way over aiohttp's pool, or ``None`` if the installed aiohttp has other parts than it uses."""
+    try:
+        from proxy.upstream.express import Express
+    except (ImportError, AttributeError, RuntimeError) as error:
+        log.warning("upstream.express_off", reason=str(error), effect="each request takes a little more CPU")
+        return None
+    return Express
 
 
 def _data(body: bytes | AsyncIterator[bytes] | None) -> bytes | io.BytesIO | AsyncIterator[bytes] | None:

@@ -95,6 +95,10 @@ class MissingApis:
             del self._until[next(iter(self._until))]
         self._until[api, caller] = self._clock() + REMEMBERED
 
+    def forget(self, forgotten: Callable[[str], bool]) -> None:
+        """Drop what forgotten tenants found."""
+        self._until = {place: end for place, end in self._until.items() if not forgotten(place[1].partition(" ")[0])}
+
     def works(self, api: Api) -> bool:
         """Return whether the API has worked for some caller lately."""
         return self._worked.get(api, 0.0) > self._clock()

@@ -233,6 +233,12 @@ class Upstreams:
         """Return the APIs that an upstream was found not to have."""
         return self._upstreams[name].missing
 
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the missing APIs that forgotten tenants found. They are in no store, so none is returned."""
+        for upstream in self._upstreams.values():
+            upstream.missing.forget(forgotten)
+        return set()
+
     async def retire(self, successor: Upstreams) -> None:
         """Close transports that the successor doesn't use, each when its last answer has ended."""
         kept = successor._upstreams

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import gzip
+import sys
 from asyncio import selector_events
 from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.errors import UpstreamError
-from proxy.upstream import express
+from proxy.upstream import connections, express
 from proxy.upstream.connections import Connections
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Script, Step, answer, chunk, head, stream_head, streamed
 
@@ -206,3 +208,21 @@ def test_a_changed_aiohttp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(express, "_PARTS", {**express._PARTS, connect: ("req", "traces")})
     with pytest.raises(RuntimeError, match=r"aiohttp \d.* isn't supported: .*connect has changed"):
         express.check()
+
+
+def test_an_aiohttp_with_other_parts_costs_time_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "proxy.upstream.express", None)  # its import raises ImportError
+    connections._express.cache_clear()
+    with RawUpstream(lambda _: [answer(b"{}")]) as upstream, capture_logs() as logs:
+
+        async def run() -> list[int]:
+            statuses = []
+            for _ in range(2):
+                to = Connections(upstream.url, "main")
+                statuses.append((await _sent(to, upstream.url))[0])
+                await to.aclose()
+            return statuses
+
+        assert asyncio.run(run()) == [200, 200]
+    connections._express.cache_clear()
+    assert [line["event"] for line in logs] == ["upstream.express_off"]

@@ -93,3 +93,11 @@ def test_nothing_contradicts_an_api_that_worked() -> None:
     now[0] = REMEMBERED
     missing.add("responses", "a")
     assert missing.lacks("responses", "a")
+
+
+def test_a_forgotten_tenant_finds_the_api_again() -> None:
+    missing = MissingApis("main")
+    for caller in ("team:a m", "team:ab m"):
+        missing.add("responses", caller)
+    missing.forget(lambda tenant: tenant == "team:a")
+    assert [missing.lacks("responses", caller) for caller in ("team:a m", "team:ab m")] == [False, True]
