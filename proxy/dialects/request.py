@@ -29,9 +29,14 @@ _SLICE = 1_000_000
 
 # Hashing a known slice takes a tenth of the time of searching it.
 _SEARCHED_SLICE = 65_536
-_THINKING_BUDGET = b'"budget_tokens"'
+_THINKING_WORDS = (b"udget", b"thinking", b"reasoning")
+_THINKING_BUDGET = re.compile(
+    rb'"(?:\w*[bB]udget\w*|max_(?:thinking|reasoning)\w*|reasoning"\s*:\s*\{[^{}]{0,200}"max_tokens)"\s*:\s*(\d{1,12})'
+)
+"""Budgets for thinking: OpenRouter's ``reasoning.max_tokens``, DashScope's ``thinking_budget``, and others."""
+_LONGEST_BUDGET = 300
 _commas: ByDigest[int] = ByDigest(lambda part: part.count(b","))
-_thinking_budgets: ByDigest[bool] = ByDigest(lambda part: _THINKING_BUDGET in part)
+_thinking_budgets: ByDigest[int] = ByDigest(lambda part: _largest_budget(part))
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _TOO_MANY_MESSAGES = "The request has {count} messages, and this proxy takes {most} at most. Send fewer messages."
@@ -207,11 +212,11 @@ class Request(msgspec.Struct, eq=False):
         return False
 
     @property
-    def budgets_thinking(self) -> bool:
-        """Return whether the body states a budget for thinking that ``rewritten`` can't lower with the output."""
+    def fixed_thinking(self) -> int:
+        """Return the tokens of a budget for thinking that ``rewritten`` can't lower with the output; 0 without any."""
         if len(self.raw) <= _SEARCHED_SLICE:
-            return _THINKING_BUDGET in self.raw
-        return any(_thinking_budgets.of(_slices(self.raw, len(_THINKING_BUDGET) - 1)))
+            return _largest_budget(self.raw)
+        return max(_thinking_budgets.of(_slices(self.raw, _LONGEST_BUDGET)))
 
     @property
     def thinking(self) -> int:
@@ -367,6 +372,12 @@ def named_fields(raw: bytes) -> tuple[str | None, bool]:
     # A URL or a log can't contain a lone surrogate.
     named = model.encode("utf-8", "replace").decode() if isinstance(model, str) else None
     return named, fields.get("stream") is True
+
+
+def _largest_budget(raw: bytes) -> int:
+    if not any(word in raw for word in _THINKING_WORDS):
+        return 0
+    return max(map(int, _THINKING_BUDGET.findall(raw)), default=0)
 
 
 def _has_few_commas(raw: bytes) -> bool:

@@ -71,7 +71,7 @@ def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[in
 class StatesOutput(Protocol):
     """A request: its maximum output in tokens, and the budget for thinking that is a part of it.
 
-    ``budgets_thinking`` is true if the request has a budget for thinking that the proxy can't lower.
+    ``fixed_thinking`` is the tokens of a budget for thinking that the proxy can't lower, 0 without any.
     """
 
     @property
@@ -81,7 +81,7 @@ class StatesOutput(Protocol):
     def thinking(self) -> int: ...
 
     @property
-    def budgets_thinking(self) -> bool: ...
+    def fixed_thinking(self) -> int: ...
 
 
 def shared_window(
@@ -102,10 +102,12 @@ def known_window(profile: Profile, learned: LearnedLimit | None, factor: float) 
 
 def may_lower(body: StatesOutput, setting: str) -> bool:
     """Return whether a request states an output that the proxy may lower."""
-    return setting != "keep" and body.max_output is not None and not body.budgets_thinking
+    return setting != "keep" and body.max_output is not None
 
 
-def output_reserve(window: int | None, reserved: int, most: int | None = None, thinking: int = 0) -> int:
+def output_reserve(
+    window: int | None, reserved: int, most: int | None = None, thinking: int = 0, fixed: int = 0
+) -> int:
     """Return the tokens that the prompt leaves free for the answer.
 
     ``window`` is ``shared_window``, ``reserved`` the output that the request reserves, and ``most`` the largest output
@@ -113,7 +115,7 @@ def output_reserve(window: int | None, reserved: int, most: int | None = None, t
     ``reserved``: an application that changes ``max_tokens`` from turn to turn keeps its checkpoints.
 
     ``thinking`` is the tokens of the output that the request reserves for thinking. They stay free if the window is
-    large enough, because another budget for thinking would break the prompt cache.
+    large enough, because another budget for thinking would break the prompt cache. ``fixed`` always stays free.
     """
     if window is None:
         return reserved
@@ -121,20 +123,26 @@ def output_reserve(window: int | None, reserved: int, most: int | None = None, t
     if thinking:
         whole = max(usable, thinking + min(usable, reserved - thinking))
         usable = whole if whole <= window // THINKING_PART else usable
-    return usable if most is None else min(usable, most)
+    return _above(fixed, usable, reserved, most)
 
 
-def clamp_output(window: int, asked: int, prompt: int, most: int | None = None, thinking: int = 0) -> int | None:
+def clamp_output(
+    window: int, asked: int, prompt: int, most: int | None = None, thinking: int = 0, fixed: int = 0
+) -> int | None:
     """Return the lowered output for a prompt, both in the upstream's tokens, or ``None`` to keep the stated output.
 
-    The proxy keeps it if prompt and output fit, or if the prompt is so long that too little room is left. ``most`` and
-    ``thinking`` are as in ``output_reserve``.
+    The proxy keeps it if prompt and output fit, or if the prompt is so long that too little room is left. ``most``,
+    ``thinking``, and ``fixed`` are as in ``output_reserve``.
     """
-    usable = _usable_output(window, thinking)
-    if prompt + asked <= window or prompt > window - min(asked, usable, most or usable):
+    usable = _above(fixed, _usable_output(window, thinking), asked, most)
+    if prompt + asked <= window or prompt > window - min(asked, usable):
         return None
-    lowered = max(1, window - prompt - prompt // CAUTION_PART)
-    return None if thinking and lowered <= LEAST_THINKING else lowered
+    return enough(max(1, window - prompt - prompt // CAUTION_PART), thinking, fixed)
+
+
+def enough(lowered: int, thinking: int, fixed: int) -> int | None:
+    """Return a lowered output, or ``None`` if it doesn't exceed the least budget for thinking."""
+    return None if lowered <= max(fixed, LEAST_THINKING if thinking else 0) else lowered
 
 
 def lower_thinking(thinking: int, output: int) -> int:
@@ -145,6 +153,13 @@ def lower_thinking(thinking: int, output: int) -> int:
     if thinking < output:
         return thinking
     return max(LEAST_THINKING, 1 << (max(output // 2, 1).bit_length() - 1))
+
+
+def _above(fixed: int, usable: int, asked: int, most: int | None) -> int:
+    """Return the output that must stay possible: the answer's next to fixed thinking, or the model's largest."""
+    if fixed:
+        return max(usable, min(asked, fixed + usable))
+    return usable if most is None else min(usable, most)
 
 
 def _usable_output(window: int, thinking: int = 0) -> int:

@@ -97,17 +97,20 @@ def limit_from_overflow(overflow: Overflow, counted_here: int, reserved: int, fa
     blind = LearnedLimit(input=int(counted_here * BLIND_FACTOR), source="guess")
     if overflow.limit is None or overflow.limit < LEAST_LIMIT:
         return blind
-    here = _here(overflow.limit, overflow.counted, counted_here, factor)
+    ratio = _ratio(overflow.counted, counted_here, factor)
+    here = int(overflow.limit / ratio * CAUTION)
     silent = overflow.kind == "silent"
     source: Source = "usage" if silent else "refusal"
     named = 0 if silent else overflow.output or 0  # for a silent overflow, this is the size of the answer
     output = 0 if overflow.scope == "input" else max(reserved, named)
-    if here - output >= counted_here:
+    if overflow.kind == "input_plus_output":
+        output = int(output / ratio)
+    elif here - output >= counted_here:
         # By the proxy's count the request fits, and the refusal doesn't show the error of that count.
         return replace(blind, named=overflow.limit)
     if overflow.scope == "input":
         return LearnedLimit(input=here, source=source, named=overflow.limit)
-    if output > reserved:
+    if named > reserved:
         # The upstream adds a default output to requests that state none.
         return LearnedLimit(input=max(here - output, here // SMALLEST_PART), source=source, named=overflow.limit)
     return LearnedLimit(total=here, source=source, named=overflow.limit)
@@ -117,17 +120,16 @@ def limit_from_usage(overflow: Overflow, counted_here: int, factor: float) -> Le
     """Return the limit that follows from an answer to a request of ``counted_here`` tokens, or ``None``."""
     if overflow.limit is None:
         return None
-    total = _here(overflow.limit, overflow.counted, counted_here, factor)
+    total = int(overflow.limit / _ratio(overflow.counted, counted_here, factor) * CAUTION)
     return LearnedLimit(total=total, source="usage", named=overflow.limit)
 
 
-def _here(limit: int, counted: int | None, counted_here: int, factor: float) -> int:
-    """Convert a limit to tokens as counted here, with a safety margin."""
-    ratio = factor
-    if counted:
-        low, high = RATIO_BOUNDS
-        ratio = min(max(counted / max(counted_here, 1), low), high)
-    return int(limit / ratio * CAUTION)
+def _ratio(counted: int | None, counted_here: int, factor: float) -> float:
+    """Return the upstream's tokens for each token counted here."""
+    if not counted:
+        return factor
+    low, high = RATIO_BOUNDS
+    return min(max(counted / max(counted_here, 1), low), high)
 
 
 def for_others(guess: LearnedLimit) -> LearnedLimit:

@@ -113,6 +113,11 @@ ROWS: tuple[Row, ...] = (
         r"<window>however, you requested <output> output tokens and your prompt contains <n> characters",
         "input_plus_output",
     ),
+    row(
+        "vLLM",
+        r"context length is <limit> tokens and your request has <counted> input tokens \(<output> >",
+        "input_plus_output",
+    ),
     # vLLM doesn't tokenize such a long text. The next number repeats the limit.
     row("vLLM", r"<window>however, your (?:prompt|request|input) contains <n> characters"),
     row(
@@ -150,7 +155,8 @@ ROWS: tuple[Row, ...] = (
     row("xAI", r"maximum prompt length is <limit> but the request contains <counted> tokens"),
     row(
         "Cerebras",
-        r"reduce the length of the messages or completion\W{1,3}current length is <counted> while limit is <limit>",
+        r"reduce the length of the messages or completion\W{1,3}current length is <n> while limit is <limit>",
+        "input_plus_output",
     ),
     row("watsonx", r"number of input tokens <counted> cannot exceed the total tokens limit <limit>"),
     row(
@@ -298,6 +304,9 @@ _CODES = frozenset(
     }
 )
 
+_ALONE = r"^(?!.*\b(?:context[ _-](?:length|window|size|limit)|input tokens)\b)"
+"""The start of a text that names neither a window nor the prompt's size, so that it's about the output alone."""
+
 # Words of errors about other problems, by the problem.
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "rate": (
@@ -327,8 +336,8 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
     "characters": (r"string too long|string with (?:maximum|at most)|\bmaximum length of \d+ characters",),
     "array": (r"array too long|\d items\b|maximum number of (?:items|messages|tools|images)",),
     "output": (
-        r"max(?:imum)?_?(?:completion_|output_|new_)?tokens (?:is|are) (?:too large|limited)",
-        r"^[`']?max_(?!total)\w{0,20}tokens\b[^:+]{0,40}(?:exceed|must|cannot|larger|too large)",
+        rf"{_ALONE}.*max(?:imum)?_?(?:completion_|output_|new_)?tokens (?:is|are) (?:too large|limited)",
+        rf"{_ALONE}[`']?max_(?!total)\w{{0,20}}tokens\b[^:+]{{0,40}}(?:exceed|must|cannot|larger|too large)",
         r"^max(?:imum)? tokens (?:exceed|must|cannot)",
         r"number of output tokens|\bmax_?(?:completion_|output_)?tokens'?[^.;]{0,40} (?:cannot|can't) be greater",
         r"supports at most [\d,]+ (?:completion|output)|(?<!and )\bmaximum output\b|max_?output_?tokens value",

@@ -71,7 +71,8 @@ def token_budget(
     """Return the limits of a request. ``learned`` and ``factor`` are those of its upstream, model, and tenant."""
     shared = shared_window(profile, body, policy.output, learned, factor)
     reserved = reserved_output(profile, body.max_output, policy.reserve_output, learned)
-    free = output_reserve(shared, reserved, profile.max_output_tokens, body.thinking)
+    fixed = body.fixed_thinking if shared else 0
+    free = output_reserve(shared, reserved, profile.max_output_tokens, body.thinking, fixed)
     window = known_window(profile, learned, factor)
     return TokenBudget(
         window=window,
@@ -102,7 +103,7 @@ class TokenBudgets:
         """Return the budget of a request with the limits that are known now."""
         learned, factor = self._learned(exchange), self.factor(exchange)
         profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
-        fixed = asked is not None and not may_lower(exchange.body, policy.output)
+        fixed = exchange.body.fixed_thinking if may_lower(exchange.body, policy.output) else 0
         key = (id(profile), id(policy), asked, fixed, exchange.body.thinking, learned, factor)
         known = self._budgets.get(key)
         # An id says which object it is only while the object exists.
@@ -142,7 +143,8 @@ class TokenBudgets:
         if sent is None:
             sent = await self._runtime.compactor.size(case.body, case.counter, case.tenant)
         most = case.counter.profile.max_output_tokens
-        return clamp_output(window, asked, int(sent * budget.factor), most, case.body.thinking)
+        thinking, fixed = case.body.thinking, case.body.fixed_thinking
+        return clamp_output(window, asked, int(sent * budget.factor), most, thinking, fixed)
 
     def silent(
         self, exchange: Exchange, window: int | None, answer: Finished, counted: int, asked: int | None
@@ -204,7 +206,8 @@ class TokenBudgets:
 def leaves_no_prompt(exchange: Exchange, limit: LearnedLimit, budget: TokenBudget, output: int) -> bool:
     """Return whether no prompt is small enough for a limit with an output of these tokens."""
     # The default reserve is smaller in the window that the overflow indicates.
-    free = output_reserve(budget.shared_window, output, exchange.profile.max_output_tokens, exchange.body.thinking)
+    body, most = exchange.body, exchange.profile.max_output_tokens
+    free = output_reserve(budget.shared_window, output, most, body.thinking, body.fixed_thinking)
     return limit.total is not None and limit.total - free < limit.total // SMALLEST_PART
 
 

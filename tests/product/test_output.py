@@ -13,13 +13,17 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from proxy.dialects.chat.request import parse
 from proxy.limits.budget import CAUTION_PART, clamp_output, lower_thinking, output_reserve
 from tests.kit.messages import words
 from tests.kit.scripted import behind, chat, protected
 from tests.kit.strict_messages import StrictMessages
-from tests.kit.upstream import StandIn
+from tests.kit.upstream import StandIn, text_tokens
 
 WINDOW = 16_000
 
@@ -242,3 +246,75 @@ def test_thinking_always_fits_into_a_lowered_output(window: int, asked: int, pro
     if output is not None:
         assert prompt + output <= window
         assert 1_024 <= lower_thinking(thinking, output) < output
+
+
+BOTH_COUNT = {
+    "SGLang": "Requested token count exceeds the model's maximum context length of {w} tokens. You requested a total "
+    "of {t} tokens: {p} tokens from the input messages and {o} tokens for the completion.",
+    "OpenRouter": "This endpoint's maximum context length is {w} tokens. However, you requested about {t} tokens ({p} "
+    "of text input, {o} in the output). Please reduce the length of either one.",
+    "Anthropic": "input length and `max_tokens` exceed context limit: {p} + {o} > {w}, decrease input length or "
+    "`max_tokens` and try again",
+    "vLLM": "'max_tokens' or 'max_completion_tokens' is too large: {o}. This model's maximum context length is {w} "
+    "tokens and your request has {p} input tokens ({o} > {w} - {p}).",
+    "vLLM, older": "This model's maximum context length is {w} tokens. However, you requested {t} tokens ({p} in the "
+    "messages, {o} in the completion). Please reduce the length of the messages or completion.",
+    "Cerebras": "Please reduce the length of the messages or completion. Current length is {t} while limit is {w}",
+    "with a sum": "prompt tokens + max_tokens = {t} exceeds the maximum context length {w}",
+    "with the output": "max_tokens ({o}) plus the prompt exceeds the context window of {w} tokens.",
+    "without figures": "The prompt plus max_tokens exceeds the model's context window.",
+}
+"""Refusals of a prompt of ``p`` tokens with an output of ``o``, ``t`` together, in a window of ``w``."""
+
+
+@pytest.mark.parametrize("wording", BOTH_COUNT)
+@pytest.mark.parametrize("ratio", [0.8, 1.0, 1.25])
+def test_a_smaller_output_comes_before_a_smaller_prompt(wording: str, ratio: float, tmp_path: Path) -> None:
+    """The upstream counts ``ratio`` times as many tokens as the proxy, which takes its window for larger than it is."""
+    asked: list[int] = []
+
+    async def answer(request: Request) -> JSONResponse:
+        body = json.loads(await request.body())
+        prompt, output = int(ratio * text_tokens(json.dumps(body["messages"]))), body["max_tokens"]
+        asked.append(output)
+        if prompt + output > WINDOW:
+            message = BOTH_COUNT[wording].format(p=prompt, o=output, t=prompt + output, w=WINDOW)
+            return JSONResponse({"error": {"message": message, "type": "invalid_request_error"}}, 400)
+        choice = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3}
+        return JSONResponse({"object": "chat.completion", "choices": [choice], "usage": usage})
+
+    app = Starlette(routes=[Route("/v1/chat/completions", answer, methods=["POST"])])
+    with protected(app, tmp_path, 8 * WINDOW) as caller, httpx.Client(trust_env=False) as http:
+        for part in (10, 40, 60, 75, 90):
+            for turns in (1, 3, 7):
+                body = written(turns, max_tokens=WINDOW * part // 100)
+                response = http.post(f"{caller.base_url}chat/completions", content=body, headers={"x-api-key": "k"})
+                assert (response.status_code, response.headers["x-compaction"]) == (200, "none"), (part, turns)
+    assert min(asked) >= WINDOW // 20
+
+
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {"thinking": {"type": "enabled", "budget_tokens": 6_000}},
+        {"reasoning": {"effort": "high", "max_tokens": 6_000}},
+        {"thinking_budget": 6_000},
+        {"extra_body": {"google": {"thinking_config": {"thinkingBudget": 6_000}}}},
+        {"chat_template_kwargs": {"reasoning_budget": 6_000}},
+        {"nvext": {"max_thinking_tokens": 6_000}},
+    ],
+)
+@pytest.mark.parametrize("known", [WINDOW, 8 * WINDOW])
+def test_a_lowered_output_stays_above_each_budget_for_thinking(
+    known: int, budget: dict[str, Any], tmp_path: Path
+) -> None:
+    upstream = StandIn(window=WINDOW, max_output=WINDOW)
+    with protected(upstream, tmp_path, known) as caller, httpx.Client(trust_env=False) as http:
+        for turns in (4, 6, 9, 13):
+            body = written(turns, max_tokens=12_000, **budget)
+            response = http.post(f"{caller.base_url}chat/completions", content=body, headers={"x-api-key": "k"})
+            assert response.status_code == 200
+    outputs = [received.body["max_tokens"] for received in upstream.conversations]
+    assert min(outputs) >= 6_000 + WINDOW // 8
+    assert min(outputs) < 12_000

@@ -105,8 +105,8 @@ class MessagesRequest(Request, eq=False):
     prefix: Sequence[bytes] = []
     splits: dict[int, Split] = msgspec.field(default_factory=dict)
     continues: bool = False
-    budgets_thinking: bool = False
     thinking: int = 0
+    stated_thinking: int = 0
 
     @classmethod
     def _read(cls, raw: bytes, begun: Mark | None = None) -> Self | None:
@@ -148,6 +148,7 @@ class MessagesRequest(Request, eq=False):
             continues=_continues(value_of(wire.thread)),
             # Only with interleaved thinking, its budget may be larger. It's then for all of a turn's requests.
             thinking=thinking if thinking < (most or 0) else 0,
+            stated_thinking=thinking,
         )
 
     @classmethod
@@ -160,6 +161,11 @@ class MessagesRequest(Request, eq=False):
     @property
     def compacted(self) -> bool:
         return bool(self.prefix)
+
+    @property
+    def fixed_thinking(self) -> int:
+        found = super().fixed_thinking
+        return found if found > self.stated_thinking else 0
 
     @property
     def size(self) -> int:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
 from proxy.errors import ConfigurationError
+from proxy.limits.budget import CAUTION_PART, enough, may_lower, output_reserve
 from proxy.overflow import Overflow
 from proxy.overflow.errors import message_site
 from proxy.overflow.silent import empty_stream
@@ -29,6 +30,9 @@ EMPTY, OVERFLOW = "empty", "overflow"
 """The causes of retries in records."""
 
 OUTPUT_PART = "output asked for (max_tokens)"
+
+BLIND_PART = 4
+"""The requested output is divided by this if the upstream counts more tokens than the proxy, or names no limit."""
 
 StaleAfter = Callable[[Exchange, CompactionInput], int]
 """Returns the number of units whose reasoning is invalid once the request is compacted further."""
@@ -104,6 +108,11 @@ class Overflows:
         exchange, input = run.exchange, attempt.input
         sent = await self._size(attempt)
         reserved = attempt.output or attempt.budget.reserved
+        lowered = self._less_output(exchange, attempt, overflow, sent)
+        if lowered is not None:
+            if overflow.limit is not None:
+                self._budgets.overflowed(exchange, overflow, sent, reserved)
+            return replace(attempt, budget=self._budgets.of(exchange), output=lowered)
         limit = self._budgets.overflowed(exchange, overflow, sent, reserved)
         budget = self._budgets.of(exchange)
         if leaves_no_prompt(exchange, limit, budget, attempt.output or budget.reserved):
@@ -123,6 +132,26 @@ class Overflows:
         again = await run.attempt(budget, smaller, may_ask=OVERFLOW in run.retries)
         after = again.after
         return None if again.outcome.messages is None or after is None or after >= sent else again
+
+    def _less_output(self, exchange: Exchange, attempt: Attempt, overflow: Overflow, sent: int) -> int | None:
+        """Return an output with which the prompt of ``sent`` tokens may fit; ``None`` if only a smaller prompt may."""
+        body, asked = exchange.body, attempt.output or exchange.body.max_output
+        if asked is None or overflow.kind == "silent" or overflow.scope == "input":
+            return None
+        if not may_lower(body, exchange.caller.policy.output):
+            return None
+        prompt = overflow.counted or int(sent * attempt.budget.factor)
+        usable = output_reserve(overflow.limit or prompt, asked, None, body.thinking, body.fixed_thinking)
+        if overflow.limit is not None and prompt + asked > overflow.limit:
+            margin = 0 if overflow.counted else prompt // CAUTION_PART
+            lowered = min(overflow.limit - prompt - margin, asked - 1)
+        elif overflow.remedy == "compact" and (overflow.kind != "input" or asked <= prompt // 2):
+            return None
+        else:
+            lowered = max(asked // BLIND_PART, min(usable, asked - 1))
+        if lowered < min(usable, (body.max_output or asked) // 2 + body.fixed_thinking):
+            return None
+        return enough(lowered, body.thinking, body.fixed_thinking)
 
     async def _size(self, attempt: Attempt) -> int:
         """Return the tokens of a request as the proxy sent it."""
