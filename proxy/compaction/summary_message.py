@@ -116,14 +116,14 @@ class SummaryParts:
     - ``summary``: the model's text.
     - ``id``: the archive id of the dropped turns; ``None`` if they aren't archived.
     - ``omitted``: the number of system messages that only the summary covers.
-    - ``stated``: the texts in which the client may state the project's folder, such as the system prompt.
+    - ``folders``: the folders that the client's system prompt states as the project's.
     """
 
     dropped: Sequence[Turn]
     summary: str
     id: str | None = None
     omitted: int = 0
-    stated: Sequence[str] = ()
+    folders: Sequence[str] = ()
 
 
 class SummaryMessage(NamedTuple):
@@ -301,7 +301,7 @@ def _rules_read(parts: SummaryParts, max_tokens: int, format: Format) -> str:
                 continue
             if folders is None:
                 first = [format.text(turn.raw) for turn in parts.dropped[:3] if turn.facts.kind in ("user", "")]
-                folders = project_folders([*parts.stated, *first])
+                folders = [*parts.folders, *project_folders(first)]
             for call, (tool, text) in zip(turn.facts.calls, arguments, strict=True):
                 sources[call.id] = rules_read(tool, text, folders)
     found = {(source, rule): weight for source in read for rule, weight in directives(read[source], ENOUGH).items()}

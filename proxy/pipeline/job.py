@@ -12,16 +12,19 @@ from typing import ClassVar, Literal, NamedTuple
 import msgspec
 
 from proxy.compaction.fit import fit
+from proxy.compaction.identifiers import argument_text
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, PRESSING, SEPARATOR, part
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, before_cut, render
+from proxy.compaction.rule_files import project_folders
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.settings import Clause, any_met, lowest_level, share_of
 from proxy.compaction.summary_message import Counts, SummaryMessage, retention, texts_of, with_index
 from proxy.compaction.turn import Facts, Turn, faults, head_length
 from proxy.config import Policy
 from proxy.dialects.counting import Counter
-from proxy.dialects.request import Request
+from proxy.dialects.request import Request, value_of
+from proxy.dialects.units import ByDigest
 from proxy.summary.budget import Budget
 from proxy.summary.chunking import SummaryRequest, extract
 from proxy.summary.store import Checkpoint, Origin, StoredSummary
@@ -172,6 +175,12 @@ class CompactionInput(msgspec.Struct, eq=False):
     deadline: float = 0.0
 
 
+PROMPTS = 1_000
+"""System prompts whose folders are remembered, by their digests."""
+
+_folders = ByDigest(lambda raw: tuple(project_folders([argument_text(value_of(raw))])), PROMPTS)
+
+
 @dataclass(slots=True)
 class CompactionJob:
     """A request during its compaction. ``fixed`` is the tokens of tools and framing.
@@ -196,6 +205,12 @@ class CompactionJob:
     def heavy(self) -> bool:
         """Return whether a message must be shortened for the first time."""
         return bool(self.plan.clips)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Return the folders that the system prompt states as the project's. They decide which files have its rules."""
+        stated = _folders.of([*(bytes(turn.raw) for turn in self.turns[: self.head]), *map(bytes, self.prompt)])
+        return tuple(folder for folders in stated for folder in folders)
 
     def render(self, summary: OutgoingMessage | None) -> RenderedConversation:
         format = self.case.counter.format
@@ -298,7 +313,7 @@ class CompactionJob:
         special = tuple(name for writer in case.writers for name in writer.key)
         shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION, *special)
         sizes = (limits.summary, limits.users, limits.newest, limits.system, limits.words, limits.index, limits.plan)
-        chain = hashlib.sha256(repr((shape, sizes)).encode())
+        chain = hashlib.sha256(repr((shape, sizes, self.folders)).encode())
         content = hashlib.sha256(b"body")
         keys = []
         start = 0

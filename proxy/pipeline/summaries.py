@@ -11,9 +11,7 @@ import structlog
 from cachetools import LRUCache
 from msgspec.structs import replace
 
-from proxy.compaction.identifiers import argument_text
 from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message
-from proxy.dialects.request import value_of
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob, SummaryTask, Writing
 from proxy.store.guarded import Change, CircuitBreaker
@@ -203,11 +201,7 @@ def _entry(
     format, limits, body = job.case.counter.format, job.plan.limits_at(position), job.body
     found = collect_names(body[start:position], previous.found if previous else None, format, start)
     omitted = len(job.plan.omitted.get(position, ()))
-    stated = [
-        *(format.text(turn.raw) for turn in job.turns[: job.head]),
-        *(argument_text(value_of(raw)) for raw in job.prompt),
-    ]
-    parts = SummaryParts(job.quoted(position), text, job.archived(position), omitted, stated)
+    parts = SummaryParts(job.quoted(position), text, job.archived(position), omitted, job.folders)
     message, place = summary_message(parts, limits, job.case.rules, format)
     return StoredSummary(text, message, found, place, digest=digest)
 

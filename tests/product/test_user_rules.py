@@ -102,6 +102,13 @@ def test_the_same_prefix_gives_the_same_rules(ask: Ask) -> None:
     assert before[start : before.index(READ)] in after
 
 
+def test_the_project_that_the_system_prompt_states_decides_about_its_rules(ask: Ask) -> None:
+    history = session()
+    for folder, own in (("/srv/app", True), ("/srv/other", False), ("/srv/app", True)):
+        prompt = ask([system(f"Repair it.\nWorking directory: {folder}\n"), *history[1:]])
+        assert (f"/srv/app/AGENTS.md:\\n- {READ}" in prompt) is own
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments"),
     [
