@@ -17,6 +17,9 @@ from proxy.compaction.shorten import SEARCHED
 MOST_CHARACTERS = 1_000_000
 """Longer texts stay as they are."""
 
+MOST_TOKENS = 200_000
+"""A JSON text with more tokens stays as it is, because reading them would take over a tenth of a second."""
+
 # Colors and a hidden cursor. Other escapes move the cursor, so they stay.
 _COLORS = re.compile(r"\x1b\[(?:[\d;:]*m|\?25[hl])")
 _ERASING = re.compile(r"\x1b\[\d*K")
@@ -86,17 +89,17 @@ def _without_overwritten(text: str) -> str:
 
 
 def _overwritten(line: str) -> str:
-    kept: list[str] = []
+    kept: list[tuple[str, int | None]] = []  # with their widths, so that each part is measured once
     for part in line.split("\r"):
         if _ERASED_LINE.search(part) or _ERASED_REST.match(part):
             kept.clear()
         width = _width(part)
-        while kept and width is not None and (before := _width(kept[-1])) is not None and before <= width:
-            if len(kept) > 1 and _ERASING.search(kept[-1]):
+        while kept and width is not None and (before := kept[-1][1]) is not None and before <= width:
+            if len(kept) > 1 and _ERASING.search(kept[-1][0]):
                 break  # it also erased a part of those before it
             kept.pop()
-        kept.append(part)
-    return "\r".join(kept)
+        kept.append((part, width))
+    return "\r".join([part for part, _ in kept])
 
 
 def _width(part: str) -> int | None:
@@ -119,9 +122,13 @@ def compact_json(text: str) -> str | None:
     start = text[:200].lstrip(_SPACE)[:1]
     if start not in ("{", "[") or ("\n" not in text and ": " not in text and ", " not in text):
         return None
+    if not _is_json(text):  # in such a text, a search for the end of each string could take quadratic time
+        return None
     parts: list[str] = []
     depth = 0
-    for match in _TOKEN.finditer(text):
+    for count, match in enumerate(_TOKEN.finditer(text)):
+        if count > MOST_TOKENS:
+            return None
         token = match.group()
         if token.isspace():
             if token.strip(_SPACE):
@@ -134,7 +141,7 @@ def compact_json(text: str) -> str | None:
             return None
         parts.append(token)
     compact = "".join(parts).rstrip("\n")
-    return compact if len(compact) < len(text) and _is_json(text) else None
+    return compact if len(compact) < len(text) else None
 
 
 def _is_json(text: str) -> bool:

@@ -166,3 +166,33 @@ def test_progress_and_colors_are_removed() -> None:
     bar = "".join(f"\r{n:>3}% {'█' * (n // 10)}" for n in range(0, 101, 5))
     assert as_shown(f"start{bar}\r\n\x1b[32mok\x1b[0m\r\n") == f"100% {'█' * 10}\r\nok\r\n"
     assert as_shown("\x1b[2Aup\x1b]8;;http://x\x1b\\link") == "\x1b[2Aup\x1b]8;;http://x\x1b\\link"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": 1, "\\' + '"\\' * 400_000, '{"a": ' + '"\\' * 400_000, "[" * 400_000 + ", ", '{"a": "' + "\\\\" * 400_000],
+    ids=["open strings", "quotes", "depth", "open string"],
+)
+def test_what_only_looks_like_json_is_left_at_once(text: str) -> None:
+    """With one search for the end of each string, these texts would take hours."""
+    assert lossless(text) == text
+
+
+def test_each_part_of_a_line_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = 0
+
+    def counting(part: str) -> int:
+        nonlocal measured
+        measured += len(part)
+        return len(part)
+
+    monkeypatch.setattr(forms, "_width", counting)
+    line = "x" * 5_000 + "\ra" * 5_000
+    assert as_shown(line) == "x" * 5_000 + "\ra"
+    assert measured <= len(line)
+
+
+def test_a_json_text_with_too_many_tokens_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "MOST_TOKENS", 10)
+    assert compact_json("[1, 2]") == "[1,2]"
+    assert compact_json("[1, 2, 3, 4, 5, 6, 7]") is None
