@@ -7,8 +7,10 @@ expire. So all requests of a loop share one timer, which measures their age roug
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 TICK = 0.02
@@ -121,6 +123,15 @@ class Deadline:
         # As in asyncio: if other code has canceled the task, too, that takes precedence.
         if self.expired and self._task.uncancel() <= self._before and kind is asyncio.CancelledError:
             raise TimeoutError from error
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Don't count the time of a part of the work."""
+        left, self.when = self.when - self._overdue.now(), math.inf
+        try:
+            yield
+        finally:
+            self.when = self._overdue.now() + left
 
     def arm(self) -> None:
         """Set the timer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,6 +19,7 @@ from proxy.constants import DAY
 from proxy.dialects.counting import Counter
 from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
+from proxy.http.timers import Deadline, coarse_timer
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
 from proxy.pipeline.job import (
@@ -76,12 +78,25 @@ class Compactor:
             return Outcome("none" if case.mode == "enforce" else "shadow")
         return None
 
-    async def compact(self, case: CompactionInput, *, may_ask: bool = True) -> Outcome:
+    async def compact(self, case: CompactionInput, *, may_ask: bool = True, seconds: float = math.inf) -> Outcome:
         """Bring a request below its trigger and within its budget. Call ``untouched`` first.
 
         With ``may_ask`` false, a digest replaces a summary that isn't stored yet. The model writes that summary in the
-        background for the next turn.
+        background for the next turn. If everything but the wait for a summary takes ``seconds``, the request stays
+        unchanged.
         """
+        clock = coarse_timer()
+        limit = clock.until(clock.now() + seconds)
+        try:
+            with limit:
+                return await self._compact(case, limit, may_ask=may_ask)
+        except TimeoutError:
+            if not limit.expired:
+                raise
+            log.warning("compaction.too_slow", seconds=seconds)
+            return Outcome("failed")
+
+    async def _compact(self, case: CompactionInput, limit: Deadline, *, may_ask: bool) -> Outcome:
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         summed = None if _too_many_bytes(case) else await self._facts.sums(case.body, case.counter, case.tenant)
         if summed is not None:
@@ -92,7 +107,7 @@ class Compactor:
         turns, fixed, before = await self._measure(case)
         if summed is None:
             judge = partial(self._judged, case, turns, fixed)
-            case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, judge)
+            case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, judge, case.tenant)
             if not worth_it:
                 return outcome
         work = await self._work(case, turns, fixed, before)
@@ -104,9 +119,9 @@ class Compactor:
         outcome = replace(outcome, reason=reason, checkpoints=checkpoints, received=received)
         if case.mode == "shadow":
             size = await self._summaries.expected_size(work)
-            forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work, size))
+            forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work, size), case.tenant)
             return replace(outcome, forecast=forecast)
-        return await self._carry_out(work, outcome, may_ask=may_ask)
+        return await self._carry_out(work, outcome, limit, may_ask=may_ask)
 
     async def without_reasoning(self, case: CompactionInput) -> Outcome:
         """Return the messages without the reasoning in the first ``stale_reasoning`` ones, and otherwise unchanged."""
@@ -154,7 +169,7 @@ class Compactor:
         if outcome.parts:
             return dict(outcome.parts)
         turns, fixed, _ = await self._measure(case)
-        return await self._facts.run_if(len(turns) > MANY, lambda: parts_of(turns, fixed))
+        return await self._facts.run_if(len(turns) > MANY, lambda: parts_of(turns, fixed), case.tenant)
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
@@ -170,19 +185,22 @@ class Compactor:
 
     async def _work(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
         if len(turns) > MANY:
-            return await self._facts.run(lambda: planned(case, turns, fixed, before, needs_repair(case, turns)))
+            plan = lambda: planned(case, turns, fixed, before, needs_repair(case, turns))  # noqa: E731
+            return await self._facts.run(plan, case.tenant, len(case.body.raw))
         repair = needs_repair(case, turns)
         # Stages cache the short forms of messages, so only new large messages and repaired ones take time.
         cold = [turn for turn in turns if not turn.facts.forms]
         if not repair and _bytes(cold) > SLOW_BYTES:
             cold = [turn for turn in cold if case.rules.may_shorten(turn.facts)]
         slow = (len(case.body.raw) if repair else _bytes(cold)) > SLOW_BYTES
-        return await self._facts.run_if(slow, lambda: planned(case, turns, fixed, before, repair))
+        work = partial(planned, case, turns, fixed, before, repair)
+        return await self._facts.run_if(slow, work, case.tenant, len(case.body.raw))
 
-    async def _carry_out(self, work: CompactionJob, outcome: Outcome, *, may_ask: bool) -> Outcome:
+    async def _carry_out(self, work: CompactionJob, outcome: Outcome, limit: Deadline, *, may_ask: bool) -> Outcome:
         entry: StoredSummary | None = None
         if work.plan.cut:
-            entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
+            with limit.paused():
+                entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
             blocked = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
             used = SummaryUse(origin, entry.cause, entry.replaced or None, blocked)
             if entry.native:
@@ -194,7 +212,7 @@ class Compactor:
         heavy = work.heavy or len(work.turns) > MANY or not work.knows_retention(entry)
         heavy = heavy or (entry is not None and not work.knows_piece(entry))
         finish = partial(self._finished, work, entry, outcome)
-        outcome, rendered = await self._facts.run_if(heavy, finish)
+        outcome, rendered = await self._facts.run_if(heavy, finish, *work.place)
         if rendered is not None:
             outcome = replace(outcome, archive=self._keep(work, rendered))
         case = work.case

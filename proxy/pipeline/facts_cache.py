@@ -7,12 +7,10 @@ sizes, roles, ids, and the short forms that stages made.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import threading
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -25,11 +23,11 @@ from proxy.compaction.turn import Facts, Forms, Turn
 from proxy.dialects.counting import Counter
 from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
+from proxy.pipeline.counting_thread import CountingThread
 from proxy.pipeline.stored_facts import StoredFacts, decoded, encoded
 from proxy.store.cache_budget import SLACK, CacheBudget
 from proxy.store.tenant_cache import Place
 from proxy.tokens.media import has_remote_media
-from proxy.tokens.text import use_fast
 
 T = TypeVar("T")
 
@@ -37,10 +35,6 @@ _SEED = secrets.randbits(64)
 
 INLINE_BYTES = 16_384
 """Bytes of unknown messages that are counted on the event loop, in about 1 ms. More are counted in a thread."""
-
-PORTION = 262_144
-"""Bytes of unknown messages after which other requests get a turn in the counting thread. Larger messages have another
-thread, because their texts may be slow to count: up to a second per megabyte."""
 
 MANY = 1_000
 """Messages that are processed on the event loop. A request with more is processed in a thread."""
@@ -192,10 +186,7 @@ class FactsCache:
         self._facts = FactsMemory(most)
         self._memories: dict[object, CounterFacts] = {}
         self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
-        # One thread, because it competes with the event loop for the interpreter. With two of them, the event loop
-        # often waits for both.
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="counting", initializer=use_fast)
-        self._apart = ThreadPoolExecutor(1, thread_name_prefix="counting-large", initializer=use_fast)
+        self._thread = CountingThread()
 
     def memory(self, counter: Counter) -> CounterFacts:
         """Return the cache for a counter. Counters with the same key share one."""
@@ -211,7 +202,7 @@ class FactsCache:
         """
         memory = self.memory(counter)
         many = len(raws) > MANY
-        found, keys = await self.run_if(many, lambda: memory.look_up(raws, tenant))
+        found, keys = await self.run_if(many, lambda: memory.look_up(raws, tenant), tenant)
         place: Place | None = None
         learned = 0
         if None in found:
@@ -219,9 +210,9 @@ class FactsCache:
                 place = self._stored.place(raws, counter, tenant)
             learned = await self._complete(memory, raws, keys, found, place, tenant)
         base = [] if place is None else list(found)
-        await self._put_right(raws, found, counter)
+        await self._put_right(raws, found, counter, tenant)
         if place is not None and self._stored is not None and self._stored.due(place, learned, sum(map(len, raws))):
-            entry = await self.run(lambda: encoded(raws, cast(Sequence[Facts], base)))
+            entry = await self.run(lambda: encoded(raws, cast(Sequence[Facts], base)), tenant)
             self._stored.write(place, entry)
         return list(map(Turn, raws, cast(Sequence[Facts], found)))
 
@@ -237,7 +228,7 @@ class FactsCache:
             return None
         memory, rest = self.memory(counter), body.units[begun.units :]
         many = len(rest) > MANY
-        found, keys = await self.run_if(many, lambda: memory.look_up(rest, tenant))
+        found, keys = await self.run_if(many, lambda: memory.look_up(rest, tenant), tenant)
         if None in found:
             learned = _unknown_bytes(rest, found)
             place = None if self._stored is None else self._stored.place(body.units, counter, tenant, len(body.raw))
@@ -247,7 +238,7 @@ class FactsCache:
             if place is not None and self._stored is not None:
                 self._stored.due(place, learned, len(body.raw))
         sums = known.first(begun.units)
-        await self._put_right(rest, found, counter, several=bool(sums.several and sums.several[-1]))
+        await self._put_right(rest, found, counter, tenant, several=bool(sums.several and sums.several[-1]))
         facts = cast(list[Facts], found)
         _add(sums, facts, counter)
         self._keep(body, sums, counter)
@@ -266,14 +257,14 @@ class FactsCache:
             grown.sums[counter.key] = sums.first(grown.units[-1])
 
     async def _put_right(
-        self, raws: Sequence[bytes], found: list[Facts | None], counter: Counter, *, several: bool = False
+        self, raws: Sequence[bytes], found: list[Facts | None], counter: Counter, tenant: str, *, several: bool = False
     ) -> None:
         """Replace the facts of results that are one of several calls', if the provider counts those differently."""
         if not counter.profile.escapes:
             return
-        places = await self.run_if(len(raws) > MANY, lambda: _among_several(found, several=several))
+        places = await self.run_if(len(raws) > MANY, lambda: _among_several(found, several=several), tenant)
         size = sum(len(raws[index]) for index, facts in places if facts.one_of_several is None)
-        await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter))
+        await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter), tenant, size)
 
     async def _complete(
         self,
@@ -292,13 +283,11 @@ class FactsCache:
         if self._stored is not None and place is not None and 2 * size > sum(map(len, raws)):
             entry = await self._stored.read(*place)
             if entry is not None:
-                await self.run(lambda: memory.adopt(decoded(entry, raws), raws, keys, found, tenant))
+                await self.run(lambda: memory.adopt(decoded(entry, raws), raws, keys, found, tenant), tenant)
                 size = _unknown_bytes(raws, found)
         if size:
             slow = size > INLINE_BYTES or not memory.counter.ready
-            for places, large in _portions(raws, found):
-                work = partial(_learn, memory, raws, keys, found, tenant, places)
-                await (self._run(work, self._apart) if large else self.run_if(slow, work))
+            await self.run_if(slow, partial(_learn, memory, raws, keys, found, tenant), tenant, size)
         return size
 
     async def overhead(self, body: Request, counter: Counter, tenant: str = "") -> int:
@@ -310,44 +299,25 @@ class FactsCache:
         found = self._overheads.get(key)
         if found is None:
             slow = size > INLINE_BYTES or not counter.ready
-            found = await self.run_if(slow, lambda: counter.overhead(body.overhead_fields()))
+            found = await self.run_if(slow, lambda: counter.overhead(body.overhead_fields()), tenant, size)
             self._overheads[key] = found
         return found
 
-    async def run_if(self, slow: bool, work: Callable[[], T]) -> T:
+    async def run_if(self, slow: bool, work: Callable[[], T], tenant: str, size: int = 0) -> T:
         """Do CPU-bound work, in the counting thread if it's slow."""
-        return await self.run(work) if slow else work()
+        return await self.run(work, tenant, size) if slow else work()
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Do CPU-bound work in the counting thread."""
-        return await self._run(work, self._pool)
-
-    async def _run(self, work: Callable[[], T], pool: ThreadPoolExecutor) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+    async def run(self, work: Callable[[], T], tenant: str, size: int = 0) -> T:
+        """Do CPU-bound work in the counting thread. ``size`` is the bytes to process, 0 if it never takes long."""
+        return await self._thread.run(work, tenant, size)
 
     def close(self) -> None:
-        """End the threads."""
-        for pool in (self._pool, self._apart):
-            pool.shutdown(wait=False, cancel_futures=True)
+        """End the thread."""
+        self._thread.close()
 
 
 def _unknown_bytes(raws: Sequence[bytes], found: Sequence[Facts | None]) -> int:
     return sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None)
-
-
-def _portions(raws: Sequence[bytes], found: Sequence[Facts | None]) -> list[tuple[list[int], bool]]:
-    """Return the places of unknown messages in portions of ``PORTION`` bytes, and whether a larger one is alone."""
-    portions: list[tuple[list[int], bool]] = []
-    left = 0
-    for place, raw in enumerate(raws):
-        if found[place] is not None:
-            continue
-        if len(raw) > left:
-            portions.append(([], len(raw) > PORTION))
-            left = PORTION
-        portions[-1][0].append(place)
-        left -= len(raw)
-    return portions
 
 
 def _learn(
@@ -356,10 +326,10 @@ def _learn(
     keys: list[bytes],
     found: list[Facts | None],
     tenant: str,
-    places: Iterable[int],
 ) -> None:
-    for place in places:
-        found[place] = memory.learn(raws[place], keys[place], tenant)
+    for place, raw in enumerate(raws):
+        if found[place] is None:
+            found[place] = memory.learn(raw, keys[place], tenant)
 
 
 def _add(sums: Sums, facts: Sequence[Facts], counter: Counter) -> None:

@@ -202,6 +202,11 @@ class CompactionJob:
         return self.turns[self.head :]
 
     @property
+    def place(self) -> tuple[str, int]:
+        """Return the tenant and the bytes of the request, for the counting thread."""
+        return self.case.tenant, len(self.case.body.raw)
+
+    @property
     def heavy(self) -> bool:
         """Return whether a message must be shortened for the first time."""
         return bool(self.plan.clips)

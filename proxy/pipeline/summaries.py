@@ -84,7 +84,9 @@ class CheckpointSummaries:
         key = job.case.tenant, job.checkpoints(job.plan.checkpoints)[-1].key
         size = self._sizes.get(key)
         if size is None:
-            piece = await self._facts.run(lambda: job.summary_piece(_entry(job, None, 0, cut, "", digest=True)))
+            piece = await self._facts.run(
+                lambda: job.summary_piece(_entry(job, None, 0, cut, "", digest=True)), *job.place
+            )
             size = self._sizes[key] = piece.tokens + job.plan.limits_at(cut).summary // 2
         return size
 
@@ -129,7 +131,7 @@ class CheckpointSummaries:
             if isinstance(text, StoredSummary):
                 return text
             if text is not None:
-                return await self._facts.run(partial(_entry, job, previous, start, position, text))
+                return await self._facts.run(partial(_entry, job, previous, start, position, text), *job.place)
             over_budget = over_budget or cause == "over_budget"
             if over_budget:
                 SUMMARIES.labels(outcome="over_budget").inc()
@@ -185,7 +187,7 @@ class CheckpointSummaries:
         def entry() -> StoredSummary:
             return _entry(job, previous, start, position, job.digest(earlier, start, position), digest=True)
 
-        return replace(await self._facts.run(entry), cause=cause)
+        return replace(await self._facts.run(entry, *job.place), cause=cause)
 
 
 def _entry(

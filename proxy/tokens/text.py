@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
@@ -24,9 +25,13 @@ import tiktoken
 
 from proxy.errors import ConfigurationError
 
-# Characters. If the encoding's regular expression fails on a long run of white space (o200k_base at about a million),
-# the text is counted in pieces of this size. Each cut adds a token or two.
-PIECE = 200_000
+PIECE = 65_536
+"""Characters. Longer texts are counted in pieces, so that a thread can pause between them. A cut between words doesn't
+change the count. If a piece ends with a long run of other characters, its cut adds a token or two."""
+
+# Between such characters, every encoding begins a new token. The second one begins a word.
+_CUT = re.compile(r"[a-z](?= [a-z])|\n(?=[a-z0-9])")
+_CUT_IN = 1_000
 
 SHORT = 1_000
 """Characters. For shorter texts, the call that doesn't search for special tokens is faster, and it can't fail."""
@@ -38,6 +43,10 @@ def count(encoding: tiktoken.Encoding, text: str) -> int:
     """Return the tokens of ``text``. Special tokens count as ordinary text. Lone surrogates are allowed."""
     if not text:
         return 0
+    if _here.pause is not None:
+        _here.pause()
+    if len(text) > PIECE:
+        return sum([count(encoding, piece) for piece in _pieces(text)])
     if _here.fast is not None and (found := _fast_count(encoding.name, text)) is not None:
         return found
     if len(text) <= SHORT:
@@ -45,10 +54,19 @@ def count(encoding: tiktoken.Encoding, text: str) -> int:
     try:
         return _encoded_length(encoding, text)
     except ValueError:
-        if len(text) <= PIECE:
-            # A text never has more tokens than bytes.
-            return len(text.encode("utf-8", "surrogatepass"))
-    return sum(count(encoding, text[start : start + PIECE]) for start in range(0, len(text), PIECE))
+        # A text never has more tokens than bytes.
+        return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > PIECE:
+        end = start + PIECE
+        cut = _CUT.search(text, end - _CUT_IN, end)
+        end = end if cut is None else cut.end()
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def _encoded_length(encoding: tiktoken.Encoding, text: str) -> int:
@@ -110,9 +128,18 @@ class _ThisThread(local):
     fast: dict[str, Any] | None = None
     """fastokens' tokenizers with filled tables, or ``None`` if this thread uses tiktoken only."""
 
+    pause: Callable[[], None] | None = None
+    """Called before each text and each piece of a long one."""
+
 
 _here = _ThisThread()
 _fast_loaded: dict[str, Any] = {}
+
+
+def begin_thread(pause: Callable[[], None]) -> None:
+    """Prepare a thread that counts a lot. ``pause`` is called before each text and each piece of a long one."""
+    _here.pause = pause
+    use_fast()
 
 
 def use_fast() -> None:
@@ -131,9 +158,6 @@ def _fast_count(name: str, text: str) -> int | None:
         return None
     if "\u017f" in text:
         # In o200k_base, tiktoken reads 'ſ (a long s) like 's. fastokens 0.3.5 doesn't.
-        return None
-    if any(text[start : start + SHORT].isspace() for start in range(PIECE, len(text), PIECE)):
-        # tiktoken fails on that much white space.
         return None
     try:
         return len(tokenizer.encode_ordinary(text))

@@ -117,7 +117,7 @@ def test_comments_come_before_the_content(tmp_path: Path) -> None:
 def test_a_response_that_has_begun_says_what_became_of_the_request(
     verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def compact(self: Compactor, case: Any, *, may_ask: bool = True) -> Outcome:
+    async def compact(self: Compactor, case: Any, **options: Any) -> Outcome:
         await asyncio.sleep(A_WHILE)
         if verdict == "failed":
             raise LookupError("a fault of the proxy's")

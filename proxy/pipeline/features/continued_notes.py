@@ -69,7 +69,8 @@ class NotesWriter(SummaryWriter):
         most = task.request.max_tokens
         try:
             model, with_tool = await self._model(most), self._with_tool()
-            notes = await self._runtime.stores.facts.run(lambda: notes_request(task, body, model, with_tool))
+            work = partial(notes_request, task, body, model, with_tool)
+            notes = await self._runtime.stores.facts.run(work, *task.job.place)
         except (SummaryUnasked, ConfigurationError, BadBody) as error:
             log.info("summary.not_continued", reason=str(error))
             return ()

@@ -107,7 +107,8 @@ class NativeWriter(SummaryWriter):
             return ()
         try:
             model = await self._model(task.request.max_tokens)
-            asked = await self._runtime.stores.facts.run(lambda: compact_request(task, body, model, self._api))
+            work = partial(compact_request, task, body, model, self._api)
+            asked = await self._runtime.stores.facts.run(work, *task.job.place)
         except (SummaryUnasked, ConfigurationError, BadBody) as error:
             log.info("summary.not_native", reason=str(error))
             return ()
@@ -147,7 +148,7 @@ class NativeWriter(SummaryWriter):
             native = NativeResult(self._api.beta, covers)
             return StoredSummary(made.text, made.unit, found, native=native)
 
-        return await facts.run(entry)
+        return await facts.run(entry, *task.job.place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,11 +46,11 @@ class Reasoning:
 
         Raises ``UpstreamTimeout`` when the deadline passes. For ``may_ask`` see ``Compactor.compact``.
         """
-        compact = self._compactor.compact
-        outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
+        compact = partial(self._compactor.compact, may_ask=may_ask, seconds=exchange.time.seconds / 2)
+        outcome = await exchange.in_time(partial(compact, input), input.mode)
         if stale := await self._newly_stale(exchange, input, outcome):
             input = replace(input, stale_reasoning=stale)
-            outcome = await exchange.in_time(partial(compact, input, may_ask=may_ask), input.mode)
+            outcome = await exchange.in_time(partial(compact, input), input.mode)
         return outcome
 
     async def _newly_stale(self, exchange: Exchange, input: CompactionInput, outcome: Outcome) -> int:

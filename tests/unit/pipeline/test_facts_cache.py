@@ -11,7 +11,7 @@ import pytest
 from proxy.compaction.turn import FACTS_BYTES, Facts
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
-from proxy.pipeline.facts_cache import PORTION, CounterFacts, FactsCache, FactsMemory, _portions
+from proxy.pipeline.facts_cache import CounterFacts, FactsCache, FactsMemory
 from tests.kit import engine
 from tests.kit.generator import SETTINGS
 from tests.kit.messages import assistant, call, result, user
@@ -136,15 +136,3 @@ def test_threads_share_a_full_cache() -> None:
             assert list(pool.map(work, range(8))) == [None] * 8
     finally:
         sys.setswitchinterval(switching)
-
-
-def test_unknown_messages_are_counted_in_portions_and_large_ones_alone() -> None:
-    half, large = b"x" * (PORTION // 2), b"x" * (PORTION + 1)
-    known = ChatCounter(Profile("m")).format.read(b'{"role":"user","content":"known"}')
-    raws = [half, half, half, large, b"", half, b"known", b"x"]
-    assert _portions(raws, [None] * 6 + [known, None]) == [
-        ([0, 1], False),
-        ([2], False),
-        ([3], True),
-        ([4, 5, 7], False),
-    ]

@@ -1,0 +1,125 @@
+"""The thread that counts for all tenants: its order, its pauses, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from proxy.pipeline.counting_thread import DEEPEST, CountingThread
+from proxy.tokens.text import PIECE, count, encoding
+
+ENCODING = encoding("o200k_base")
+
+
+def pause() -> None:
+    count(ENCODING, "x")
+
+
+async def started(thread: CountingThread, work: Callable[[], None], size: int = 100) -> asyncio.Task[None]:
+    """Begin a job that holds the thread until its work ends."""
+    begun = threading.Event()
+
+    def held() -> None:
+        begun.set()
+        work()
+
+    task = asyncio.create_task(thread.run(held, "first", size))
+    await asyncio.to_thread(begun.wait, 30)
+    return task
+
+
+@pytest.mark.parametrize("pauses", [0, 100])
+def test_tenants_take_turns_and_smaller_jobs_run_at_pauses(pauses: int) -> None:
+    async def check() -> list[str]:
+        thread, go, order = CountingThread(), threading.Event(), list[str]()
+
+        def first() -> None:
+            go.wait(30)
+            for _ in range(pauses):
+                pause()
+            order.append("first")
+
+        held = await started(thread, first)
+        jobs = [("a1", "a", 100), ("a2", "a", 100), ("a3", "a", 100), ("b1", "b", 100), ("c1", "c", 1), ("c2", "c", 1)]
+        waiting = [asyncio.create_task(thread.run(lambda name=name: order.append(name), tenant, size))  # type: ignore[misc]
+                   for name, tenant, size in jobs]  # fmt: skip
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(held, *waiting)
+        thread.close()
+        return order
+
+    small = ["c1", "c2"]
+    usual = ["a1", "b1", "a2", "a3"] if pauses else ["a1", "b1", "c1", "a2", "c2", "a3"]
+    assert asyncio.run(check()) == [*(small if pauses else []), "first", *usual]
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+def test_a_job_ends_at_a_pause(end: str) -> None:
+    async def check() -> None:
+        thread, ended = CountingThread(), threading.Event()
+
+        def endless() -> None:
+            try:
+                while True:
+                    pause()
+            finally:
+                ended.set()
+
+        held = await started(thread, endless)
+        waiting = asyncio.create_task(thread.run(lambda: None, "other", 1_000))
+        await asyncio.sleep(0)
+        if end == "cancel":
+            held.cancel()
+            await waiting
+        else:
+            thread.close()
+        ended.wait(30)
+        for one in (held, waiting):
+            if one.cancelled() or not one.done():
+                with pytest.raises(asyncio.CancelledError):
+                    await one
+        thread.close()
+
+    asyncio.run(check())
+
+
+def test_jobs_within_each_other_are_bounded() -> None:
+    async def check() -> int:
+        thread, go, depths = CountingThread(), threading.Event(), list[int]()
+
+        def work() -> None:
+            go.wait(30)
+            depths.append(len(thread._running))
+            pause()
+
+        held = await started(thread, work)
+        waiting = [asyncio.create_task(thread.run(work, "t", size)) for size in range(50, 0, -1)]
+        await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(held, *waiting)
+        thread.close()
+        return max(depths)
+
+    assert asyncio.run(check()) == DEEPEST
+
+
+def test_an_error_reaches_its_caller() -> None:
+    async def check() -> None:
+        thread = CountingThread()
+        with pytest.raises(KeyError):
+            await thread.run({}.popitem, "t", 0)
+        thread.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("name", ["o200k_base", "cl100k_base", "p50k_base"])
+@pytest.mark.parametrize("text", ["the quick brown_fox jumps over 12 dogs. ", "x = {\n\n    'aB': [1, 2],\n}\nend\n"])
+def test_a_long_text_is_counted_in_pieces_like_the_whole(name: str, text: str) -> None:
+    long, whole = text * (5 * PIECE // len(text)), encoding(name)
+    assert count(whole, long) == len(whole.encode_ordinary(long))
+    assert count(whole, "x" * 3 * PIECE) <= len(whole.encode_ordinary("x" * 3 * PIECE)) + 4
