@@ -388,7 +388,25 @@ class Units(Format, Generic[Unit]):
         return repaired(turns, self)
 
     def alternating(self, pieces: Sequence[OutgoingMessage]) -> list[OutgoingMessage]:
-        return list(pieces)
+        made: list[OutgoingMessage] = []
+        for piece in pieces:
+            parts = self._user_parts(piece.raw)
+            if made and parts and (before := self._user_parts(made[-1].raw)):
+                first = made.pop()
+                raw = replace_field(first.raw, "content", [*before, *parts])
+                piece = OutgoingMessage(raw, self.tokens(raw), piece.turn or first.turn)
+            made.append(piece)
+        return made
+
+    def _user_parts(self, raw: bytes) -> list[Any]:
+        """Return the content of a user's message as parts; empty for results and other units."""
+        message = decode(raw)
+        content = message.get("content")
+        if message.get("role") != "user" or not isinstance(content, str | list):
+            return []
+        if isinstance(content, str):
+            return [{"type": self.TEXT_PART, "text": content}]
+        return [] if any(isinstance(part, dict) and part.get("type") == "tool_result" for part in content) else content
 
     def _counter(self, facts: Facts | None) -> Callable[[Unit], int]:
         """Return the counter for a unit with these facts."""

@@ -18,6 +18,7 @@ from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
 from proxy.pipeline.costs import Costs, reserve
 from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.features.alternation import Alternation
 from proxy.pipeline.features.continued_notes import NotesWriter, may_continue
 from proxy.pipeline.features.item_references import item_reader, resolve
 from proxy.pipeline.features.native_summary import NativeSummaries
@@ -48,6 +49,7 @@ class Answering:
         self.costs = Costs()
         self.reasoning = Reasoning(runtime.stores.sent_prompts, runtime.compactor)
         self.native = NativeSummaries(runtime)
+        self.alternation = Alternation()
         self.recall = Recall(runtime.archive_reader, runtime.stores.hidden_rounds, runtime.compactor)
         self.server_state = ServerState(runtime, partial(resolve, runtime))
         self.stream_usage = StreamUsage()
@@ -57,6 +59,7 @@ class Answering:
             # A part that the upstream refused for another reason than the size comes before the size.
             Recovery("reasoning", self.reasoning.recover, most=1),
             Recovery("compaction", self.native.recover),
+            Recovery("roles", self.alternation.recover, most=1),
             # An early end may be an accident. Only the second one counts as an overflow.
             Recovery("empty", self.overflows.early_end, most=1),
             # The size of a request that continues a history at the server says nothing about a limit.
@@ -67,7 +70,15 @@ class Answering:
             Recovery("usage", self.stream_usage.recover, most=1),
         )
         # What this endpoint remembers of tenants, so that maintenance can make it forget them.
-        self.holders = (self.budgets, self.costs, self.native, self.recall, self.stream_usage, self.feedback)
+        self.holders = (
+            self.budgets,
+            self.costs,
+            self.native,
+            self.alternation,
+            self.recall,
+            self.stream_usage,
+            self.feedback,
+        )
 
     async def answer(self, exchange: Exchange) -> Reply:
         """Send a request, compacted if needed, and return the response that the client gets."""
@@ -194,6 +205,7 @@ class _Run(Run):
         self._answering = answering
         self.recall: RecallState | None = None
         self.asks_usage = answering.stream_usage.wanted(exchange)
+        answering.alternation.apply(exchange)
 
     def input(self, budget: TokenBudget) -> CompactionInput:
         """See ``Run``. The request must have a counter."""

@@ -53,9 +53,9 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``, or
     ``stage``. If the proxy didn't act on one, it's the cause of the retry: ``overflow`` (the prompt was too long),
-    ``reasoning``, ``compaction``, ``tool``, or ``usage`` (the upstream refused that part), or ``empty`` (it ended a
-    stream early). ``level`` is its threshold, and ``size`` the request's size, both in tokens, messages, or bytes.
-    ``share`` is the share of the input budget that ``level`` is, for ``fraction``.
+    ``reasoning``, ``compaction``, ``roles``, ``tool``, or ``usage`` (the upstream refused that part), or ``empty`` (it
+    ended a stream early). ``level`` is its threshold, and ``size`` the request's size, both in tokens, messages, or
+    bytes. ``share`` is the share of the input budget that ``level`` is, for ``fraction``.
     """
 
     trigger: str

@@ -136,6 +136,8 @@ def reason_text(reason: Reason) -> str:
             return f"The upstream refused the request of {size} tokens as too long{limit}."
         case "reasoning":
             return "The upstream refused the reasoning in the request, so the proxy sent the request without it."
+        case "roles":
+            return "The upstream refused the roles in the request, so the proxy sent it with alternating roles."
         case "compaction":
             return "The upstream refused its own compaction in the request, so the proxy sent a summary instead."
         case "empty":

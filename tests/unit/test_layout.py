@@ -29,6 +29,7 @@ COVERED = {
     "unit/dialects/chat/test_counting.py": "dialects/counting tokens/tools",
     "product/http/test_fidelity.py": "dialects/chat/request dialects/request",
     "product/test_refusals_of_all_shapes.py": "pipeline/features/overflow pipeline/response_start",
+    "product/test_alternating_roles.py": "pipeline/features/alternation",
     "product/test_silent.py": "pipeline/features/usage_feedback",
     "product/properties/test_money.py": "pipeline/billing pipeline/features/stream_usage",
     "product/http/test_streams.py": "dialects/dialect endpoints/reply",
