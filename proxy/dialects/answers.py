@@ -316,6 +316,8 @@ class AnswerTail:
         self._texts: list[bytes] = []
         self.lost = 0
         """Bytes that were too many to keep."""
+        self.provisional = False
+        """True if a usage without a finish reason may be that of the beginning."""
 
     def add(self, chunk: bytes) -> None:
         """Add a chunk, and drop the oldest one if there are too many."""
@@ -363,6 +365,12 @@ class AnswerTail:
     def read_reports(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
         """Read the events with a usage, or a body that isn't streamed, if the last bytes have no usage."""
         return read(body)
+
+    @property
+    def ending(self) -> list[bytes]:
+        """Return the body of an answer that isn't streamed, or the last events of a stream."""
+        body = b"".join(self._kept if self._is_json else self._chunks).replace(b"\r\n", b"\n").strip()
+        return [body] if self._is_json else body.rsplit(b"\n\n", _TRIED)
 
     @property
     def model(self) -> str:
@@ -454,28 +462,41 @@ def deltas(names: str) -> re.Pattern[bytes]:
     return re.compile(rb'"(?:%b)"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"' % names.encode())
 
 
-_TEXTS = frozenset(
-    {"content", "text", "reasoning_content", "reasoning", "refusal", "arguments", "thinking", "encrypted_content"}
+SILENT = frozenset(
+    {
+        *("id", "object", "model", "role", "type", "name", "status", "finish_reason", "native_finish_reason"),
+        *("call_id", "stop_reason", "stop_sequence", "tool_use_id", "service_tier", "system_fingerprint", "provider"),
+        *("format", "obfuscation", "token", "logprobs", "annotations", "url", "title", "severity"),
+        *("message", "code", "param"),
+    }
 )
-_PARTS = frozenset(
-    {"choices", "message", "content", "tool_calls", "function", "function_call", "output", "summary", "response"}
-)
+"""Fields whose strings the model didn't write. All others count as text."""
+
+_PARTS = ("choices", "content", "output", "message", "response", "summary")
 
 
-def _strings(value: object) -> Iterator[str]:
+def all_but(*names: str) -> re.Pattern[bytes]:
+    """Return the expression for ``Answers.TEXTS`` that finds the values of all fields but these and ``SILENT``."""
+    return deltas(f'(?!(?:{"|".join(SILENT.union(names))})")[^"\\\\]{{1,64}}')
+
+
+def _strings(answer: Object) -> Iterator[str]:
     """Yield the texts of an answer that isn't streamed."""
+    return _texts([answer.get(name) for name in _PARTS])
+
+
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, list):
         for one in value:
-            yield from _strings(one)
+            yield from _texts(one)
     elif isinstance(value, dict):
         for name, part in value.items():
-            if isinstance(part, str):
-                if name in _TEXTS:
-                    yield part
+            if isinstance(part, str) and name not in SILENT and not (name == "data" and "transcript" in value):
+                yield part
             elif name == "input":  # the arguments of Anthropic's calls
                 yield msgspec.json.encode(part).decode()
-            elif name in _PARTS:
-                yield from _strings(part)
+            elif name not in ("logprobs", "annotations"):
+                yield from _texts(part)
 
 
 def _is_silent(line: bytes) -> bool:

@@ -83,7 +83,8 @@ class _Zlib(_Members):
         while data:
             if self._member is None:
                 self.begin()
-                self._member = zlib.decompressobj(self._bits)
+                # HTTP's deflate has zlib's header, which some servers leave out.
+                self._member = zlib.decompressobj(self._bits or (15 if data[0] & 15 == 8 else -15))
             member = self._member
             yield member.decompress(data, PIECE)
             data = member.unused_data if member.eof else member.unconsumed_tail
@@ -137,7 +138,7 @@ class _Zstandard(_Members):
 _DECODERS: dict[str, Callable[[], _Decoder]] = {
     "gzip": lambda: _Zlib(31),
     "x-gzip": lambda: _Zlib(31),
-    "deflate": lambda: _Zlib(15),
+    "deflate": lambda: _Zlib(0),
     "br": _Brotli,
     "zstd": lambda: _Zstandard(27),
 }
@@ -147,29 +148,37 @@ class Unpacking:
     """Decompress data as it arrives, up to about ``most`` bytes; ``beginning`` has the output so far."""
 
     def __init__(self, encoding: str, most: int) -> None:
-        made = _DECODERS.get(encoding.strip().lower())
-        self._decoder: _Decoder | None = made() if made else None
-        self._most = most
+        names = [name for part in encoding.split(",") if (name := part.strip().lower()) not in ("", "identity")]
+        known = len(names) <= 2 and _DECODERS.keys() >= set(names)
+        self._decoders = [_DECODERS[name]() for name in reversed(names)] if known else []
+        self._left = most * len(names)
         self.beginning = bytearray()
 
     @property
     def ended(self) -> bool:
         """Return whether decompression is over: there is too much output, or the data or encoding is invalid."""
-        return self._decoder is None
+        return not self._decoders
 
     def feed(self, data: bytes) -> None:
         """Decompress the next bytes."""
-        if self._decoder is None:
+        if not self._decoders:
             return
+        pieces = _slices(data)
+        for decoder in self._decoders:
+            pieces = self._within(decoder, pieces)
         try:
-            for slice_ in _slices(data):
-                for piece in self._decoder.feed(slice_):
-                    self.beginning += piece
-                    if len(self.beginning) > self._most:
-                        self._decoder = None
-                        return
+            for piece in pieces:
+                self.beginning += piece
         except _ERRORS:
-            self._decoder = None
+            self._decoders = []
+
+    def _within(self, decoder: _Decoder, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for data in chain.from_iterable(map(_slices, pieces)):
+            for piece in decoder.feed(data):
+                yield piece
+                self._left -= len(piece)
+                if self._left < 0:
+                    raise Undecodable("too long")
 
 
 def unpacked(body: bytes, encoding: str, limit: int) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ estimated.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,16 +18,16 @@ from msgspec.structs import replace
 
 from proxy.compaction.format import TextCounter
 from proxy.constants import DAY
-from proxy.dialects.answers import AnswerTail
+from proxy.dialects.answers import LARGEST, AnswerTail
 from proxy.dialects.usage import usage_of
-from proxy.errors import UpstreamInterrupted, UpstreamUnreachable
+from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
 from proxy.overflow.silent import Finished
-from proxy.pipeline.response_start import ResponseStart, header, is_encoded
+from proxy.pipeline.response_start import ResponseStart, error_names, header, is_encoded
 from proxy.store import Store, StoreFailed
 from proxy.store.accounts import Amount
 from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap, SharedValue, name_of
-from proxy.telemetry.record import Cost, RequestRecord, Usage
+from proxy.telemetry.record import ACCEPTED, Cost, RequestRecord, UpstreamErrorNames, Usage
 from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
@@ -43,8 +44,14 @@ RESPONSES = 10_000
 BACKGROUND_SECONDS = DAY
 """Seconds for which a response in the background is remembered."""
 
-PACKED_BYTES = 4_000_000
+PACKED_BYTES = LARGEST
 """Bytes of a compressed answer to keep, and of its text."""
+
+_FAILS = re.compile(
+    rb'"error"(?!\s{0,9}:\s{0,9}null)|^(?:event: ?\S{0,64}(?:error|exception)|error:)|"response\.failed"', re.I | re.M
+)
+_WITHOUT_NAMES = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"error"|"type"\s{0,9}:\s{0,9}"response\.failed"')
+"""The events that end a failed answer: a search that finds more, and those that may have no error object."""
 
 INLINE_BYTES = 32_768
 """Bytes that are decompressed or counted on the event loop. More are in a thread."""
@@ -57,7 +64,8 @@ class Meter:
     """One call to an upstream. ``sent`` is the bytes of its body, ``tokens`` the proxy's count, if it has counted.
 
     ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
-    is that of the answer, 0 before it begins. ``place`` is the index of the call in the record.
+    is that of the answer, 0 before it begins. ``place`` is the index of the call in the record. ``error`` has the names
+    of the error that the answer is, or ends with, despite a success status.
     ``writes`` is false if the answer has no text that was generated.
     """
 
@@ -68,6 +76,7 @@ class Meter:
         "_packed_size",
         "_tail",
         "complete",
+        "error",
         "free",
         "place",
         "sent",
@@ -80,6 +89,7 @@ class Meter:
         self.sent = sent
         self.tokens = tokens
         self.complete = False
+        self.error: UpstreamErrorNames | None = None
         self.free = False
         self.place: int | None = None
         self.status = 0
@@ -98,9 +108,15 @@ class Meter:
             self.free = True
 
     def begun(self, start: ResponseStart) -> None:
-        """Note that the proxy has read the start of the answer. An error costs nothing, also with status 200."""
+        """Note that the proxy has read the start of the answer.
+
+        An error costs nothing, also with status 200, unless it reports a usage itself.
+        """
         self.complete = self.complete or start.complete
-        self.free = self.free or start.overflow is not None
+        self.error = start.error
+        last = start.first.strip().rpartition(b"\n")[2]
+        failed = start.overflow is not None or (start.error is not None and not start.answers.usage_in(last))
+        self.free = self.free or failed
 
     def watch(self, answer: Answer) -> None:
         """See the bytes of an answer as they pass."""
@@ -117,6 +133,8 @@ class Meter:
         elif self._packed_size <= PACKED_BYTES:
             self._packed.append(chunk)
             self._packed_size += len(chunk)
+        else:
+            self._tail.lost += len(chunk)
 
     async def unpack(self) -> None:
         """Decompress a compressed answer, as far as it arrived."""
@@ -130,7 +148,7 @@ class Meter:
             await asyncio.to_thread(unpacking.feed, body)
         if unpacking.beginning:
             self._tail.add(bytes(unpacking.beginning))
-        else:
+        if unpacking.ended:
             self._tail.lost += len(body)
 
     @property
@@ -148,6 +166,14 @@ class Meter:
                 log.exception("counting.failed", error=type(error).__name__)
         return self._end
 
+    def end_failed(self) -> bool:
+        """Return whether the answer is an error, or ends with one. Sets ``error``."""
+        if self.error is None and self.status < 300:
+            for part in filter(_FAILS.search, self._tail.ending):
+                names = error_names(self.status, part)
+                self.error = UpstreamErrorNames() if names is None and _WITHOUT_NAMES.search(part) else names
+        return self.error is not None and self.status < 300
+
     async def usage(
         self, tokens: Callable[[], Awaitable[int | None]], count: TextCounter | None, factor: Callable[[], float]
     ) -> Usage:
@@ -156,12 +182,13 @@ class Meter:
             await self.unpack()
         end = self.end
         usage = Usage() if end is None else usage_of(end) or Usage()
-        if not usage.input:
+        if not usage.input and self.error is None:
             counted = self.tokens or await tokens()
             prompt = self.sent // BYTES_A_TOKEN if counted is None else round(counted * factor())
             usage = replace(usage, input=prompt, estimated=True)
         # The usage of a stream may be that of its beginning.
-        partial = not self.complete and (end is None or end.finish_reason is None)
+        unsure = not self.complete or self._tail.provisional or self.error is not None
+        partial = unsure and (end is None or end.finish_reason is None)
         if self.writes and (not usage.output or partial):
             written = round(await self._written(count) * factor())
             if written > (usage.output or 0):
@@ -255,16 +282,27 @@ class Bill:
         ``tokens`` counts a prompt that wasn't counted before, or returns ``None``. ``factor`` returns the upstream's
         tokens per token here.
         """
-        meters, self._meters = [meter for meter in self._meters if not meter.free], []
+        meters, self._meters = self._meters, []
+        last = next((meter for meter in reversed(meters) if not meter.free), None)
         for meter in meters:
+            await meter.unpack()
+            call = record.calls[meter.place] if meter.place is not None and meter.place < len(record.calls) else None
+            if meter.end_failed():
+                if meter is meters[-1]:
+                    record.error = record.error or UpstreamError.code
+                if call is not None:
+                    result = "error" if call.result == ACCEPTED else call.result
+                    call = record.calls[meter.place or 0] = replace(call, result=result, error=meter.error)
+            if meter.free:
+                continue
             usage = await meter.usage(tokens, count, factor)
             if self.background is not None and usage.estimated and not usage.output:
                 usage = replace(usage, output=EXPECTED_OUTPUT)
             record.usage = usage if record.usage is None else record.usage.plus(usage)
-            if meter.place is not None and 1 < len(record.calls) > meter.place:
-                record.calls[meter.place] = replace(record.calls[meter.place], usage=usage)
+            if call is not None and len(record.calls) > 1:
+                record.calls[meter.place or 0] = replace(call, usage=usage)
             if self.price_of is not None:
-                cost = self.price_of(usage, meter is meters[-1])
+                cost = self.price_of(usage, meter is last)
                 record.cost = cost if record.cost is None else record.cost.plus(cost)
 
 

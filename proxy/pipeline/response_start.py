@@ -210,14 +210,14 @@ async def _error(
     def read() -> tuple[Overflow | None, UpstreamErrorNames | None]:
         request = EchoedRequest(asked.body) if asked.body else None
         overflow = recognise(answer.status, shown, answer.headers, request=request, rate_limits=asked.rate_limits)
-        return overflow, _names(answer.status, shown)
+        return overflow, error_names(answer.status, shown)
 
     if len(shown) <= INLINE_BYTES and (answer.status < 400 or len(asked.body) <= LARGE_REQUEST):
         return read()
     return await asyncio.to_thread(read)
 
 
-def _names(status: int, body: bytes) -> UpstreamErrorNames | None:
+def error_names(status: int, body: bytes) -> UpstreamErrorNames | None:
     """Return the names in an error, without free text. ``None`` if the body has no error."""
     error = as_error(status, body)
     if error is None:

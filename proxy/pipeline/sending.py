@@ -153,7 +153,7 @@ def describe_call(exchange: Exchange, start: ResponseStart, result: str | None, 
 def _result(start: ResponseStart) -> str:
     if start.overflow is not None:
         return OVERFLOW
-    return ACCEPTED if start.answer.status < 400 else "error"
+    return ACCEPTED if start.answer.status < 400 and start.error is None else "error"
 
 
 def _describe_failure(

@@ -83,7 +83,7 @@ class LedgerSums:
 
     Counts of requests: ``requests``, ``compacted``, ``avoided`` (compacted because they were larger than the model
     accepts, and answered), ``shadow``, ``would_compact`` (in shadow mode, those that ``enforce`` would compact),
-    ``would_avoid`` (those of them that were larger than the model accepts), ``errors`` (status 400 or higher),
+    ``would_avoid`` (those of them that were larger than the model accepts), ``errors`` (status 400 or higher, or an error),
     ``unpriced`` (no price is known), and ``estimated`` (the upstream didn't report its usage or its cache).
     ``summaries`` is the number of calls to summary models. Tokens: ``received`` and ``sent`` by the proxy's count,
     ``forecast`` (sent, or what ``enforce`` would send), the upstreams' ``input``, ``output``, ``cache_read``, and
@@ -128,8 +128,8 @@ class LedgerSums:
             self._add_summary(record)
             return
         self.requests += 1
-        refused = record.status >= 400
-        if refused:
+        failed = record.status >= 400 or record.error is not None
+        if failed:
             self.errors += 1
         usage, cost, before = record.usage, record.cost, record.before
         if usage is not None:
@@ -147,7 +147,7 @@ class LedgerSums:
             self.estimated += 1
         if record.verdict == "compacted":
             self.compacted += 1
-            if not (record.fits or refused):
+            if not (record.fits or failed):
                 self.avoided += 1
         elif record.verdict == "shadow":
             self.shadow += 1

@@ -190,7 +190,7 @@ class RequestLog:
             return
         if which == "notable" and not is_notable(record):
             return
-        if record.status >= 500 or record.error == "upstream_interrupted":
+        if record.status >= 500 or (record.error is not None and record.status < 400):
             log.warning("request.finished", **fields(record))
         else:
             log.info("request.finished", **fields(record))

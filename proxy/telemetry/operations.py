@@ -114,8 +114,8 @@ def _usage_of(record: RequestRecord, call: UpstreamCall | None) -> Usage | None:
 
 
 def _error_of(record: RequestRecord, call: UpstreamCall | None, *, last: bool) -> str | None:
-    if call is not None and call.result != ACCEPTED:
-        return call.result if call.result != "error" or call.status is None else str(call.status)
+    if call is not None and call.result not in (ACCEPTED, "error"):
+        return call.result
     if call is not None and call.status is not None and call.status >= 400:
         return str(call.status)
     return record.error if last else None

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.answers import NO_ROOM, Answers, AnswerTail, Object, Verdict, deltas, finished, json_objects
+from proxy.dialects.answers import NO_ROOM, Answers, AnswerTail, Object, Verdict, all_but, finished, json_objects
 from proxy.overflow.silent import Finished
 
 _CHOICE = b'"choices":[{'
@@ -35,7 +35,7 @@ class ChatAnswers(Answers):
     INSIDE = False
     USUAL = frozenset({None, "stop", "tool_calls", "length", "function_call"})
     REASON = re.compile(r'"finish_reason"\s*:\s*"([^"\\]{1,64})"')
-    TEXTS = deltas("content|r(?:easoning(?:_content)?|efusal)|arguments|text")
+    TEXTS = all_but("data")  # of audio, which has a transcript
 
     def tail(self) -> AnswerTail:
         return _ChatTail(self.read_usage, self.read_end, self.TEXTS)
@@ -171,15 +171,9 @@ def without_usage(events: bytes) -> bytes:
         value = next(json_objects(event), None) if _REPORT.search(event) else None
         if value is None or value.get("choices") or not value.get("usage"):
             out += _NULL.sub(b"", event)
-        elif not value.keys() <= _USUAL_FIELDS:  # a provider's own fields stay
-            del value["usage"]
-            out += b"data: " + msgspec.json.encode(value) + b"\n\n"
     return bytes(out)
 
 
-_USUAL_FIELDS = {
-    *("id", "object", "created", "model", "system_fingerprint", "service_tier", "choices", "usage", "obfuscation")
-}
 _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n|\r\r|\Z)", re.S)
 _REPORT = re.compile(rb'"usage"\s*:\s*\{')
 # Strings escape quotation marks, so this is a field.

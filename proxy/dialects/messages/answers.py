@@ -12,7 +12,7 @@ from proxy.dialects.answers import (
     AnswerTail,
     Object,
     Verdict,
-    deltas,
+    all_but,
     finished,
     json_objects,
     outer_usage,
@@ -40,7 +40,7 @@ class MessagesAnswers(Answers):
         {None, "end_turn", "stop_sequence", "tool_use", "max_tokens", "pause_turn", "refusal", "compaction"}
     )
     REASON = re.compile(r'"stop_reason"\s*:\s*"([^"\\]{1,64})"')
-    TEXTS = deltas("text|thinking|partial_json")
+    TEXTS = all_but()
 
     def tail(self) -> AnswerTail:
         return _MessagesTail(self)
@@ -96,6 +96,7 @@ class _MessagesTail(AnswerTail):
     def __init__(self, answers: MessagesAnswers) -> None:
         super().__init__(answers.read_usage, answers.read_end, answers.TEXTS)
         self._answers = answers
+        self.provisional = True
         self._head = b""
 
     def add(self, chunk: bytes) -> None:
