@@ -17,8 +17,7 @@ from bench.money.cache import PrefixCache
 from bench.quality.engine import MATERIAL
 from bench.quality.summarizer import extract
 from proxy.dialects.chat.counting import ChatCounter
-from proxy.dialects.chat.units import arguments_of
-from proxy.dialects.units import text_of
+from proxy.dialects.chat.units import arguments_of, text_of
 from proxy.limits.profiles import Profile
 from tests.kit.upstream import NOTES
 

@@ -31,7 +31,7 @@ from bench.quality.need.sources import FOLDER, prepared
 from bench.quality.need.text import divided, tokens
 from bench.quality.need.text import text as text_in
 from bench.table import write_json
-from proxy.dialects.units import text_of
+from proxy.dialects.chat.units import text_of
 from proxy.tokens.text import encoding
 
 MODULE = "src/compaction_integrity/sssc.py"

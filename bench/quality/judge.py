@@ -20,8 +20,7 @@ from bench.quality.conversations import Conversation, Message
 from bench.quality.outcome import Outcome
 from proxy.compaction.rules import USER_FRAME_TOKENS
 from proxy.dialects.chat.counting import ChatCounter
-from proxy.dialects.chat.units import arguments_of, calls_of
-from proxy.dialects.units import text_of
+from proxy.dialects.chat.units import arguments_of, calls_of, text_of
 from tests.kit.upstream import faults
 
 SAMPLES = 12

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.quality.conversations import Conversation
-from proxy.dialects.units import text_of
+from proxy.dialects.chat.units import text_of
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "sessions"
 """Recorded sessions aren't part of the project. They may be in a folder next to it."""

@@ -16,7 +16,7 @@ from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import arguments, media, results
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.turn import Forms, Turn
+from proxy.compaction.turn import PROGRAM, Forms, Turn
 
 NAME = "fit"
 
@@ -114,7 +114,8 @@ def _all_arguments(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, f
 def _cut_arguments(
     pieces: list[OutgoingMessage], limit: _Limit, stage: arguments.Arguments, format: Format
 ) -> list[OutgoingMessage]:
-    calls = [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.calls and not p.pinned]
+    turns = [(i, p.turn.facts) for i, p in enumerate(pieces) if p.turn and not p.pinned]
+    calls = [i for i, facts in turns if facts.calls or (stage.every_key and facts.kind == "assistant")]
     return _reduced(pieces, calls, limit, stage, format)
 
 
@@ -178,7 +179,9 @@ def _directives(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, form
 
 
 def _said(pieces: Sequence[OutgoingMessage]) -> list[int]:
-    return [i for i, p in enumerate(pieces) if p.turn and p.turn.facts.kind in ("user", "assistant")]
+    """Return what the user, the assistant, and programs said."""
+    turns = [(i, p.turn.facts) for i, p in enumerate(pieces) if p.turn]
+    return [i for i, f in turns if f.kind in ("user", "assistant") or (f.kind == "" and f.role in ("user", PROGRAM))]
 
 
 def _calls(piece: OutgoingMessage) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -76,12 +76,28 @@ class Format(ABC):
         """Return the name and the arguments of each tool call, as text."""
 
     @abstractmethod
-    def replaceable_text(self, raw: bytes) -> str | None:
-        """Return the text that ``with_text`` replaces; ``None`` if there is none."""
+    def texts(self, raw: bytes) -> list[str]:
+        """Return the texts of a unit that may be shortened. None of them is empty."""
 
     @abstractmethod
+    def with_texts(self, raw: bytes, texts: Sequence[str]) -> bytes:
+        """Replace those texts, in order. Missing ones become empty. Other parts and fields keep their bytes."""
+
+    def replaceable_text(self, raw: bytes) -> str | None:
+        """Return the texts that may be shortened as one; ``None`` if there is none."""
+        return "\n".join(self.texts(raw)) or None
+
     def with_text(self, raw: bytes, text: str) -> bytes:
-        """Replace the text of a unit. Other parts and fields keep their bytes."""
+        """Replace all those texts with one."""
+        return self.with_texts(raw, [text])
+
+    @abstractmethod
+    def in_effect(self, raw: bytes, number: int) -> bytes:
+        """Return a unit of its own with only what one of the ``effects`` of a unit needs. Reasoning isn't a part."""
+
+    @abstractmethod
+    def calls_only(self, raw: bytes, ids: Collection[str]) -> bytes:
+        """Return a unit of its own with only the calls that have these ids."""
 
     @abstractmethod
     def with_result(self, raw: bytes, text: str) -> bytes:

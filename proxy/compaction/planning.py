@@ -30,6 +30,7 @@ from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, sh
 from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
 from proxy.compaction.stages import arguments, media, results
 from proxy.compaction.stages.stage import Stage
+from proxy.compaction.state import NOTHING, Live, State, state_of
 from proxy.compaction.turn import Turn
 
 
@@ -56,6 +57,7 @@ class Plan:
     - ``seen``: the number of messages that the body had when each checkpoint was made.
     - ``current_user_message``: the user message before each checkpoint that is sent unchanged after the summary.
     - ``retained``: the messages before the last checkpoint that are kept.
+    - ``state``: what was put into effect before the last checkpoint.
     - ``omitted``: the system messages that aren't kept, for the last checkpoint and the upcoming one.
     - ``pinned``: the messages that no stage may change.
     - ``stale_reasoning``: the index before which reasoning is invalid, because the prompt before it changed.
@@ -71,6 +73,7 @@ class Plan:
     seen: dict[int, int] = field(default_factory=dict)
     current_user_message: dict[int, int] = field(default_factory=dict)
     retained: tuple[int, ...] = ()
+    state: Live = NOTHING
     omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     pinned: frozenset[int] = frozenset()
     stale_reasoning: int = 0
@@ -87,7 +90,7 @@ class Plan:
 
     def behind_native_summary(self) -> Plan:
         """Return the plan for a summary by the provider. Nothing may come between it and the messages after the cut."""
-        return replace(self, current_user_message={}, retained=(), stale_reasoning=self.stale_otherwise)
+        return replace(self, current_user_message={}, retained=(), state=NOTHING, stale_reasoning=self.stale_otherwise)
 
     @property
     def empty(self) -> bool:
@@ -103,6 +106,7 @@ def assemble_plan(
     pinned: frozenset[int],
     checkpoints: Mapping[int, int],
     pending: int | None,
+    state: State | None = None,
 ) -> Plan:
     """Convert checkpoints and frontiers from group indexes to message indexes, and look up the messages to keep.
 
@@ -135,6 +139,7 @@ def assemble_plan(
         seen={starts[g]: sizes.ends[seen - 1] for g, seen in checkpoints.items()},
         current_user_message=current,
         retained=tuple(retained),
+        state=state.at(cut) if state is not None else NOTHING,
         omitted={starts[g]: _omitted(sizes, g, body) for g in places[-2:]},
         pinned=pinned,
     )
@@ -255,13 +260,14 @@ def _made(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format
     pinned = rules.pins.among(body, format)
     sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest), rules.keep_newest)
     gains, lighter = stage_gains(stages, body, sizes, pinned)
-    projection = Projection(envelope, limits, sizes, gains, lowest_level(rules.trigger, envelope.budget))
+    state = state_of(body, sizes.starts, limits.state, format)
+    projection = Projection(envelope, limits, sizes, gains, lowest_level(rules.trigger, envelope.budget), state)
     most = rules.bounds.bytes
     byte_pressure = None if most is None else projection.byte_pressure(most, body, pinned, lighter)
     planner = Planner(rules, envelope.budget, stages, sizes, gains, projection, byte_pressure)
     for end in range(1, len(sizes) + 1):
         planner.arrive(end)
-    plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending)
+    plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending, state)
     plan = replace(
         plan,
         stale_reasoning=_stale_reasoning(format.binds_reasoning, sizes, planner.changed_at),

@@ -13,6 +13,7 @@ from proxy.compaction.pressure import COMMA
 from proxy.compaction.rules import Rules
 from proxy.compaction.stages import NAMES, media, results
 from proxy.compaction.stages.stage import Stage, kept_as
+from proxy.compaction.state import unloaded
 from proxy.compaction.turn import Forms, Turn
 
 SUMMARY = "summary"
@@ -31,8 +32,8 @@ _CLIP_MARKER = (
 class OutgoingMessage(msgspec.Struct, frozen=True):
     """A message to send.
 
-    ``turn`` is the client's message that it was made from; ``None`` for the summary. ``pinned`` messages don't change.
-    ``native`` marks a summary that the provider wrote.
+    ``turn`` is the client's message that it was made from; ``None`` for the summary and for ``state``, which was put
+    into effect before it. ``pinned`` messages don't change. ``native`` marks a summary that the provider wrote.
     """
 
     raw: bytes
@@ -40,6 +41,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
     turn: Turn | None
     pinned: bool = False
     native: bool = False
+    state: bool = False
 
     @property
     def changed(self) -> bool:
@@ -58,6 +60,11 @@ class RenderedConversation:
     def tokens(self) -> int:
         """Return the tokens of all messages, including the head but not the tools."""
         return sum(piece.tokens for piece in self.pieces)
+
+    @property
+    def state_tokens(self) -> int:
+        """Return the tokens of what was put into effect before the summary's end."""
+        return sum(piece.tokens for piece in self.pieces if piece.state)
 
     @property
     def bytes(self) -> int:
@@ -82,6 +89,7 @@ def render(
         if summary is None:
             raise ValueError("a plan with a cut needs a summary")
         pieces.append(summary)
+        pieces += _in_effect(plan, rules, format)
         applied.add(SUMMARY)
     stages: list[tuple[Stage, Frontier]] = []
     if plan.frontiers:
@@ -112,6 +120,15 @@ def render(
             applied.add(results.NAME)
         pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, original))
     return RenderedConversation(pieces, tuple(name for name in STEPS if name in applied))
+
+
+def _in_effect(plan: Plan, rules: Rules, format: Format) -> list[OutgoingMessage]:
+    """Return what was put into effect before the cut, without the messages that are kept as a whole."""
+    kept = set(before_cut(plan))
+    live = [turn for index, turn in plan.state.units if index not in kept]
+    notice = unloaded(plan.state, rules.role, format)
+    live += [] if notice is None else [notice]
+    return [OutgoingMessage(turn.raw, turn.facts.tokens, None, state=True) for turn in live]
 
 
 def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:

@@ -211,6 +211,9 @@ WORDS_SHARE = 0.02
 INDEX_SHARE = 0.045
 # The newest plan, if it's in the summarized part.
 PLAN_SHARE = 0.03
+# Tools that were loaded, added, or removed, settings, and a client's standing reminders, of the room beside the head
+# and the tools.
+STATE_SHARE = 0.35
 # The newest exchange. It's always kept, but its results are shortened to this share.
 GROUP_SHARE = 0.50
 # A checkpoint invalidates the prompt cache, so it must reduce the size to this share of the trigger's level. If
@@ -282,6 +285,7 @@ class SectionLimits:
     index: int
     group: int | None
     plan: int = 0
+    state: int | None = None
 
     def for_span(self, tokens: int) -> SectionLimits:
         """Return the limits for a summary that replaces ``tokens`` tokens. It may have at most half of them."""
@@ -319,4 +323,5 @@ def section_limits(rules: Rules, envelope: Envelope) -> SectionLimits:
         index=min(rules.index.max_tokens, share_of(INDEX_SHARE, base)),
         plan=min(MOST_PLAN, share_of(PLAN_SHARE, base)),
         group=share_of(GROUP_SHARE, room) if envelope.budget else None,
+        state=share_of(STATE_SHARE, min(base, room)),
     )

@@ -21,6 +21,7 @@ from proxy.compaction.rules import (
     SectionLimits,
 )
 from proxy.compaction.settings import Clause, share_of
+from proxy.compaction.state import State
 from proxy.compaction.turn import Turn, group_starts
 
 
@@ -129,7 +130,7 @@ class Sizes:
         retained: RetainedGroups | None = None,
         plan_tools: Collection[str] = (),
     ) -> None:
-        self.starts = group_starts(body)
+        self.starts = group_starts(body, group_cap)
         self.ends = [*self.starts[1:], len(body)] if body else []
         self.groups = [group for group, start in enumerate(self.starts) for _ in range(start, self.ends[group])]
         self.clips: dict[int, int] = {}
@@ -176,7 +177,7 @@ class Sizes:
         if first.kind == "user":
             newest_group = group
         pinned = bool(self._pinned) and not self._pinned.isdisjoint(range(start, end))
-        if pinned or first.kind == "system":
+        if pinned or (first.kind == "system" and not first.effects):
             self.retained.add(group, body[start:end], tokens, pinned=pinned)
         else:
             self.retained.skip()
@@ -222,8 +223,15 @@ class Projection:
     """
 
     def __init__(
-        self, envelope: Envelope, limits: SectionLimits, sizes: Sizes, gains: Mapping[str, Gains], level: int | None
+        self,
+        envelope: Envelope,
+        limits: SectionLimits,
+        sizes: Sizes,
+        gains: Mapping[str, Gains],
+        level: int | None,
+        state: State | None = None,
     ) -> None:
+        self._state = state or State()
         self._envelope = envelope
         self._limits = limits
         self._sizes = sizes
@@ -243,7 +251,11 @@ class Projection:
 
     def replacement_messages(self, cut: int) -> int:
         """Return the number of messages that replace the groups before a cut, including the summary."""
-        return 1 + self._sizes.retained.messages[cut] + self._sizes.keeps_user_message(cut) if cut else 0
+        if not cut:
+            return 0
+        live = self._state.at(cut)
+        kept = self._sizes.retained.messages[cut] + self._sizes.keeps_user_message(cut)
+        return 1 + kept + len(live.units) + bool(live.unloaded)
 
     def leaves_room(self, after: int, cut: int) -> bool:
         """Return whether a size in tokens leaves room to grow before the summary's trigger fires.
@@ -278,7 +290,7 @@ class Projection:
             if cut == 0:
                 return 0
             user_message = newest[cut] if sizes.keeps_user_message(cut) else 0
-            return SUMMARY_BYTES * self._summary_tokens(cut) + retained[cut] + user_message
+            return SUMMARY_BYTES * self._summary_tokens(cut) + retained[cut] + user_message + self._state.at(cut).bytes
 
         return BytePressure(most, self._envelope.overhead_bytes, groups, kept, lighter, replacement)
 
@@ -290,7 +302,7 @@ class Projection:
         if cut == 0:
             return 0
         newest = min(self._user_message_tokens(cut), self._limits.newest) + self._user_message_media(cut)
-        return self._summary_tokens(cut) + newest + self._sizes.retained.tokens[cut]
+        return self._summary_tokens(cut) + newest + self._sizes.retained.tokens[cut] + self._state.at(cut).tokens
 
     def _summary_tokens(self, cut: int) -> int:
         """Return the most tokens that the summary message may have."""

@@ -9,6 +9,7 @@ a result from its call.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -31,6 +32,28 @@ class Call:
 
     id: str
     name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How a unit belongs to others, besides calls and results of the client.
+
+    ``names`` are the ids of its parts that others may refer to, and ``refers`` the ids that it refers to. ``unseen``:
+    it may have calls that the proxy can't see.
+    """
+
+    names: tuple[str, ...] = ()
+    refers: tuple[str, ...] = ()
+    unseen: bool = False
+
+
+NO_LINKS = Links()
+
+Effect = tuple[str, ...]
+"""The keys of something that a part puts into effect, such as ``tool NAME``. It ends when all keys have a newer one."""
+
+OPENING = 16
+"""Characters of a text by which texts of a program are recognized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +120,9 @@ class Facts:
     - ``foreign`` means that a user's unit contains another tool's summary.
     - ``empty`` means that the unit is an assistant's and has neither content nor calls.
     - ``plan`` means that the unit states or changes an agent's plan.
+    - ``links`` are its relations to other units, and ``effects`` what it puts into effect for the rest of the
+      conversation. ``opening`` is how the texts of a user's unit begin, if it has nothing else.
+    - ``noted`` caches the facts for the case that a user's unit is a program's note.
     - ``wide`` means that a result's text contains non-ASCII characters. Some providers count those differently if the
       result answers one of several calls. ``one_of_several`` caches the facts for that case, in which ``parallel`` is
       true.
@@ -121,6 +147,10 @@ class Facts:
     foreign: bool = False
     empty: bool = False
     plan: bool = False
+    links: Links = NO_LINKS
+    effects: tuple[Effect, ...] = ()
+    opening: str = ""
+    noted: Facts | None = None
     wide: bool = False
     parallel: bool = False
     one_of_several: Facts | None = None
@@ -178,12 +208,76 @@ def head_length(turns: Sequence[Turn]) -> int:
     return len(turns)
 
 
-def group_starts(body: Sequence[Turn]) -> list[int]:
-    """Return the index of the first message of each group, in order. The first index is 0."""
-    starts = [i for i, turn in enumerate(body) if turn.facts.kind != "result"]
-    if body and (not starts or starts[0] != 0):
-        starts.insert(0, 0)
+def group_starts(body: Sequence[Turn], most: int | None = None) -> list[int]:
+    """Return the index of the first message of each group, in order. The first index is 0.
+
+    Units that refer to each other are in one group, with everything between them. What only goes on with the
+    assistant's turn after an answer of the provider is, too, unless the group has more than half of ``most`` tokens.
+    """
+    starts: list[int] = []
+    places: dict[str, int] = {}
+    size = 0
+    for index, turn in enumerate(body):
+        facts, links = turn.facts, turn.facts.links
+        joined = [places[id] for id in links.refers if id in places]
+        if joined:
+            del starts[bisect_right(starts, min(joined)) :]
+            size = sum([one.facts.tokens for one in body[starts[-1] : index]])
+        elif not starts or (facts.kind != "result" and not _continues(body, index, size, most)):
+            starts.append(index)
+            size = 0
+        size += facts.tokens
+        for id in links.names:
+            places[id] = index
     return starts
+
+
+def _continues(body: Sequence[Turn], index: int, size: int, most: int | None) -> bool:
+    """Return whether a unit goes on with the assistant's turn, in a group that has room for it."""
+    before = body[index - 1].facts
+    if before.kind != "assistant" or not before.links.refers or body[index].facts.kind != "assistant":
+        return False
+    return most is None or size + body[index].facts.tokens <= most // 2
+
+
+def attributed(turns: list[Turn]) -> list[Turn]:
+    """Return the turns with the texts that a program adds after results as its notes, not as the user's messages.
+
+    Such texts come directly after results, begin alike, and there are at least three, after at least four in five of
+    the results since the first one. Once that was so, it stays so: whose words a text is depends only on the messages
+    before the next one.
+    """
+    rounds, after = 0, False
+    counts: dict[str, tuple[int, int]] = {}  # the number of texts, and the round of the first one
+    known: set[str] = set()
+    places: list[int] = []
+    for index, turn in enumerate(turns):
+        facts = turn.facts
+        if facts.kind == "result":
+            rounds, after = rounds + (not after), True
+        elif facts.kind != "user" or not after:
+            after = after and facts.kind == ""
+        elif facts.opening:
+            number, first = counts.get(facts.opening, (0, rounds))
+            counts[facts.opening] = number + 1, first
+            if number + 1 >= 3 and 5 * (number + 1) >= 4 * (rounds - first + 1):
+                known.add(facts.opening)
+            places.append(index)
+    if not known:
+        return turns
+    made = list(turns)
+    for index in places:
+        if (facts := turns[index].facts).opening in known:
+            if facts.noted is None:
+                forms = Forms(facts.forms.charge)
+                facts.noted = replace(facts, kind="", role=PROGRAM, forms=forms)
+                forms.charge(facts.noted.bytes)
+            made[index] = Turn(turns[index].raw, facts.noted)
+    return made
+
+
+PROGRAM = "program"
+"""The role of a program's note."""
 
 
 def faults(messages: Sequence[Facts]) -> int:

@@ -55,7 +55,8 @@ def repaired(turns: Sequence[Turn], units: Units[Any]) -> list[Turn]:
     - Insert ``NO_RESULT`` for a call without a result. The last group is kept if none of its calls has a result,
       because the client may still answer them.
     - Quote a result without a call in an assistant message. It may be the only remainder of messages that the client
-      removed. Drop it if it's empty or if its call has another result.
+      removed. Drop it if it's empty or if its call has another result. It stays in its place if its type is unknown,
+      or if it comes right after parts that the proxy can't see, because these may have its call.
     - Replace empty and repeated ids inside one message, and in its results. The new ids are derived from the message's
       content. A result without an id belongs to the first unanswered call of the group before it.
     - Remove calls from user and system messages. Drop assistant messages that are empty.
@@ -100,15 +101,18 @@ class _Conversation:
         self._units = units
         self._items: list[_Group | Turn | None] = []
         self._open: dict[CallKey, deque[tuple[_Group, _Asked]]] = {}
-        # The group that directly precedes the next result.
+        # The group that directly precedes the next result, and whether it may have more calls than the proxy sees.
         self._current: _Group | None = None
+        self._unseen = False
 
     def take(self, turn: Turn) -> None:
         """Add the client's next message."""
         facts = turn.facts
         if facts.kind == "result":
             self._take_result(turn)
-        elif facts.calls and facts.kind not in _CALLLESS:
+            return
+        self._unseen = facts.links.unseen
+        if facts.calls and facts.kind not in _CALLLESS:
             self._take_calls(turn)
         elif not facts.empty:
             self._current = None
@@ -148,7 +152,9 @@ class _Conversation:
     def _take_result(self, turn: Turn) -> None:
         key = self._units.result_key(turn)
         waiting = self._open.get(key)
-        if waiting:
+        if key[0] not in self._units.RESULT_KINDS or (not waiting and self._unseen):
+            self._items.append(turn)
+        elif waiting:
             group, call = waiting.popleft()
             self._answer(call, turn)
             if group is self._current:
@@ -172,7 +178,7 @@ class _Conversation:
         """Return a group's messages."""
         awaited = last and all(call.result is None for call in group.calls)
         for call in group.calls:
-            if call.result is None and not awaited:
+            if call.result is None and not awaited and self._units.may_answer(group.turn.raw, call.id):
                 call.result = self._rewritten(self._units.result(call.kind, call.id, NO_RESULT))
         late = len(group.calls)
         ordered = sorted(

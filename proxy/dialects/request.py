@@ -298,7 +298,8 @@ class Request(msgspec.Struct, eq=False):
             fields["model"] = encoded(model)
         if max_output is not None:
             self._lower_output(fields, max_output)
-        return msgspec.json.encode(fields)
+        made = msgspec.json.encode(fields)
+        return made if self.strict is None else with_surrogates(made, self.strict, self.raw)
 
     def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
         """Put other units into the fields of a body."""
@@ -421,6 +422,24 @@ def without_lone_surrogates(raw: bytes) -> bytes:
         pieces.append(_LONE_SURROGATE.sub(rb"\1\\ufffd", raw[start:end]))
         start = end
     return b"".join(pieces)
+
+
+def with_surrogates(made: bytes, strict: bytes, raw: bytes) -> bytes:
+    """Return a body with the lone surrogates of the strings that it has from ``strict``, as the client sent them.
+
+    ``strict`` is ``raw`` with U+FFFD in their place, and as long.
+    """
+    known: dict[bytes, bytes] = {}
+    for string in _STRING.finditer(strict):
+        if (sent := raw[string.start() : string.end()]) != string[0]:
+            known[string[0]] = sent
+    pieces: list[bytes] = []
+    end = 0
+    for string in _STRING.finditer(made):
+        if (sent := known.get(string[0], b"")) and b"\\ufffd" in string[0]:
+            pieces += (made[end : string.start()], sent)
+            end = string.end()
+    return b"".join([*pieces, made[end:]])
 
 
 def value_of(raw: msgspec.Raw | bytes) -> Any:

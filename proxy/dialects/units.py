@@ -8,7 +8,7 @@ import json
 import secrets
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from json.encoder import encode_basestring_ascii
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -19,10 +19,12 @@ import xxhash
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import Call, Facts, Kind, Turn
+from proxy.compaction.turn import NO_LINKS, OPENING, Call, Effect, Facts, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
+from proxy.dialects.parts import Table
 from proxy.dialects.repair import CallKey, needs_repair, repaired
+from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text
 from proxy.tokens.media import MEDIA_LABELS
 
 T = TypeVar("T")
@@ -202,13 +204,14 @@ class Units(Format, Generic[Unit]):
 
     - ``RESULT_KINDS`` are the kinds of results: a result answers a call if both have the same kind and the same id.
       Results of the kind ``LAST_RESULTS`` come after all others.
-    - ``TEXT_PART`` is the type of a text in a list of parts, and ``MARKS`` are fields that stay if a text takes the
-      place of another part.
+    - ``TABLE`` has the types of parts. ``TEXT_PART`` is the type of a text in a list of parts, and ``MARKS`` are fields
+      that stay if a text takes the place of another part.
     - ``COUNTS_WIDE`` is true if the API counts some results as ASCII, so that ``Facts.wide`` matters.
     """
 
     RESULT_KINDS: ClassVar[Sequence[str]] = ("result",)
     LAST_RESULTS: ClassVar[str] = ""
+    TABLE: ClassVar[Table] = {}
     TEXT_PART: ClassVar[str] = "text"
     MARKS: ClassVar[Sequence[str]] = ("cache_control",)
     COUNTS_WIDE: ClassVar[bool] = False
@@ -245,12 +248,12 @@ class Units(Format, Generic[Unit]):
         """Return the visible text. Parts that aren't text become a label, for example ``[image]``."""
 
     @abstractmethod
-    def media_in(self, unit: Unit) -> bool:
-        """Return whether a unit contains an image, audio, video, or file."""
+    def walked(self, unit: Unit, change: Change | None, swap: Swap | None) -> Unit:
+        """Return a unit with other texts and other parts. See ``dialects.walk.rewritten``."""
 
     @abstractmethod
-    def bare(self, unit: Unit) -> Unit:
-        """Return a unit without its media."""
+    def written(self, raw: bytes, unit: Unit, new: Unit) -> bytes:
+        """Return the bytes of ``new``, which ``walked`` made from ``unit``. Unchanged fields keep their bytes."""
 
     @abstractmethod
     def is_empty(self, unit: Unit) -> bool:
@@ -272,9 +275,23 @@ class Units(Format, Generic[Unit]):
     def own_texts(self, unit: Unit) -> list[tuple[str, str]]:
         """Return the user's own texts in a unit without such a summary, each with a label for its media."""
 
-    @abstractmethod
-    def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
-        """Change each part of the contents, and leave out those that become ``None``."""
+    def links(self, unit: Unit) -> Links:
+        """Return how a unit belongs to others, besides calls and results of the client."""
+        return NO_LINKS
+
+    def effects(self, unit: Unit) -> tuple[Effect, ...]:
+        """Return what a unit puts into effect for the rest of the conversation."""
+        return ()
+
+    def in_effect(self, raw: bytes, number: int) -> bytes:
+        return raw
+
+    def calls_only(self, raw: bytes, ids: Collection[str]) -> bytes:
+        return raw
+
+    def opening(self, unit: Unit) -> str:
+        """Return how a user's unit begins; empty if it has anything but texts."""
+        return ""
 
     def identity(self, unit: Unit) -> object:
         """Return the value by which a unit is identified."""
@@ -293,6 +310,10 @@ class Units(Format, Generic[Unit]):
     @abstractmethod
     def result(self, kind: str, id: str, text: str) -> bytes:
         """Return a result."""
+
+    def may_answer(self, raw: bytes, id: str) -> bool:
+        """Return whether ``result`` makes a valid result of a call in a unit."""
+        return True
 
     @abstractmethod
     def answering(self, raw: bytes, kind: str, id: str) -> bytes:
@@ -332,6 +353,9 @@ class Units(Format, Generic[Unit]):
             media=self.media_in(unit),
             foreign=kind == "user" and self.summary_in(unit) is not None,
             empty=kind == "assistant" and self.is_empty(unit),
+            links=self.links(unit),
+            effects=self.effects(unit),
+            opening=self.opening(unit) if kind == "user" else "",
         )
         facts.plan = kind == "assistant" and states_plan(raw, facts, self)
         if facts.media:
@@ -349,8 +373,24 @@ class Units(Format, Generic[Unit]):
     def text_tokens(self, text: str) -> int:
         return self._text_tokens(text)
 
+    def media_in(self, unit: Unit) -> bool:
+        """Return whether a unit contains an image, audio, video, or file."""
+        found = False
+
+        def look(part: Any) -> Any:
+            nonlocal found
+            found = found or is_media(part, self.TABLE)
+            return part
+
+        self.walked(unit, None, look)
+        return found
+
+    def bare(self, unit: Unit) -> Unit:
+        """Return a unit without its media."""
+        return self.walked(unit, None, self._unless_media)
+
     def frame_tokens(self, raw: bytes, facts: Facts) -> int:
-        return self._counter(facts)(self.bare(self.decoded(self.with_text(raw, ""))))
+        return self._counter(facts)(self.bare(self.decoded(self.with_texts(raw, []))))
 
     def inner_tokens(self, facts: Facts) -> TextCounter:
         return self._text_tokens
@@ -361,17 +401,39 @@ class Units(Format, Generic[Unit]):
     def has_media(self, raw: bytes) -> bool:
         return self.media_in(self.decoded(raw))
 
+    def texts(self, raw: bytes) -> list[str]:
+        found: list[str] = []
+
+        def keep(text: str) -> str:
+            found.append(text)
+            return text
+
+        self.walked(self.decoded(raw), keep, None)
+        return found
+
+    def with_texts(self, raw: bytes, texts: Sequence[str]) -> bytes:
+        left = iter(texts)
+        return self._mapped(raw, lambda _: next(left, ""), None)
+
     def without_media(self, raw: bytes) -> bytes:
-        return self.with_parts(raw, unless_media)
+        return self._mapped(raw, None, self._unless_media)
 
     def with_labels(self, raw: bytes, label: Callable[[str], str]) -> bytes:
         def labeled(part: Any) -> Any:
-            if not is_media_part(part):
+            if not is_media(part, self.TABLE):
                 return part
             marks = {key: part[key] for key in self.MARKS if key in part}
-            return {"type": self.TEXT_PART, "text": label(MEDIA_LABELS[part["type"]]), **marks}
+            return {"type": self.TEXT_PART, "text": label(label_of(part)), **marks}
 
-        return self.with_parts(raw, labeled)
+        return self._mapped(raw, None, labeled)
+
+    def _mapped(self, raw: bytes, change: Change | None, swap: Swap | None) -> bytes:
+        unit = self.decoded(raw)
+        new = self.walked(unit, change, swap)
+        return raw if new is unit else self.written(raw, unit, new)
+
+    def _unless_media(self, part: Any) -> Any:
+        return None if is_media(part, self.TABLE) else part
 
     def user_text(self, raw: bytes) -> list[tuple[str, str]]:
         unit = self.decoded(raw)
@@ -422,90 +484,46 @@ def summary_in(message: Message) -> ForeignSummary | None:
     return find_summary(str(message.get("role")), texts, listed=True)
 
 
-def replaceable_text(content: object) -> str | None:
-    """Return the text that ``with_text`` replaces: the content or its text parts; ``None`` if there is none."""
+def changed_fields(raw: bytes, message: Message, new: Message) -> bytes:
+    """Return a message with the fields of ``new`` that aren't the same objects. The others keep their bytes."""
+    for name, value in new.items():
+        if value is not message.get(name):
+            raw = replace_field(raw, name, value)
+    return raw
+
+
+def content_text(content: object, table: Table) -> str:
+    """Return the visible text of a content. Parts without text become a label, for example ``[image]``."""
     if isinstance(content, str):
         return content
-    texts = [part["text"] for part in content if is_text_part(part)] if isinstance(content, list) else []
-    return "\n".join(texts) if texts else None
+    parts = content if isinstance(content, list) else []
+    return "\n".join(filter(None, [part_text(part, table) for part in parts]))
 
 
-def with_text(content: object, text: str) -> object:
-    """Replace the text of a content that has one.
-
-    A string remains a string. In a list of parts, the first text part gets the new text, the other text parts are
-    removed, and the remaining parts are kept.
-    """
-    if not isinstance(content, list):
-        return text
-    first = next(i for i, part in enumerate(content) if is_text_part(part))
-    rest = [part for part in content[first + 1 :] if not is_text_part(part)]
-    return [*content[:first], {**content[first], "text": text}, *rest]
-
-
-def unless_media(part: Any) -> Any:
-    """Return a part; ``None`` if it is an image, audio, video, or file."""
-    return None if is_media_part(part) else part
-
-
-def text_of(message: Message) -> str:
-    """Return the visible text: the content or its text parts. Other parts become a label, for example ``[image]``."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "\n".join(filter(None, (part_text(part) for part in parts_of(message))))
-
-
-def part_text(part: object) -> str:
-    """Return the text of one content part, or a label if it isn't text."""
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict):
-        return ""
-    text = _text_in(part)
-    if text is not None:
-        return text
-    kind = part.get("type")
-    kind = kind if isinstance(kind, str) else "part"
-    return f"[{MEDIA_LABELS.get(kind, kind)}]"
-
-
-def text_without_media(message: Message) -> str:
-    """Return the text of a message without its media: the content, or the text parts of it, one per line."""
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    return "\n".join(filter(None, (part_text(part) for part in parts_of(message) if _label(part) is None)))
-
-
-def labels_of(message: Message) -> str:
-    """Return a label for the parts that aren't text, such as ``[3 × image, file]``; empty if there are none.
+def own_text(content: object, table: Table) -> tuple[str, str]:
+    """Return the text that a user wrote, and a label for what was attached, such as ``[3 × image: no longer shown]``.
 
     The label names at most four kinds of parts, so its length is bounded.
     """
-    counts = Counter(filter(None, map(_label, parts_of(message))))
-    kinds = [f"{number} × {kind[:20]}" if number > 1 else kind[:20] for kind, number in counts.most_common(4)]
+    if isinstance(content, str):
+        return content, ""
+    parts = content if isinstance(content, list) else []
+    said = [part_text(part, table) for part in parts if isinstance(part, str) or is_text(part, table)]
+    attached = [part for part in parts if isinstance(part, dict) and not is_text(part, table)]
+    counts = Counter(label_of(part)[:20] for part in attached)
+    kinds = [f"{number} × {kind}" if number > 1 else kind for kind, number in counts.most_common(4)]
     if len(counts) > len(kinds):
         kinds.append("other parts")
-    return f"[{', '.join(kinds)}]" if kinds else ""
+    return "\n".join(filter(None, said)), f"[{', '.join(kinds)}: no longer shown]" if kinds else ""
 
 
-def without_media(message: Message) -> Message:
-    """Return the message without its media parts."""
-    parts = parts_of(message)
-    return {**message, "content": [part for part in parts if not is_media_part(part)]} if parts else message
-
-
-def _label(part: object) -> str | None:
-    """Return the name of a part that isn't text; ``None`` for text."""
-    if not isinstance(part, dict) or (not is_media_part(part) and _text_in(part) is not None):
-        return None
-    kind = part.get("type")
-    return MEDIA_LABELS.get(kind, kind) if isinstance(kind, str) and kind else "part"
-
-
-def _text_in(part: Mapping[str, Any]) -> str | None:
-    return next((part[key] for key in ("text", "refusal") if isinstance(part.get(key), str)), None)
+def opening_of(content: object, table: Table) -> str:
+    """Return how a user's texts begin; empty if there is anything else."""
+    if isinstance(content, str):
+        return content[:OPENING]
+    parts = content if isinstance(content, list) else []
+    texts = [part["text"][:OPENING] for part in parts if is_text(part, table)]
+    return "\0".join(texts) if len(texts) == len(parts) else ""
 
 
 def parts_of(message: Message) -> list[Any]:
@@ -515,11 +533,5 @@ def parts_of(message: Message) -> list[Any]:
 
 
 def is_text_part(part: object) -> bool:
-    """Return whether a content part is text. A media part with a ``text`` field doesn't count."""
-    return isinstance(part, dict) and isinstance(part.get("text"), str) and not is_media_part(part)
-
-
-def is_media_part(part: object) -> bool:
-    """Return whether a content part is an image, audio, video, or file."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    return isinstance(kind, str) and kind in MEDIA_LABELS
+    """Return whether a content part has a text. A media part with a ``text`` field doesn't count."""
+    return isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type") not in MEDIA_LABELS

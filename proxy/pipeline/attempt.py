@@ -15,6 +15,11 @@ from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.telemetry.record import Reason, RequestRecord
 
+UNLOADED = 20
+"""Tools that a record names."""
+
+LONGEST_NAME = 64
+
 
 class Tool(NamedTuple):
     """A tool that the proxy adds to a request: its definition, and its size in tokens."""
@@ -56,6 +61,8 @@ class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         record.output = self.output
         record.archive = list(outcome.archive)
         record.retention = dict(outcome.retention)
+        record.state = outcome.state
+        record.unloaded = [name[:LONGEST_NAME] for name in outcome.unloaded[:UNLOADED]]
 
 
 class Attempt(Departure, eq=False, frozen=True, kw_only=True):

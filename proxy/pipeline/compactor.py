@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from proxy.compaction.pressure import NEARING
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.settings import any_met
+from proxy.compaction.state import unloaded_tools
 from proxy.compaction.turn import Facts, Turn, faults, head_length
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
@@ -148,7 +149,10 @@ class Compactor:
         size = await self._summaries.expected_size(work)
         forecast = _forecast(work, size) if any_trigger(case, before, len(turns)) else None
         after, steps = (before, ()) if forecast is None else (forecast.after, forecast.steps)
-        return Explanation(before, after, len(turns), work.head, case.budget, steps, work.plan, parts_of(turns, fixed))
+        parts = parts_of(turns, fixed)
+        if live := work.plan.state.tokens:
+            parts["in effect, after the summary"] = live
+        return Explanation(before, after, len(turns), work.head, case.budget, steps, work.plan, parts)
 
     async def size(self, body: Request, counter: Counter, tenant: str) -> int:
         """Return the tokens of a request as received."""
@@ -243,6 +247,8 @@ class Compactor:
             steps=leaving.steps,
             parts=parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed),
             retention=work.retention(entry, rendered),
+            state=rendered.state_tokens,
+            unloaded=unloaded_tools(work.plan.state) if rendered.state_tokens else (),
         )
         return outcome, rendered
 

@@ -20,7 +20,7 @@ from proxy.compaction.rule_files import project_folders
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.settings import Clause, any_met, lowest_level, share_of
 from proxy.compaction.summary_message import Counts, SummaryMessage, retention, texts_of, with_index
-from proxy.compaction.turn import Facts, Turn, faults, head_length
+from proxy.compaction.turn import PROGRAM, Facts, Turn, attributed, faults, head_length
 from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request, value_of
@@ -102,6 +102,8 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     set if it matters for reasoning that is bound to the messages to send. ``checkpoints`` is the number of checkpoints
     that the conversation has passed. ``reason`` is the condition that made the proxy compact the request, and
     ``archive`` the ids under which the archive keeps the removed messages. ``retention`` counts the names in them.
+    ``state`` is the tokens of what was put into effect before the summary's end, and ``unloaded`` are the tools for
+    which there was no room.
     """
 
     verdict: Verdict
@@ -117,6 +119,8 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     reason: Reason | None = None
     archive: tuple[str, ...] = ()
     retention: Mapping[str, Counts] = msgspec.field(default_factory=dict)
+    state: int = 0
+    unloaded: tuple[str, ...] = ()
 
     @property
     def before(self) -> int | None:
@@ -138,7 +142,7 @@ class Explanation:
     parts: Mapping[str, int]
 
 
-PROMPT_VERSION = "10"
+PROMPT_VERSION = "11"
 """A part of every summary's key. Increase it when the wording of the prompt or the summary message changes."""
 
 STRICT_PART = 64
@@ -327,6 +331,9 @@ class CompactionJob:
             digests = b"".join([turn.facts.digest for turn in body[start:position]])
             chain.update(digests)
             content.update(digests)
+            notes = [turn.facts.digest for turn in body[start:position] if turn.facts.role == PROGRAM]
+            if notes:
+                chain.update(b"".join([b"notes", *notes]))
             start = position
             # The summary message doesn't quote the carried message.
             place = chain.copy()
@@ -399,6 +406,7 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, r
     if repair:
         # The proxy repairs a body only if it rewrites the body anyway. The upstream judges all others.
         turns = case.counter.format.repaired(turns)
+    turns = attributed(turns)
     head = head_length(turns)
     overhead = fixed + sum(turn.facts.tokens for turn in turns[:head])
     around = around_messages(case.body, SEPARATOR) + sum(len(turn.raw) + SEPARATOR for turn in turns[:head])

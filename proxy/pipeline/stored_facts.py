@@ -19,7 +19,7 @@ import xxhash
 from cachetools import LRUCache
 
 from proxy import __version__
-from proxy.compaction.turn import Call, Facts, Forms, Kind
+from proxy.compaction.turn import NO_LINKS, Call, Facts, Forms, Kind, Links
 from proxy.constants import DAY, UNDECODABLE
 from proxy.dialects.counting import Counter
 from proxy.store import Store, StoreFailed
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 KIND = "facts"
 
-FORMAT = "2"
+FORMAT = "3"
 """A part of every key. Increase it when facts change, or when messages are read or counted in another way."""
 
 SECONDS = DAY
@@ -79,6 +79,9 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     plan: bool
     wide: bool
     several: _Size | None
+    links: tuple[tuple[str, ...], tuple[str, ...], bool]
+    effects: tuple[tuple[str, ...], ...]
+    opening: str
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -172,6 +175,9 @@ def _stored(key: bytes, facts: Facts) -> _Stored:
         facts.plan,
         facts.wide,
         None if several is None else several.tokens,
+        (facts.links.names, facts.links.refers, facts.links.unseen),
+        facts.effects,
+        facts.opening,
     )
 
 
@@ -192,6 +198,9 @@ def _facts(stored: _Stored) -> Facts:
         empty=stored.empty,
         plan=stored.plan,
         wide=stored.wide,
+        links=Links(*stored.links) if any(stored.links) else NO_LINKS,
+        effects=stored.effects,
+        opening=stored.opening,
     )
     if stored.several is not None:
         facts.one_of_several = replace(facts, parallel=True, tokens=stored.several, forms=Forms())

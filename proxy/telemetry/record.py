@@ -195,7 +195,9 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     milliseconds: ``body`` (until the whole body has arrived), ``compaction``, ``upstream`` (until its response started,
     all attempts), ``first_byte``, and ``total``. ``archive`` lists archive ids, and ``recalls`` is the
     number of times that the model read archived messages. ``retention`` counts the likeliest names in the removed
-    messages by kind: those kept in the prompt, those only in the archive, and those lost. ``trace`` is the
+    messages by kind: those kept in the prompt, those only in the archive, and those lost. ``state`` is
+    the tokens after the summary of what was put into effect before, and ``unloaded`` are the tools that were left out
+    there. ``trace`` is the
     request's place in a distributed trace, ``None`` without OpenTelemetry.
     """
 
@@ -234,6 +236,8 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     archive: list[str] = []
     recalls: int = 0
     retention: dict[str, tuple[int, int, int]] = {}
+    state: int = 0
+    unloaded: list[str] = []
     bytes_in: int = 0
     bytes_out: int = 0
     trace: Trace | None = None

@@ -74,6 +74,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "archive": record.archive,
         "recalls": record.recalls,
         "retention": _retention(record),
+        "state": {"tokens": record.state, "unloaded": record.unloaded},
         "trace": record.trace.id if record.trace is not None and record.trace.sampled else None,
     }
 

@@ -23,8 +23,7 @@ from bench.quality.rows import OURS, Case, Row, cases, engines
 from bench.quality.stages import Alone, alone
 from bench.quality.summarizer import SUMMARIZERS
 from proxy.dialects.chat.counting import ChatCounter
-from proxy.dialects.chat.units import arguments_of
-from proxy.dialects.units import text_of
+from proxy.dialects.chat.units import arguments_of, text_of
 from proxy.limits.profiles import Profile
 from tests.kit.upstream import faults
 

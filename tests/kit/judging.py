@@ -17,8 +17,8 @@ from proxy.compaction.stages import MediaRules
 from proxy.compaction.summary_message import TAG
 from proxy.compaction.turn import Turn, group_starts, head_length
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
+from proxy.dialects.chat.units import text_of
 from proxy.dialects.repair import repaired
-from proxy.dialects.units import text_of
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import Outcome
 from proxy.pipeline.rules import rules_for

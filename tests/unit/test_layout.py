@@ -21,6 +21,7 @@ COVERED = {
     "product/test_commands.py": "cli/commands cli/configuration cli/tables",
     "product/test_dashboard.py": "endpoints/dashboard endpoints/presentation pipeline/replay",
     "product/test_operator_commands.py": "cli/doctor",
+    "product/test_parts.py": "compaction/state dialects/walk",
     "product/test_record_paths.py": "cli/records constants endpoints/records endpoints/status "
     "records/report telemetry/record_json",
     "unit/store/test_replicated_map.py": "limits/stored",

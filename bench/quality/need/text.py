@@ -9,8 +9,7 @@ from typing import Any
 
 from bench.quality.conversations import Message
 from bench.quality.engine import TOKENIZER
-from proxy.dialects.chat.units import arguments_of
-from proxy.dialects.units import text_of
+from proxy.dialects.chat.units import arguments_of, text_of
 from proxy.tokens.text import encoding
 
 _INSTRUCTIONS = ("system", "developer")

@@ -84,14 +84,15 @@ class Arguments(Stage):
         self._least = rules.least
         self._format = format
         self._archive = archive
-        self._every_key = every_key
+        self.every_key = every_key
         self._key = (
             NAME,
             (rules.max_length, rules.max_replaced, rules.truncation_text, rules.tools, archive, every_key),
         )
 
     def reduce(self, index: int, turn: Turn) -> Turn | None:
-        if not turn.facts.calls or len(turn.raw) <= self._least:
+        # With every key, the arguments of the provider's calls are cut, too.
+        if not (turn.facts.calls or self.every_key) or len(turn.raw) <= self._least:
             return None
         forms = turn.facts.forms
         if self._key not in forms:
@@ -132,7 +133,7 @@ class Arguments(Stage):
 
     def _cut(self, value: Any, note: str, key: str = "", depth: int = 0) -> Any:
         if isinstance(value, str):
-            stays = not self._every_key and (key in KEPT_KEYS or key.endswith(_KEPT_ENDINGS))
+            stays = not self.every_key and (key in KEPT_KEYS or key.endswith(_KEPT_ENDINGS))
             most = self._least if key in REPLACED_KEYS else self._rules.max_length
             if stays or len(value) <= most:
                 return value

@@ -6,7 +6,7 @@ failures are kept. A note states how much was left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -102,21 +102,16 @@ class _Results(Stage):
         return facts.forms[key]
 
     def _reduced(self, turn: Turn, limit: int) -> Turn | None:
-        text = self._format.replaceable_text(turn.raw)
-        if not text:
-            return None
         reduced: Turn | None = None
-        if self._rules.lossless and (compact := lossless(text)) != text:
-            reduced = turn.rewritten(self._format.with_text(turn.raw, compact), self._format)
-            text = compact if reduced else text
+        if self._rules.lossless:
+            reduced = _changed(turn, lossless, self._format)
         if (reduced or turn).facts.text_tokens <= limit:
             return reduced
         kept = kept_as(turn, archive=self._archive)
-        bare = without_base64(text, _BASE64_NOTE.replace("{kept}", kept))
-        if bare != text:
-            reduced = turn.rewritten(self._format.with_text(turn.raw, bare), self._format) or reduced
-            if (reduced or turn).facts.text_tokens <= limit:
-                return reduced
+        note = _BASE64_NOTE.replace("{kept}", kept)
+        reduced = _changed(reduced or turn, lambda text: without_base64(text, note), self._format) or reduced
+        if (reduced or turn).facts.text_tokens <= limit:
+            return reduced
         marker = _MARKER.replace("{kept}", kept)
         return shortened(reduced or turn, int(limit * KEPT_PART), self._format, marker) or reduced
 
@@ -125,36 +120,63 @@ class _Results(Stage):
         return _tool_names(self._body)
 
 
-def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn | None:
-    """Leave out the middle of a message's text. Return ``None`` if that saves nothing.
+def _changed(turn: Turn, change: Callable[[str], str], format: Format) -> Turn | None:
+    """Return a unit with each of its texts changed; ``None`` if that makes it no shorter."""
+    texts = format.texts(turn.raw)
+    new = list(map(change, texts))
+    return None if new == texts else turn.rewritten(format.with_texts(turn.raw, new), format)
 
-    ``max_tokens`` is the limit for the message without its media parts, which are kept and don't count.
+
+def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn | None:
+    """Leave out the middle of a unit's texts. Return ``None`` if that saves nothing.
+
+    ``max_tokens`` is the limit for the message without its media parts, which are kept and don't count. Several texts
+    shrink to one common size.
     Both ends of a user's or assistant's text are kept (``LEAST_TEXT``), even if the message then exceeds the limit.
     """
-    text = format.replaceable_text(turn.raw)
-    if not text:
+    texts = format.texts(turn.raw)
+    if not texts:
         return None
     frame = format.frame_tokens(turn.raw, turn.facts)
-    # A text far over the limit isn't counted again. The tokens of its message are accurate enough.
-    total = turn.facts.text_tokens - frame if len(text) > max_tokens * 16 else None
+    length, tokens = sum(map(len, texts)), turn.facts.text_tokens - frame
+    room = max_tokens - frame
     is_result = turn.facts.kind == "result"
     said = rule_lines if turn.facts.kind == "user" else None
-    found = collect([[("result", text)]]) if is_result else {}
+    # The tokens of several texts follow from their lengths.
+    sizes = [tokens * len(text) // length for text in texts]
+    most = room if len(texts) == 1 else common_level(sizes, room)
+    found = collect([[("result", "\n".join(texts))]]) if is_result else {}
     names = ranking(found)
     if not turn.facts.names:  # otherwise this is a shorter form, with fewer names
         turn.facts.names.update((name, found[name]) for name in names[:NAMES])
         turn.facts.forms.charge(ITEM_BYTES * len(turn.facts.names))
-    cut = middle_cut(
-        text,
-        max_tokens - frame,
-        format.inner_tokens(turn.facts),
-        marker,
-        total,
-        notable=notable_lines if is_result else said,
-        least=0 if is_result else LEAST_TEXT,
-        names=names,
-    )
-    return turn.rewritten(format.with_text(turn.raw, cut), format)
+    cut = [
+        text
+        if len(texts) > 1 and size <= most
+        else middle_cut(
+            text,
+            most,
+            format.inner_tokens(turn.facts),
+            marker,
+            # A text far over the limit isn't counted again. The tokens of its message are accurate enough.
+            size if len(text) > (max_tokens if len(texts) == 1 else most) * 16 else None,
+            notable=notable_lines if is_result else said,
+            least=0 if is_result else LEAST_TEXT,
+            names=names,
+        )
+        for text, size in zip(texts, sizes, strict=True)
+    ]
+    return turn.rewritten(format.with_texts(turn.raw, cut), format)
+
+
+def common_level(sizes: Sequence[int], most: int) -> int:
+    """Return the size to which the largest sizes must shrink, so that all have ``most`` together."""
+    for number, size in enumerate(sorted(sizes)):
+        share = max(0, most) // (len(sizes) - number)
+        if size > share:
+            return share
+        most -= size
+    return max(sizes, default=0)
 
 
 def _tool_names(body: Sequence[Turn]) -> dict[int, str]:

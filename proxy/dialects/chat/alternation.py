@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from proxy.compaction.format import Format
 from proxy.compaction.render import OutgoingMessage
-from proxy.dialects.units import Message, decode, encode, is_text_part, replace_field, text_of
+from proxy.dialects.parts import CHAT
+from proxy.dialects.units import Message, content_text, decode, encode, is_text_part, replace_field
 
 NOTE = "[system note] "
 """Prefix for the text of a system message that was moved into a user message."""
@@ -163,7 +164,7 @@ def _as_note(member: _Member) -> _Member | None:
     if member.role not in _HEAD or not member.readable:
         return member
     content = member.message.get("content")
-    if not text_of(member.message).strip():
+    if not content_text(content, CHAT).strip():
         return None
     if isinstance(content, list):
         first = next((i for i, part in enumerate(content) if is_text_part(part)), None)

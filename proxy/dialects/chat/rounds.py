@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.chat.units import calls_of
+from proxy.dialects.parts import CHAT
 from proxy.dialects.request import NOTHING, fields_of, value_of
 from proxy.dialects.rounds import (
     DONE,
@@ -22,7 +23,7 @@ from proxy.dialects.rounds import (
     longer,
     place_of,
 )
-from proxy.dialects.units import decode, encode, replace_field, text_of
+from proxy.dialects.units import content_text, decode, encode, replace_field
 from proxy.http.sse import encode as event_of
 
 
@@ -59,7 +60,7 @@ class ChatTool(HiddenTool):
         message = decode(raw)
         if message.get("role") != "assistant":
             return None
-        return text_of(message), [call.id for call in calls_of(message)]
+        return content_text(message.get("content"), CHAT), [call.id for call in calls_of(message)]
 
     def restored(self, raw: bytes, round: HiddenRound) -> bytes:
         """Return the client's message with the text of the last round, and with the hidden calls."""

@@ -15,23 +15,21 @@ from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Call, Facts, Kind, Turn
 from proxy.dialects.chat.alternation import alternating
+from proxy.dialects.parts import CHAT
 from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
     Message,
     Units,
+    changed_fields,
+    content_text,
     decode,
     encode,
-    is_media_part,
-    labels_of,
-    parts_of,
+    opening_of,
+    own_text,
     replace_field,
-    replaceable_text,
     summary_in,
-    text_of,
-    text_without_media,
-    with_text,
-    without_media,
 )
+from proxy.dialects.walk import Change, Swap, rewritten
 
 KINDS: dict[str, Kind] = {
     "system": "system",
@@ -59,6 +57,7 @@ class ChatUnits(Units[Message]):
     ``parallel`` counts the result of one of several calls, if that differs from ``message``.
     """
 
+    TABLE = CHAT
     RESULT_KINDS = tuple(ID_FIELDS)
     LAST_RESULTS = "function"
     COUNTS_WIDE = True
@@ -85,11 +84,15 @@ class ChatUnits(Units[Message]):
     def visible_text(self, unit: Message) -> str:
         return text_of(unit)
 
-    def media_in(self, unit: Message) -> bool:
-        return any(map(is_media_part, parts_of(unit)))
+    def walked(self, unit: Message, change: Change | None, swap: Swap | None) -> Message:
+        new: Message = rewritten(unit, CHAT, change, swap, CHAT["message"])
+        return new
 
-    def bare(self, unit: Message) -> Message:
-        return without_media(unit)
+    def written(self, raw: bytes, unit: Message, new: Message) -> bytes:
+        return changed_fields(raw, unit, new)
+
+    def opening(self, unit: Message) -> str:
+        return opening_of(unit.get("content"), CHAT)
 
     def is_empty(self, unit: Message) -> bool:
         return unit.get("content") in (None, "", []) and not any(unit.get(key) for key in _INSTEAD_OF_CONTENT)
@@ -101,19 +104,15 @@ class ChatUnits(Units[Message]):
         return summary_in(unit)
 
     def own_texts(self, unit: Message) -> list[tuple[str, str]]:
-        return [(text_without_media(unit), labels_of(unit))]
+        return [own_text(unit.get("content"), CHAT)]
 
     def speaker(self, raw: bytes) -> str:
         message = decode(raw)
         name = message.get("name") if KINDS.get(str(message.get("role"))) != "result" else None
         return " ".join(_UNNAMED.sub(" ", name).split())[:64] if isinstance(name, str) else ""
 
-    def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
-        parts = [(part, change(part)) for part in parts_of(decode(raw))]
-        return replace_field(raw, "content", [new for old, new in parts if new is not None or old is None])
-
     def without_media(self, raw: bytes) -> bytes:
-        return encode(without_media(decode(raw)))
+        return encode(self.bare(decode(raw)))
 
     def inner_tokens(self, facts: Facts) -> TextCounter:
         count = self._counter(facts)
@@ -122,12 +121,6 @@ class ChatUnits(Units[Message]):
 
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
         return arguments_of(decode(raw))
-
-    def replaceable_text(self, raw: bytes) -> str | None:
-        return replaceable_text(decode(raw).get("content"))
-
-    def with_text(self, raw: bytes, text: str) -> bytes:
-        return replace_field(raw, "content", with_text(decode(raw).get("content"), text))
 
     def with_result(self, raw: bytes, text: str) -> bytes:
         listed = isinstance(decode(raw).get("content"), list)
@@ -186,6 +179,12 @@ class ChatUnits(Units[Message]):
 
     def _counter(self, facts: Facts | None) -> MessageCounter:
         return self._parallel if facts is not None and facts.parallel else self._count
+
+
+def text_of(message: Message) -> str:
+    """Return the visible text of a message: its content, or its refusal."""
+    text, refusal = content_text(message.get("content"), CHAT), message.get("refusal")
+    return "\n".join(filter(None, (text, refusal))) if isinstance(refusal, str) else text
 
 
 def calls_of(message: Message) -> tuple[Call, ...]:

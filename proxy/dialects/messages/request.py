@@ -3,7 +3,8 @@
 An assistant's message is one unit, and so is a user's message without tool results. A user's message with tool results
 is split into one unit for each result and one for the other blocks, because a part of it may be kept. Units are joined
 to messages again: the API requires that the results of an assistant's calls come in the next user message, before its
-other blocks.
+other blocks. If an assistant's message begins with results of the message before it, which the provider's tools
+returned after a pause, these are a unit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.messages.units import blocks_of, kind_of, type_of
+from proxy.dialects.messages.units import answers_before, blocks_of, kind_of, type_of
 from proxy.dialects.prefixes import LazyUnits, Mark, Spans, after_marker
 from proxy.dialects.request import (
     NOTHING,
@@ -51,6 +52,7 @@ class _Wire(Wire):
 _decoder = msgspec.json.Decoder(_Wire)
 
 _RESULT = re.compile(rb'"tool_result"')
+_HOSTED_RESULT = b'_tool_result"'
 _SYSTEM = re.compile(rb'"role"\s*:\s*"system"')
 _COMPACTION = re.compile(rb'"type"\s*:\s*"compaction"')
 
@@ -73,6 +75,7 @@ class Split(NamedTuple):
 
     message: bytes
     units: tuple[bytes, ...]
+    role: bytes = b"user"
 
 
 class Layout(NamedTuple):
@@ -80,13 +83,14 @@ class Layout(NamedTuple):
 
     ``replaced`` is 0 without a compaction block. Otherwise it's the number of messages that belong to the block: 2 if
     the message also has calls, whose results come in the next one. ``results`` and ``others`` are the places of the
-    blocks of a user's message with results. ``single`` is true if the unit of a lone result has the message's bytes.
+    blocks of a message with results. ``single`` is true if the unit of a lone result has the message's bytes.
     """
 
     replaced: int = 0
     results: tuple[slice, ...] = ()
     others: tuple[slice, ...] = ()
     single: bool = False
+    role: bytes = b"user"
 
 
 _PLAIN = Layout()
@@ -238,11 +242,11 @@ def split(messages: Sequence[bytes], layouts: Sequence[Layout]) -> tuple[list[by
             splits[id(message)] = Split(message, (message,))
             units.append(message)
             continue
-        plain = bytes(message)
-        made = [_user([plain[place]]) for place in layout.results]
+        plain, role = bytes(message), layout.role
+        made = [_message([plain[place]], role) for place in layout.results]
         if layout.others:
-            made.append(_user([plain[place] for place in layout.others]))
-        splits[id(made[0])] = Split(message, tuple(made))
+            made.append(_message([plain[place] for place in layout.others], role))
+        splits[id(made[0])] = Split(message, tuple(made), role)
         units += made
     return units, splits
 
@@ -278,8 +282,10 @@ def _layout(message: bytes) -> Layout:
     if _COMPACTION.search(message):
         kinds = [type_of(block) for block in blocks_of(decode(message))]
         replaced = 1 + ("tool_use" in kinds) if "compaction" in kinds else 0
+    if _HOSTED_RESULT in message and (results := _hosted_places(message)):
+        return Layout(replaced, results[:1], results[1:], role=b"assistant")
     results, others = _places(message) if _RESULT.search(message) else ((), ())
-    single = len(results) == 1 and not others and _user([message[results[0]]]) == message
+    single = len(results) == 1 and not others and _message([message[results[0]]]) == message
     return Layout(replaced, results, others, single) if replaced or results else _PLAIN
 
 
@@ -304,12 +310,28 @@ def _places(message: bytes) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     return tuple(place for place, is_ in pairs if is_), tuple(place for place, is_ in pairs if not is_)
 
 
+def _hosted_places(message: bytes) -> tuple[slice, ...]:
+    """Return the places of the results that an assistant's message begins with and of the rest; empty without both."""
+    leading = answers_before(decode(message))
+    try:
+        blocks = _outer.decode(message).content or []
+    except UNDECODABLE:
+        return ()
+    if not 0 < leading < len(blocks):
+        return ()
+    ends = [0]
+    for block in blocks:
+        ends.append(message.index(bytes(block), ends[-1]) + len(block))
+    start, last = (ends[at + 1] - len(blocks[at]) for at in (0, leading))
+    return slice(start, ends[leading]), slice(last, ends[-1])
+
+
 _layouts = ByDigest(_layout)
 layouts_of = _layouts.of
 
 
-def _user(blocks: Sequence[bytes]) -> bytes:
-    return b'{"role":"user","content":[' + b",".join(blocks) + b"]}"
+def _message(blocks: Sequence[bytes], role: bytes = b"user") -> bytes:
+    return b'{"role":"' + role + b'","content":[' + b",".join(blocks) + b"]}"
 
 
 def joined(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
@@ -324,6 +346,12 @@ def joined(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
     messages: list[bytes] = []
     index = 0
     while index < len(units):
+        part = splits.get(id(units[index]))
+        end = index + len(part.units) if part is not None and part.role == b"assistant" else index
+        if part is not None and end > index and list(map(id, units[index:end])) == list(map(id, part.units)):
+            messages.append(part.message)
+            index = end
+            continue
         end = _end_of_results(units, index, kinds)
         if end == index:
             messages.append(units[index])
@@ -338,6 +366,8 @@ def _kinds(splits: Mapping[int, Split]) -> dict[int, bool]:
     """Return whether each made unit is a result, by its identity. Only the last unit of a message may not be one."""
     kinds: dict[int, bool] = {}
     for part in splits.values():
+        if part.role == b"assistant":
+            continue
         *others, last = part.units
         kinds.update((id(unit), True) for unit in others)
         kinds[id(last)] = not others or is_result(last)
@@ -384,7 +414,7 @@ def _merged(run: Sequence[bytes]) -> bytes:
         blocks = [encode(block) for unit in run for block in blocks_of(decode(unit))]
     results = [type_of(decode(block)) == "tool_result" for block in blocks]
     ordered = [block for wanted in (True, False) for block, is_ in zip(blocks, results, strict=True) if is_ is wanted]
-    return _user(ordered)
+    return _message(ordered)
 
 
 def _placed(messages: Sequence[bytes]) -> list[bytes]:

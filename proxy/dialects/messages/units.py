@@ -7,30 +7,38 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
-from proxy.compaction.turn import Call, Kind, Turn
+from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.dialects.foreign_summaries import find_summary
+from proxy.dialects.parts import MESSAGES
 from proxy.dialects.repair import STRAY_RESULT, CallKey
-from proxy.dialects.units import Message, Units, decode, encode, is_media_part, replace_field, unless_media
+from proxy.dialects.units import (
+    Message,
+    Units,
+    changed_fields,
+    content_text,
+    decode,
+    encode,
+    opening_of,
+    own_text,
+    replace_field,
+)
+from proxy.dialects.walk import Change, Swap, identities, linked, rewritten, row_of
 from proxy.limits.profiles.lookup import undated
-from proxy.tokens.media import MEDIA_LABELS
 
 Block = dict[str, Any]
 
 THINKING = frozenset({"thinking", "redacted_thinking"})
-SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
-"""Calls of tools that the provider runs. Their results are in the same message."""
 
-
-_REMINDER = re.compile(r"\s*<system-reminder>.*</system-reminder>\s*\Z", re.DOTALL)
+_REMINDER = re.compile(r"\s*<system-reminder>(.*)</system-reminder>\s*\Z", re.DOTALL)
 """Text that Claude Code adds to the user's messages."""
 
-_SHOWN = ("title", "url", "text", "stdout", "stderr", "error_code")
-"""Fields with visible text in the results of tools that the provider runs."""
+_HEADING = 80
+"""Characters of a reminder's first line that name it."""
+
 _DEEPEST = 6
 
 _FIRST_CHECKED = (5, 1)
@@ -42,6 +50,8 @@ _VERSION = re.compile(r"(?<![\w.])(\d{1,2})(?:\.(\d{1,2}))?(?![\w.])")
 
 class MessagesUnits(Units[Message]):
     """See ``dialects.units.Units``. A unit is a message, and ``model`` decides whether it binds thinking."""
+
+    TABLE = MESSAGES
 
     def __init__(self, message: Callable[[Message], int], text: TextCounter, model: str) -> None:
         super().__init__(message, text)
@@ -82,14 +92,33 @@ class MessagesUnits(Units[Message]):
         return answered if isinstance(answered, str) else None
 
     def visible_text(self, unit: Message) -> str:
-        return visible(blocks_of(unit))
+        return content_text(blocks_of(unit), MESSAGES)
 
-    def media_in(self, unit: Message) -> bool:
-        return any(is_media_part(inner) for block in blocks_of(unit) for inner in (block, *nested(block)))
+    def walked(self, unit: Message, change: Change | None, swap: Swap | None) -> Message:
+        new: Message = rewritten(unit, MESSAGES, change, swap, MESSAGES["message"])
+        return new
 
-    def bare(self, unit: Message) -> Message:
-        content = unit.get("content")
-        return {**unit, "content": map_blocks(content, unless_media)} if isinstance(content, list) else unit
+    def written(self, raw: bytes, unit: Message, new: Message) -> bytes:
+        return changed_fields(raw, unit, new)
+
+    def links(self, unit: Message) -> Links:
+        return links_of(unit) if unit.get("role") == "assistant" else NO_LINKS
+
+    def effects(self, unit: Message) -> tuple[Effect, ...]:
+        return tuple(keys for keys, _ in in_effect(unit))
+
+    def in_effect(self, raw: bytes, number: int) -> bytes:
+        unit = decode(raw)
+        blocks = [canonical(block) for block in list(in_effect(unit))[number][1]]
+        return encode({"role": unit.get("role"), "content": blocks})
+
+    def calls_only(self, raw: bytes, ids: Collection[str]) -> bytes:
+        uses = (block for block in blocks_of(decode(raw)) if type_of(block) == "tool_use" and block.get("id") in ids)
+        content = [{name: value for name, value in canonical(use).items() if name != "caller"} for use in uses]
+        return encode({"role": "assistant", "content": content})
+
+    def opening(self, unit: Message) -> str:
+        return opening_of(unit.get("content"), MESSAGES)
 
     def is_empty(self, unit: Message) -> bool:
         return unit.get("content") in (None, "", [])
@@ -102,29 +131,11 @@ class MessagesUnits(Units[Message]):
         return find_summary(str(unit.get("role")), texts, listed=isinstance(unit.get("content"), list))
 
     def own_texts(self, unit: Message) -> list[tuple[str, str]]:
-        text = visible([block for block in blocks_of(unit) if not is_note(block)], media=False)
-        labels = labels_of(unit)
+        text, labels = own_text([block for block in blocks_of(unit) if not is_note(block)], MESSAGES)
         return [(text, labels)] if text or labels else []
-
-    def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
-        return replace_field(raw, "content", map_blocks(blocks_of(decode(raw)), change))
 
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
         return arguments_of(decode(raw))
-
-    def replaceable_text(self, raw: bytes) -> str | None:
-        texts = [text for block in _text_blocks(decode(raw)) if (text := text_in(block)) is not None]
-        return "\n".join(texts) if texts else None
-
-    def with_text(self, raw: bytes, text: str) -> bytes:
-        message = decode(raw)
-        if isinstance(message.get("content"), str):
-            return replace_field(raw, "content", text)
-        blocks = blocks_of(message)
-        if kind_of(message) == "result":
-            first = {**blocks[0], "content": _with_text(blocks[0].get("content"), text)}
-            return replace_field(raw, "content", [first, *blocks[1:]])
-        return replace_field(raw, "content", _with_text(blocks, text))
 
     def with_result(self, raw: bytes, text: str) -> bytes:
         blocks = blocks_of(decode(raw))
@@ -203,7 +214,13 @@ def kind_of(message: Message) -> Kind:
 def is_note(block: object) -> bool:
     """Return whether a block is text that a program added, and not the user's."""
     text = text_in(block)
-    return text is not None and (text.startswith(STRAY_RESULT) or _REMINDER.match(text) is not None)
+    return text is not None and (text.startswith(STRAY_RESULT) or is_reminder(block))
+
+
+def is_reminder(block: object) -> bool:
+    """Return whether a block is a reminder of a program."""
+    text = text_in(block)
+    return text is not None and _REMINDER.match(text) is not None
 
 
 def text_in(block: object) -> str | None:
@@ -227,32 +244,70 @@ def calls_of(message: Message) -> tuple[Call, ...]:
 
 def arguments_of(message: Message) -> list[tuple[str, str]]:
     """Return the name and the arguments of each call, as JSON. Calls of the provider's tools are included."""
-    uses = [block for block in blocks_of(message) if type_of(block) in ("tool_use", *SERVER_CALLS)]
+    uses = [block for block in blocks_of(message) if row_of(block, MESSAGES).arguments]
     return [(_text(block.get("name")), json.dumps(block.get("input", {}), ensure_ascii=False)) for block in uses]
 
 
-def visible(blocks: Sequence[Any], *, media: bool = True) -> str:
-    """Return the visible text. Parts that aren't text become a label, for example ``[image]``."""
-    return "\n".join(filter(None, (_block_text(block, media=media) for block in blocks)))
+def links_of(message: Message) -> Links:
+    """Return how an assistant's message belongs to others: calls and results of the provider, and its programs."""
+    parts = []
+    for block in blocks_of(message):
+        row = row_of(block, MESSAGES)
+        if isinstance(block, dict) and row.plays in ("hosted", "call"):
+            names, refers = identities(block)
+            parts.append(([], refers) if row.plays == "call" else (names, refers))
+    return linked(parts)
 
 
-def labels_of(message: Message) -> str:
-    """Return a label for the media of a message, such as ``[3 × image, file]``; empty if there are none."""
-    counts = Counter(MEDIA_LABELS[type_of(block)] for block in blocks_of(message) if is_media_part(block))
-    kinds = [f"{number} × {kind}" if number > 1 else kind for kind, number in counts.most_common(4)]
-    return f"[{', '.join(kinds)}]" if kinds else ""
+def answers_before(message: Message) -> int:
+    """Return the number of blocks at the start of an assistant's message that answer calls of an earlier message."""
+    blocks = blocks_of(message) if message.get("role") == "assistant" else []
+    made = {block.get("id") for block in blocks if isinstance(block, dict)}
+    for place, block in enumerate(blocks):
+        answered = block.get("tool_use_id") if isinstance(block, dict) else None
+        if not isinstance(answered, str) or answered in made:
+            return place
+    return len(blocks)
 
 
-def map_blocks(blocks: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
-    """Return the blocks with a function applied to each and to those inside of results. ``None`` removes a block."""
-    changed = []
-    for block in blocks:
-        new = change(block)
-        if new is block and isinstance(block, dict) and isinstance(block.get("content"), list) and nested(block):
-            new = {**block, "content": map_blocks(block["content"], change)}
-        if new is not None:
-            changed.append(new)
-    return changed
+def in_effect(message: Message) -> Iterator[tuple[Effect, list[Any]]]:
+    """Yield the keys of what a message puts into effect, with the blocks that do so."""
+    calls: dict[object, Any] = {}
+    for block in blocks_of(message):
+        if is_reminder(block):
+            yield (f"note {_heading(block['text'])}",), [block]
+            continue
+        row = row_of(block, MESSAGES)
+        if row.arguments:
+            calls[block.get("id")] = block
+        elif row.effect == "changes":
+            yield _changed(block), [block]
+        elif row.plays == "answer" and isinstance(block.get("content"), list):
+            refers = [part for part in block["content"] if row_of(part, MESSAGES).effect == "loads"]
+            if refers:
+                yield tuple(f"tool {part.get('tool_name')}" for part in refers), [{**block, "content": refers}]
+        elif row.effect == "loads" and (call := calls.get(block.get("tool_use_id"))) is not None:
+            found = block.get("content")
+            loads = found.get("tool_references") if isinstance(found, dict) else None
+            if isinstance(loads, list) and loads:
+                names = (part.get("tool_name") for part in loads if isinstance(part, dict))
+                yield tuple(f"tool {name}" for name in names), [call, block]
+
+
+def _changed(block: Block) -> Effect:
+    """Return the keys of a change of tools. Later changes may refer to a definition, so it has a key of its own."""
+    tool = block.get("tool")
+    tool = tool if isinstance(tool, dict) else {}
+    defined = tool.get("definition")
+    named = defined if isinstance(defined, dict) else tool
+    server = named.get("server_name") or named.get("mcp_server_name")
+    name = "/".join(str(part) for part in (server, named.get("name")) if part)
+    return (f"tool {name}", f"definition {name}") if named is defined else (f"tool {name}",)
+
+
+def _heading(text: str) -> str:
+    inside = _REMINDER.match(text)
+    return (inside[1] if inside else text).strip().partition("\n")[0][:_HEADING]
 
 
 def canonical(value: Any, depth: int = 0) -> Any:
@@ -272,58 +327,13 @@ def canonical(value: Any, depth: int = 0) -> Any:
     return fields
 
 
-def _block_text(block: object, *, media: bool) -> str:
-    kind = type_of(block)
-    text = text_in(block)
-    if text is not None:
-        return text
-    if not isinstance(block, dict) or kind in THINKING or kind == "tool_use" or kind in SERVER_CALLS:
-        return ""
-    if kind in MEDIA_LABELS:
-        return f"[{MEDIA_LABELS[kind]}]" if media else ""
-    if kind == "tool_result":
-        return visible(nested(block), media=media)
-    return "\n".join(_strings(block, 0)) or f"[{kind or 'part'}]"
-
-
-def _strings(value: object, depth: int) -> Iterator[str]:
-    if depth > _DEEPEST:
-        return
-    if isinstance(value, dict):
-        yield from (value[key] for key in _SHOWN if isinstance(value.get(key), str) and value[key])
-        content = value.get("content")
-        yield from [content] if isinstance(content, str) and content else _strings(content, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item, depth + 1)
-
-
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _text_blocks(message: Message) -> list[Any]:
-    """Return the blocks with the text of a message, or of the result in it."""
-    blocks = blocks_of(message)
-    return nested(blocks[0]) if kind_of(message) == "result" else blocks
-
-
-def _with_text(content: object, text: str) -> object:
-    """Replace the text of a content. The first text block gets it, and the other text blocks are removed."""
-    if not isinstance(content, list):
-        return text
-    first = next((i for i, block in enumerate(content) if text_in(block) is not None), None)
-    if first is None:
-        return content
-    # Citations refer to places in the text.
-    kept: Block = {key: value for key, value in content[first].items() if key != "citations"}
-    rest = [block for block in content[first + 1 :] if text_in(block) is None]
-    return [*content[:first], {**kept, "text": text}, *rest]
-
-
 def _rewritten_call(block: Any, rewrite: Rewrite) -> Any:
     """Return a call with other arguments; the same object if they stay."""
-    if type_of(block) != "tool_use" or not isinstance(block.get("input"), dict):
+    if not row_of(block, MESSAGES).arguments or not isinstance(block.get("input"), dict):
         return block
     name = block.get("name")
     arguments = json.dumps(block["input"], ensure_ascii=False)

@@ -20,7 +20,7 @@ from proxy.dialects.conditions import goes
 from proxy.dialects.dialect import NativeCompaction, NativeSummary
 from proxy.dialects.request import NOTHING, fields_of, value_of
 from proxy.dialects.responses.answers import ResponsesAnswers
-from proxy.dialects.responses.units import PREFIX_TYPES, joined
+from proxy.dialects.responses.units import item_row, joined
 from proxy.dialects.units import decode
 from proxy.overflow.silent import Finished
 
@@ -67,7 +67,7 @@ class ResponsesCompaction(NativeCompaction):
             items = msgspec.json.decode(answer, type=_Answer).output
         except UNDECODABLE:
             return None
-        if not items or decode(items[-1]).get("type") not in PREFIX_TYPES:
+        if not items or item_row(decode(items[-1])).plays != "prefix":
             return None
         return NativeSummary(joined(items), "")
 

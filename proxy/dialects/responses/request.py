@@ -23,7 +23,7 @@ from proxy.dialects.request import (
     value_of,
 )
 from proxy.dialects.responses.references import REFERENCE, References, place_after, places_of, unsized
-from proxy.dialects.responses.units import PREFIX_TYPES, joined, kind_by
+from proxy.dialects.responses.units import item_row, joined, kind_by
 from proxy.dialects.units import ByDigest
 
 
@@ -53,6 +53,7 @@ class _Item(msgspec.Struct):
     type: Any = None
     role: Any = None
     call_id: Any = None
+    execution: Any = None
     id: Any = None
 
 
@@ -295,13 +296,14 @@ def _part(item: bytes) -> str:
     Of the assistant's items, references are ``_REFERENCE``. Reasoning and messages with an id are ``_REPEATED``.
     """
     shape = _shape(item)
-    if isinstance(shape.type, str) and shape.type in PREFIX_TYPES:
+    if item_row({"type": shape.type}).plays == "prefix":
         return _PREFIX
     if shape.type == REFERENCE:
         return _REFERENCE
+    kind = kind_by(shape.type, shape.role, shape.call_id, shape.execution)
     if shape.type == "reasoning" or (shape.role == "assistant" and isinstance(shape.id, str)):
-        return _REPEATED if kind_by(shape.type, shape.role, shape.call_id) == "assistant" else ""
-    return kind_by(shape.type, shape.role, shape.call_id)
+        return _REPEATED if kind == "assistant" else ""
+    return kind
 
 
 def _shape(item: bytes) -> _Item:

@@ -21,7 +21,7 @@ from proxy.dialects.responses.units import (
     joined,
     kind_of,
     raws_of,
-    with_content,
+    visible,
 )
 from proxy.dialects.rounds import (
     DONE,
@@ -38,7 +38,7 @@ from proxy.dialects.rounds import (
     with_tool,
     without_tool,
 )
-from proxy.dialects.units import Message, encode, text_of
+from proxy.dialects.units import Message, encode
 from proxy.http.sse import encode as event_of
 
 _BEGINS = frozenset({"response.created", "response.queued", "response.in_progress"})
@@ -299,4 +299,4 @@ def _flat(tools: Sequence[Any]) -> Iterator[Any]:
 
 
 def _text(items: Sequence[Message]) -> str:
-    return "".join(text_of(with_content(item)) for item in items if is_message(item))
+    return "".join(map(visible, filter(is_message, items)))

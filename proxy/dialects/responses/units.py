@@ -7,32 +7,29 @@ Reasoning is bound to the items after it, so a run is kept or dropped as a whole
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite
-from proxy.compaction.turn import Call, Kind, Turn
+from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
+from proxy.dialects.parts import OPAQUE, RESPONSES, Part
 from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
-    DEEPEST,
     Message,
     Units,
+    changed_fields,
+    content_text,
     decode,
     encode,
-    is_media_part,
-    labels_of,
-    parts_of,
+    opening_of,
+    own_text,
     replace_field,
-    replaceable_text,
     summary_in,
-    text_of,
-    text_without_media,
-    with_text,
-    without_media,
 )
+from proxy.dialects.walk import Change, Swap, identities, linked, rewritten, row_of, strings
 
 MESSAGE_KINDS: dict[object, Kind] = {
     "system": "system",
@@ -41,28 +38,25 @@ MESSAGE_KINDS: dict[object, Kind] = {
     "assistant": "assistant",
 }
 
-PREFIX_TYPES = frozenset({"compaction", "context_compaction"})
-"""Items that replace everything before them."""
+_KINDS: dict[str, Kind] = {"answer": "result", "system": "system"}
 
-_ASSISTANT = frozenset({"reasoning", "item_reference", "program", "agent_message", "image_generation"})
-_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
-_CLIENT_CALLS = frozenset(
-    {"function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call", "computer_call"}
-)
-"""Calls that the client answers with an item of its own."""
+# A rule about ids, not about parts: the API accepts these items of the assistant without one.
+_REMOVABLE_IDS = ("message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call", "tool_search_call")
 
-_REMOVABLE_IDS = ("message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call")
-"""Items of the assistant that the API accepts without an id."""
-
-_NOT_TEXT = frozenset({"id", "type", "status", "encrypted_content", "result", "call_id", "role"})
+# These prefixes are OpenAI's. A reference without one may be a call.
+_REASONING_ID, _MESSAGE_ID = "rs_", "msg_"
 
 FUNCTION, CUSTOM = "function_call_output", "custom_tool_call_output"
-"""The kinds of results. Clients answer all calls but custom ones with outputs of functions."""
+"""The kinds of results. Some clients answer a call with the output of another type, but never a custom one."""
+
+_BOUND = ("id", "caller")
+"""Fields of an item in effect that lead to items which aren't there."""
 
 
 class ResponsesUnits(Units[list[Message]]):
     """See ``dialects.units.Units``. A decoded unit is a list of items."""
 
+    TABLE = RESPONSES
     RESULT_KINDS = (FUNCTION, CUSTOM)
     TEXT_PART = "input_text"
     MARKS = ()
@@ -92,14 +86,34 @@ class ResponsesUnits(Units[list[Message]]):
     def answered(self, unit: list[Message], kind: Kind) -> str | None:
         return text_or_none(unit[0].get("call_id")) or text_or_none(unit[0].get("id")) if kind == "result" else None
 
+    def links(self, unit: list[Message]) -> Links:
+        return links_of(unit)
+
+    def effects(self, unit: list[Message]) -> tuple[Effect, ...]:
+        return tuple(keys for keys, _ in in_effect(unit))
+
+    def in_effect(self, raw: bytes, number: int) -> bytes:
+        _, items = list(in_effect(items_of(raw)))[number]
+        return joined([encode({name: item[name] for name in item if name not in _BOUND}) for item in items])
+
+    def calls_only(self, raw: bytes, ids: Collection[str]) -> bytes:
+        calls = (item for item in items_of(raw) if is_client_call(item) and item.get("call_id") in ids)
+        return joined([encode({name: call[name] for name in call if name not in _BOUND}) for call in calls])
+
+    def opening(self, unit: list[Message]) -> str:
+        return opening_of(unit[0].get("content"), RESPONSES) if len(unit) == 1 else ""
+
     def visible_text(self, unit: list[Message]) -> str:
         return "\n".join(filter(None, map(_text, unit)))
 
-    def media_in(self, unit: list[Message]) -> bool:
-        return any(map(_has_media, unit))
+    def walked(self, unit: list[Message], change: Change | None, swap: Swap | None) -> list[Message]:
+        new = [rewritten(item, RESPONSES, change, swap, item_row(item)) for item in unit]
+        return unit if all(one is item for one, item in zip(new, unit, strict=True)) else new
 
-    def bare(self, unit: list[Message]) -> list[Message]:
-        return list(map(_without_media, unit))
+    def written(self, raw: bytes, unit: list[Message], new: list[Message]) -> bytes:
+        if bytes(raw)[:1] == b'"':
+            return encode(new[0]["content"])
+        return joined(list(map(changed_fields, raws_of(raw), unit, new)))
 
     def is_empty(self, unit: list[Message]) -> bool:
         return all(map(_is_empty, unit))
@@ -108,44 +122,21 @@ class ResponsesUnits(Units[list[Message]]):
         return unit[0].get("output")
 
     def result_text(self, unit: list[Message]) -> str:
-        return text_of(with_content(unit[0]))
+        return visible(unit[0])
 
     def summary_in(self, unit: list[Message]) -> ForeignSummary | None:
         return summary_in(unit[0]) if len(unit) == 1 and is_message(unit[0]) else None
 
     def own_texts(self, unit: list[Message]) -> list[tuple[str, str]]:
-        return [(text_without_media(message), labels_of(message)) for message in map(with_content, unit)]
-
-    def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
-        def rewrite(item: Message, old: bytes) -> bytes:
-            if not _has_media(item):
-                return old
-            changed = [change(part) for part in parts_of(with_content(item))]
-            return replace_field(old, content_key(item), [part for part in changed if part is not None])
-
-        return rewritten_items(raw, rewrite)
+        return [own_text(item.get("content"), RESPONSES) for item in unit]
 
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
         return arguments_of(items_of(raw))
 
-    def replaceable_text(self, raw: bytes) -> str | None:
-        texts = [text for text in map(_replaceable, items_of(raw)) if text is not None]
-        return texts[0] if len(texts) == 1 else None
-
-    def with_text(self, raw: bytes, text: str) -> bytes:
-        if bytes(raw)[:1] == b'"':
-            return encode(text)
-
-        def rewrite(item: Message, old: bytes) -> bytes:
-            if _replaceable(item) is None:
-                return old
-            key = content_key(item)
-            return replace_field(old, key, with_text(item.get(key), text))
-
-        return rewritten_items(raw, rewrite)
-
     def with_result(self, raw: bytes, text: str) -> bytes:
-        return replace_field(raw, "output", text)
+        if item_row(items_of(raw)[0]).plain:
+            return replace_field(raw, "output", text)
+        return self.with_texts(raw, [text])
 
     def with_arguments(self, raw: bytes, rewrite: Rewrite) -> bytes:
         return rewritten_items(raw, lambda item, old: _with_arguments(item, old, rewrite))
@@ -155,17 +146,20 @@ class ResponsesUnits(Units[list[Message]]):
 
     def call_keys(self, turn: Turn) -> list[CallKey]:
         calls = [item for item in items_of(turn.raw) if is_client_call(item)]
-        return [
-            (CUSTOM if item["type"] == "custom_tool_call" else FUNCTION, call.id)
-            for item, call in zip(calls, turn.facts.calls, strict=True)
-        ]
+        kinds = (CUSTOM if item_row(item).answer == CUSTOM else FUNCTION for item in calls)
+        return [(kind, call.id) for kind, call in zip(kinds, turn.facts.calls, strict=True)]
 
     def result_key(self, turn: Turn) -> CallKey:
-        type_ = items_of(turn.raw)[0].get("type")
-        return CUSTOM if type_ == CUSTOM else FUNCTION, turn.facts.answers or ""
+        type_ = str(items_of(turn.raw)[0].get("type"))
+        kind = type_ if type_ == CUSTOM or type_ not in RESPONSES else FUNCTION
+        return kind, turn.facts.answers or ""
 
     def result(self, kind: str, id: str, text: str) -> bytes:
         return encode({"type": kind, "call_id": id, "output": text})
+
+    def may_answer(self, raw: bytes, id: str) -> bool:
+        calls = (item for item in items_of(raw) if is_client_call(item) and item.get("call_id") == id)
+        return all(RESPONSES[item_row(call).answer].plain for call in calls)
 
     def answering(self, raw: bytes, kind: str, id: str) -> bytes:
         return replace_field(raw, "call_id", id)
@@ -187,21 +181,68 @@ class ResponsesUnits(Units[list[Message]]):
 
 def kind_of(item: Message) -> Kind:
     """Return the part that an item plays; empty if it's unknown."""
-    return kind_by(item.get("type"), item.get("role"), item.get("call_id"))
+    return kind_by(item.get("type"), item.get("role"), item.get("call_id"), item.get("execution"))
 
 
-def kind_by(type_: object, role: object, call_id: object) -> Kind:
+def kind_by(type_: object, role: object, call_id: object, execution: object) -> Kind:
     """Return the kind of an item with these fields."""
     if type_ is None or type_ == "message":
         return MESSAGE_KINDS.get(role, "") if isinstance(role, str) else ""
     if not isinstance(type_, str):
         return ""
-    if type_ in _OUTPUTS or (type_.endswith("_output") and isinstance(call_id, str)):
-        return "result"
-    if type_ in _ASSISTANT or type_.endswith(("_call", "_output")) or type_.startswith("mcp_"):
-        return "assistant"
-    # Newer items, such as ``additional_tools``, name the role that they have.
-    return MESSAGE_KINDS.get(role, "") if isinstance(role, str) else ""
+    row = row_of({"type": type_, "execution": execution}, RESPONSES)
+    if row is OPAQUE:
+        # New types end like the known ones, or name the role that they have.
+        if type_.endswith("_output") and isinstance(call_id, str):
+            return "result"
+        return MESSAGE_KINDS.get(role, "assistant") if isinstance(role, str) else "assistant"
+    return _KINDS.get(row.plays, "assistant")
+
+
+def item_row(item: Message) -> Part:
+    """Return the row of an item. One without a type is a message."""
+    return RESPONSES["message"] if item.get("type") in (None, "message") else row_of(item, RESPONSES)
+
+
+def links_of(items: Sequence[Message]) -> Links:
+    """Return how items belong to those of other units."""
+    parts, unseen = [], False
+    for item in items:
+        row = item_row(item)
+        if row.plays in ("hosted", "call", "answer"):
+            names, refers = identities(item)
+            paired = (item.get("call_id"), item.get("id"))  # by the engine
+            parts.append((names, refers) if row.plays == "hosted" else ([], [id for id in refers if id not in paired]))
+        elif row.plays == "reference":
+            unseen = unseen or not str(item.get("id")).startswith((_REASONING_ID, _MESSAGE_ID))
+    return linked(parts, unseen=unseen) if parts or unseen else NO_LINKS
+
+
+def in_effect(items: Sequence[Message]) -> Iterator[tuple[Effect, list[Message]]]:
+    """Yield the keys of what items put into effect, with the items that do so."""
+    calls: dict[object, Message] = {}
+    for item in items:
+        row = item_row(item)
+        if row.answer:
+            calls[row.answer] = item
+        elif row.effect == "sets":
+            keys = [f"configuration {name}" for name in item if name in (row.reads or ())]
+            if keys:
+                yield tuple(keys), [item]
+        elif row.effect == "loads" and (names := list(_tools_in(item.get("tools"), ""))):
+            # The call of a search that the provider ran comes before its output.
+            call = calls.get(item["type"]) if row.plays == "hosted" else None
+            if call is not None or row.plays != "hosted":
+                yield tuple(f"tool {name}" for name in names), [item] if call is None else [call, item]
+
+
+def _tools_in(tools: object, prefix: str) -> Iterator[str]:
+    """Yield the names of tools, also of those in namespaces."""
+    for tool in tools if isinstance(tools, list) else ():
+        if isinstance(tool, dict):
+            name = prefix + str(tool.get("name") or tool.get("server_label") or tool.get("type"))
+            inside = tool.get("tools")
+            yield from _tools_in(inside, f"{name}.") if isinstance(inside, list) else [name]
 
 
 def items_of(raw: bytes) -> list[Message]:
@@ -257,11 +298,6 @@ def is_message(item: Message) -> bool:
     return item.get("type") in (None, "message") and "role" in item
 
 
-def content_key(item: Message) -> str:
-    """Return the field with the item's text and media."""
-    return "output" if kind_of(item) == "result" else "content"
-
-
 def with_content(item: Message) -> Message:
     """Return an item as a message: its content or its output in ``content``. Other items have no content."""
     if kind_of(item) == "result":
@@ -271,8 +307,7 @@ def with_content(item: Message) -> Message:
 
 def is_client_call(item: Message) -> bool:
     """Return whether an item is a call that the client answers."""
-    type_ = item.get("type")
-    return isinstance(type_, str) and type_ in _CLIENT_CALLS
+    return item_row(item).plays == "call"
 
 
 def calls_of(items: Sequence[Message]) -> tuple[Call, ...]:
@@ -286,8 +321,8 @@ def calls_of(items: Sequence[Message]) -> tuple[Call, ...]:
 
 def is_reasoning(item: Message) -> bool:
     """Return whether an item is reasoning, or refers to reasoning."""
-    type_, id_ = item.get("type"), item.get("id")
-    return type_ == "reasoning" or (type_ == "item_reference" and isinstance(id_, str) and id_.startswith("rs_"))
+    plays = item_row(item).plays
+    return plays == "reasoning" or (plays == "reference" and str(item.get("id")).startswith(_REASONING_ID))
 
 
 def without_reasoning(raw: bytes) -> bytes:
@@ -315,38 +350,26 @@ def _without_binding(item: Message, raw: bytes) -> bytes:
     return msgspec.json.encode({name: value for name, value in fields.items() if name not in ("id", "status")})
 
 
-def hosted_text(item: Message) -> str:
-    """Return a label for an item that is neither a message nor a call of the client, with its shortest texts."""
+def visible(item: Message) -> str:
+    """Return the visible text of an item: its content or output, or a label with the texts of another item."""
+    row = item_row(item)
+    if row.plays == "message":
+        return content_text(item.get("content"), RESPONSES)
+    if row.plays == "answer" and isinstance(output := item.get("output"), str | list):
+        return content_text(output, RESPONSES)
+    texts: dict[str, str] = {}
+    for name, text in strings(item, RESPONSES, row):
+        texts.setdefault(text, name)
+    if row.plays == "answer":
+        return "\n".join(texts)
     type_ = text_or_none(item.get("type")) or "item"
-    if type_ == "item_reference":
-        return "[an answer that the proxy has not seen]"
-    texts = [f"{name}: {value}" for name, value in _texts(item, 0) if name not in _NOT_TEXT]
-    return f"[{' · '.join([type_[:40], *texts])}]"
-
-
-def _texts(item: Message, depth: int) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    for name, value in item.items():
-        if isinstance(value, str) and value:
-            found.append((name, value))
-        elif isinstance(value, dict) and depth < DEEPEST and name not in _NOT_TEXT:
-            found += _texts(value, depth + 1)
-    return found
-
-
-def is_hosted(item: Message) -> bool:
-    """Return whether an item of the assistant is neither a message, reasoning, nor a call of the client."""
-    return not is_message(item) and not is_reasoning(item) and not is_client_call(item)
+    return f"[{' · '.join([type_[:40], *(f'{name}: {text}' if name else text for text, name in texts.items())])}]"
 
 
 def arguments_of(items: Sequence[Message]) -> list[tuple[str, str]]:
     """Return the name and the arguments of each call of the client, as text."""
-    found = []
-    for item in items:
-        if is_client_call(item):
-            given = next((item[key] for key in ("arguments", "input", "action", "operation") if key in item), None)
-            found.append((text_or_none(item.get("name")) or str(item["type"]), as_text(given)))
-    return found
+    calls = filter(is_client_call, items)
+    return [(text_or_none(c.get("name")) or str(c["type"]), as_text(c.get(item_row(c).arguments))) for c in calls]
 
 
 def text_or_none(value: object) -> str | None:
@@ -361,16 +384,6 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _has_media(item: Message) -> bool:
-    return any(map(is_media_part, parts_of(with_content(item))))
-
-
-def _without_media(item: Message) -> Message:
-    if not _has_media(item):
-        return item
-    return {**item, content_key(item): without_media(with_content(item))["content"]}
-
-
 def _is_empty(item: Message) -> bool:
     """Return whether an item has nothing without the items after it, such as lone reasoning."""
     if is_message(item):
@@ -379,20 +392,15 @@ def _is_empty(item: Message) -> bool:
 
 
 def _text(item: Message) -> str:
-    if is_reasoning(item):
+    row = item_row(item)
+    if row.plays in ("call", "prefix") or is_reasoning(item):
         return ""
-    if kind_of(item) == "assistant" and is_hosted(item):
-        return hosted_text(item)
-    return text_of(with_content(item))
-
-
-def _replaceable(item: Message) -> str | None:
-    return replaceable_text(with_content(item).get("content"))
+    return "[an answer that the proxy has not seen]" if row.plays == "reference" else visible(item)
 
 
 def _with_arguments(item: Message, raw: bytes, rewrite: Rewrite) -> bytes:
     arguments = item.get("arguments")
-    if item.get("type") != "function_call" or not isinstance(arguments, str):
+    if item_row(item).arguments != "arguments" or not isinstance(arguments, str):
         return raw
     rewritten = rewrite(text_or_none(item.get("name")) or "", arguments)
     return raw if rewritten is None else replace_field(raw, "arguments", rewritten)

@@ -16,7 +16,8 @@ from proxy.compaction.settings import Clause
 from proxy.compaction.stages import ArgumentRules, ResultRules, arguments, duplicates, media, results
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.turn import Turn
-from proxy.dialects.units import decode, text_of
+from proxy.dialects.chat.units import text_of
+from proxy.dialects.units import decode
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FORMAT,

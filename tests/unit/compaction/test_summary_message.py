@@ -23,7 +23,8 @@ from proxy.compaction.summary_message import (
     with_index,
 )
 from proxy.dialects.chat.counting import ChatCounter
-from proxy.dialects.units import decode, text_of
+from proxy.dialects.chat.units import text_of
+from proxy.dialects.units import decode
 from proxy.limits.profiles.lookup import Profile
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
@@ -72,7 +73,7 @@ def test_the_users_words_the_index_and_the_summary_are_in_it() -> None:
 
 def test_a_picture_of_the_users_is_named() -> None:
     text = note([{"role": "user", "content": [{"type": "text", "text": "Like this:"}, IMAGE]}])
-    assert BLOCK.findall(text)[0] == "Like this:\n[image]"
+    assert BLOCK.findall(text)[0] == "Like this:\n[image: no longer shown]"
 
 
 def test_without_users_or_artefacts_their_sections_are_left_out() -> None:

@@ -108,4 +108,4 @@ def test_a_quoted_message_with_many_pictures_keeps_both_ends_of_its_text() -> No
     sent = send(turns(history), rules(media=False), 3584)
     summary = next(text for text in texts(sent) if "<conversation_summary>" in text)
     assert "BEGIN a b" in summary
-    assert "END\n[20 × image, 20 × file]\n</user_message>" in summary
+    assert "END\n[20 × image, 20 × file: no longer shown]\n</user_message>" in summary

@@ -14,8 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.turn import Facts, Turn, faults, head_length
+from proxy.dialects.chat.units import text_of
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT, needs_repair, repaired
-from proxy.dialects.units import decode, encode, text_of
+from proxy.dialects.units import decode, encode
 from tests.kit.conversations import (
     FORMAT,
     Counting,

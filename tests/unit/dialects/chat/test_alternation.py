@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from proxy.compaction.render import OutgoingMessage
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING, alternating
-from proxy.dialects.units import decode, text_of
+from proxy.dialects.chat.units import text_of
+from proxy.dialects.units import decode
 from tests.kit.conversations import (
     FORMAT,
     IMAGE,

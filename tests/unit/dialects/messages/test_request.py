@@ -64,8 +64,7 @@ def test_bodies_pass_byte_for_byte(seed: int) -> None:
     assert request.rewritten(units=list(request.units)) is raw
     assert [bytes(unit) for unit in parse(raw).units] == [bytes(unit) for unit in request.units]
     if request.units:
-        strict = request.strict or raw
-        assert json.loads(request.rewritten(units=request.units, model="o")) == {**json.loads(strict), "model": "o"}
+        assert json.loads(request.rewritten(units=request.units, model="o")) == {**json.loads(raw), "model": "o"}
         request.rewritten(units=request.units[1:])
 
 

@@ -83,7 +83,7 @@ def test_what_a_program_added_isnt_the_users() -> None:
     reminder = text("<system-reminder>Be careful.</system-reminder>")
     assert FORMAT.read(user(reminder)).kind == ""
     assert FORMAT.read(user(reminder, text("go"))).kind == "user"
-    assert FORMAT.user_text(user(reminder, text("go"), IMAGE)) == [("go", "[image]")]
+    assert FORMAT.user_text(user(reminder, text("go"), IMAGE)) == [("go", "[image: no longer shown]")]
 
 
 def test_the_text_of_a_result_is_replaced() -> None:

@@ -199,12 +199,12 @@ def test_model_and_output_change_alone() -> None:
     assert body.named("b").model == "b"
 
 
-def test_lone_surrogates_are_replaced_only_if_the_body_is_rewritten() -> None:
+def test_lone_surrogates_leave_as_they_came() -> None:
     raw = b'{"model":"a","input":[{"role":"user","content":"\\ud83d"}]}'
     body = parse(raw)
     assert body.rewritten() is raw
     assert body.size == 2 * len(raw)
-    assert json.loads(body.rewritten(units=body.units))["input"][0]["content"] == "\ufffd"
+    assert json.loads(body.rewritten(units=body.units))["input"] == json.loads(raw)["input"]
 
 
 def test_a_released_request_keeps_no_bytes() -> None:

@@ -60,7 +60,7 @@ def test_text_of_a_run_is_replaced_in_its_only_message() -> None:
     assert FORMAT.replaceable_text(unit) == "ok"
     items = json.loads(FORMAT.with_text(unit, "short"))
     assert items == [REASONING, {**MESSAGE, "content": [{**MESSAGE["content"][0], "text": "short"}]}, CALL]
-    assert FORMAT.replaceable_text(raw([MESSAGE, MESSAGE])) is None
+    assert FORMAT.texts(raw([MESSAGE, MESSAGE])) == ["ok", "ok"]
     assert FORMAT.replaceable_text(raw(OUTPUT)) == "a\nb"
     assert json.loads(FORMAT.with_text(raw(OUTPUT), "c")) == {**OUTPUT, "output": "c"}
     listed = {**OUTPUT, "output": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]}

@@ -1,0 +1,189 @@
+"""What is in effect: tools that were loaded, added, or removed, settings, and a client's standing reminders.
+
+These parts aren't old talk, so they outlive the summary of the messages around them. They follow it as units of their
+own, reduced to what puts something into effect. Of several parts with the same key, the newest one counts, so what is
+live at a cut depends on the messages before it alone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.compaction.format import Format
+from proxy.compaction.stages.results import common_level, shortened
+from proxy.compaction.turn import Effect, Facts, Turn
+
+NOTE = "note "
+"""The start of the keys of reminders. Only those with a heading in the first user message stand."""
+
+MOST = 500
+"""Parts that are in effect. Beyond it, the oldest end."""
+
+NOTES_PART = 0.5
+"""The share of the room that reminders get if they and the other parts don't fit."""
+
+_MARKER = "\n[The compaction proxy left out {tokens} tokens of this note here.]\n"
+_UNLOADED = (
+    "[The compaction proxy left out the messages that loaded or changed these tools: {names}. Load a tool again before "
+    "you call it.]"
+)
+_NAMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What is in effect at a cut: the units to send, each with the index of its message.
+
+    ``unloaded`` are the keys of tools for which there was no room.
+    """
+
+    units: tuple[tuple[int, Turn], ...] = ()
+    unloaded: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum([turn.facts.tokens for _, turn in self.units])
+
+    @property
+    def bytes(self) -> int:
+        return sum([len(turn.raw) for _, turn in self.units])
+
+
+NOTHING = Live()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """A part that puts something into effect: the index of its message, its number there, and its units."""
+
+    index: int
+    keys: Effect
+    units: tuple[tuple[int, Turn], ...]
+
+    @property
+    def is_note(self) -> bool:
+        return self.keys[0].startswith(NOTE)
+
+    @property
+    def tokens(self) -> int:
+        return sum([turn.facts.tokens for _, turn in self.units])
+
+
+class State:
+    """What is in effect at every cut."""
+
+    def __init__(self) -> None:
+        self._cuts = [0]
+        self._live = [NOTHING]
+
+    def add(self, cut: int, live: Live) -> None:
+        """Add what is in effect from a later cut on."""
+        self._cuts.append(cut)
+        self._live.append(live)
+
+    def at(self, cut: int) -> Live:
+        """Return what is in effect before the group ``cut``."""
+        return self._live[bisect_right(self._cuts, cut) - 1]
+
+
+def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, format: Format) -> State:
+    """Return what is in effect at every cut. ``starts`` are the first messages of groups, and ``most`` is in tokens."""
+    state = State()
+    if not any(turn.facts.effects for turn in body):
+        return state
+    standing = _standing(body)
+    newest: dict[str, _Part] = {}
+    for group, (start, end) in enumerate(zip(starts, [*starts[1:], len(body)], strict=True)):
+        found = [part for index in range(start, end) for part in _parts(body, start, index, format)]
+        found = [part for part in found if not part.is_note or part.keys[0] in standing]
+        for part in found:
+            for key in part.keys:
+                newest.pop(key, None)
+                newest[key] = part
+        while len(newest) > MOST:
+            del newest[next(iter(newest))]
+        if found:
+            state.add(group + 1, _fitted(list(dict.fromkeys(newest.values())), most, format))
+    return state
+
+
+def _standing(body: Sequence[Turn]) -> set[str]:
+    """Return the keys of the reminders in the first message of the user, which its client may send once only."""
+    first = next((turn.facts for turn in body if turn.facts.kind != "system"), None)
+    return {key for keys in first.effects for key in keys if key.startswith(NOTE)} if first is not None else set()
+
+
+def _parts(body: Sequence[Turn], start: int, index: int, format: Format) -> list[_Part]:
+    """Return what a message puts into effect. A result comes with its call."""
+    turn = body[index]
+    answered = turn.facts.answers
+    parts = []
+    for number, keys in enumerate(turn.facts.effects):
+        units = [(index, _reduced(turn, ("effect", number), format))]
+        if answered is not None:
+            calls = (i for i in range(index - 1, start - 1, -1) if any(c.id == answered for c in body[i].facts.calls))
+            if (place := next(calls, None)) is None:
+                continue
+            units.insert(0, (place, _reduced(body[place], ("call", answered), format)))
+        parts.append(_Part(index, keys, tuple(units)))
+    return parts
+
+
+def _reduced(turn: Turn, key: tuple[str, object], format: Format) -> Turn:
+    """Return a unit with one of its effects, or with one of its calls. Cached in its facts."""
+    forms = turn.facts.forms
+    form = forms.get(key)
+    if form is None:
+        which = key[1]
+        if isinstance(which, int):
+            raw = format.in_effect(turn.raw, which)
+        else:
+            raw = format.calls_only(turn.raw, (str(which),))
+        form = forms[key] = Turn(raw, Facts("user", "", format.tokens(raw), b""))
+    return form
+
+
+def _fitted(parts: Sequence[_Part], most: int | None, format: Format) -> Live:
+    """Return the parts that fit, oldest first. Reminders shrink to one common size. Of the others, the newest stay."""
+    ordered = sorted(parts, key=lambda part: part.index)
+    if most is None or sum([part.tokens for part in ordered]) <= most:
+        return Live(tuple([unit for part in ordered for unit in part.units]))
+    notes = [part.tokens for part in ordered if part.is_note]
+    room = max(most - sum([part.tokens for part in ordered if not part.is_note]), int(most * NOTES_PART))
+    level = common_level(notes, room)
+    left = most - min(sum(notes), room)
+    kept: dict[_Part, tuple[tuple[int, Turn], ...]] = {}
+    for part in reversed(ordered):
+        if part.is_note:
+            kept[part] = tuple([(index, _cut(turn, level, format)) for index, turn in part.units])
+        elif part.tokens <= left:
+            kept[part] = part.units
+            left -= part.tokens
+    gone = [key for part in ordered if part not in kept for key in part.keys if not key.startswith(NOTE)]
+    return Live(tuple([unit for part in ordered for unit in kept.get(part, ())]), tuple(dict.fromkeys(gone)))
+
+
+def _cut(turn: Turn, level: int, format: Format) -> Turn:
+    if turn.facts.tokens <= level:
+        return turn
+    forms, key = turn.facts.forms, ("cut", level)
+    if key not in forms:
+        forms[key] = shortened(turn, level, format, _MARKER)
+    return forms[key] or turn
+
+
+def unloaded_tools(live: Live) -> tuple[str, ...]:
+    """Return the names of the tools for which there was no room."""
+    return tuple([key.partition(" ")[2] for key in live.unloaded if key.startswith("tool ")])
+
+
+def unloaded(live: Live, role: str, format: Format) -> Turn | None:
+    """Return the message that names the tools for which there was no room; ``None`` if there are none."""
+    names = unloaded_tools(live)
+    if not names:
+        return None
+    listed = ", ".join(names[:_NAMED]) + (f", and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    raw = format.summary(role, _UNLOADED.format(names=listed))
+    return Turn(raw, Facts("user", "", format.tokens(raw), b""))
