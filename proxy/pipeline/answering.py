@@ -18,6 +18,7 @@ from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
 from proxy.pipeline.costs import Costs, reserve
 from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.features.additions import CAUSE, Additions
 from proxy.pipeline.features.alternation import Alternation
 from proxy.pipeline.features.continued_notes import NotesWriter, may_continue
 from proxy.pipeline.features.item_references import item_reader, resolve
@@ -26,7 +27,6 @@ from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
 from proxy.pipeline.features.recall import Recall, RecallState, reserved
 from proxy.pipeline.features.server_state import ServerState
-from proxy.pipeline.features.stream_usage import StreamUsage
 from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome, SummaryWriter
 from proxy.pipeline.response_start import ResponseStart, is_encoded
@@ -52,7 +52,7 @@ class Answering:
         self.alternation = Alternation()
         self.recall = Recall(runtime.archive_reader, runtime.stores.hidden_rounds, runtime.compactor)
         self.server_state = ServerState(runtime, partial(resolve, runtime))
-        self.stream_usage = StreamUsage()
+        self.additions = Additions()
         self.overflows = Overflows(self.budgets, runtime.compactor, self.reasoning.stale_after_overflow)
         self.feedback = UsageFeedback(runtime, self.budgets)
         self.recoveries = (
@@ -60,14 +60,14 @@ class Answering:
             Recovery("reasoning", self.reasoning.recover, most=1),
             Recovery("compaction", self.native.recover),
             Recovery("roles", self.alternation.recover, most=1),
+            # A part that the proxy added is the first suspect of any other refusal.
+            Recovery(CAUSE, self._without_additions, most=1),
+            Recovery("tool", self._without_tool),
             # An early end may be an accident. Only the second one counts as an overflow.
             Recovery("empty", self.overflows.early_end, most=1),
             # The size of a request that continues a history at the server says nothing about a limit.
             Recovery("overflow", self.server_state.recover),
             Recovery("overflow", self.overflows.recover),
-            # The remaining errors may be about parts that the proxy added: its tool, or its request for usage.
-            Recovery("tool", self._without_tool),
-            Recovery("usage", self.stream_usage.recover, most=1),
         )
         # What this endpoint remembers of tenants, so that maintenance can make it forget them.
         self.holders = (
@@ -76,7 +76,7 @@ class Answering:
             self.native,
             self.alternation,
             self.recall,
-            self.stream_usage,
+            self.additions,
             self.feedback,
         )
 
@@ -171,11 +171,18 @@ class Answering:
         if start.succeeded:
             self.budgets.succeeded(exchange)
             self.reasoning.succeeded(exchange, attempt.outcome)
-        self.stream_usage.answered(run, start)
+        if "tool" in self.additions.answered(run, attempt, start) and run.refused is not None:
+            self.recall.refuse(exchange, run.refused.answer.status)
         if run.recall is None:
             return start
         again = partial(resend, exchange, transport, request)
         return await self.recall.response(exchange, run.recall, attempt, start, request.body, again)
+
+    async def _without_additions(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
+        following = self.additions.recover(run, attempt, start)
+        if following is not None and isinstance(run, _Run) and run.recall is not None:
+            run.recall.refused = True
+        return following
 
     async def _without_tool(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         recall = run.recall if isinstance(run, _Run) else None
@@ -204,7 +211,7 @@ class _Run(Run):
         super().__init__(exchange)
         self._answering = answering
         self.recall: RecallState | None = None
-        self.asks_usage = answering.stream_usage.wanted(exchange)
+        self.asks_usage = answering.additions.wanted(exchange)
         answering.alternation.apply(exchange)
 
     def input(self, budget: TokenBudget) -> CompactionInput:
@@ -254,7 +261,8 @@ class _Run(Run):
             outcome = runtime.compactor.untouched(input)
             if outcome is None:
                 outcome = await self._answering.reasoning.compact(self.exchange, input, may_ask=may_ask)
-            output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
+            if not self._answering.additions.refused(self.exchange, "output"):
+                output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
         except UpstreamTimeout:
             raise
         except ConfigurationError as error:

@@ -46,6 +46,12 @@ class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         after = self.outcome.after
         return after if after is None or self.tool is None else after + self.tool.tokens
 
+    @property
+    def added(self) -> tuple[str, ...]:
+        """Return the names of what the proxy added to the request, or lowered in it."""
+        parts = {"usage": self.asks_usage, "tool": self.tool is not None, "output": self.output is not None}
+        return tuple(name for name, there in parts.items() if there)
+
     def describe(self, record: RequestRecord) -> None:
         """Add what the proxy did to a request's record."""
         outcome, summary = self.outcome, self.outcome.summary
@@ -77,7 +83,7 @@ class Run(ABC):
 
     ``retries`` are the causes of the retries so far. ``advice`` is a header value for a client whose request can't be
     recovered. ``asks_usage`` is that of the next attempt. ``learns`` is false if the answer doesn't show how the
-    upstream counts the request as received.
+    upstream counts the request as received. ``refused`` is the refusal after which ``taken`` was taken back.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -86,6 +92,8 @@ class Run(ABC):
         self.advice: str | None = None
         self.asks_usage = False
         self.learns = True
+        self.refused: ResponseStart | None = None
+        self.taken: tuple[str, ...] = ()
 
     @property
     def next_number(self) -> int:

@@ -83,7 +83,7 @@ class LedgerSums:
 
     Counts of requests: ``requests``, ``compacted``, ``avoided`` (compacted because they were larger than the model
     accepts, and answered), ``shadow``, ``would_compact`` (in shadow mode, those that ``enforce`` would compact),
-    ``would_avoid`` (those of them that were larger than the model accepts), ``errors`` (status 400 or higher, or an error),
+    ``would_avoid`` (those of them that were larger than the model accepts), ``errors`` (also with status 200),
     ``unpriced`` (no price is known), and ``estimated`` (the upstream didn't report its usage or its cache).
     ``summaries`` is the number of calls to summary models. Tokens: ``received`` and ``sent`` by the proxy's count,
     ``forecast`` (sent, or what ``enforce`` would send), the upstreams' ``input``, ``output``, ``cache_read``, and

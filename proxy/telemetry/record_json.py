@@ -144,11 +144,9 @@ def reason_text(reason: Reason) -> str:
         case "empty":
             return f"The upstream ended its response to {size} tokens early, as if the prompt didn't fit."
         case "tool":
-            return "The upstream refused the recall tool in the request, so the proxy sent the request without it."
-        case "usage":
-            return (
-                "The upstream refused to report the usage of the stream, so the proxy sent the request without asking."
-            )
+            return "The upstream compressed its response, so the proxy sent the request without the recall tool."
+        case "added":
+            return "The upstream refused the request, so the proxy sent it without what it had added itself."
         case "price_step":
             return f"The request had {size} tokens; the model's price rises after {level}."
     return f"The condition {reason.trigger} was met."

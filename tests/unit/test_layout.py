@@ -32,7 +32,7 @@ COVERED = {
     "product/test_refusals_of_all_shapes.py": "pipeline/features/overflow pipeline/response_start",
     "product/test_alternating_roles.py": "pipeline/features/alternation",
     "product/test_silent.py": "pipeline/features/usage_feedback",
-    "product/properties/test_money.py": "pipeline/billing pipeline/features/stream_usage",
+    "product/properties/test_money.py": "pipeline/billing pipeline/features/additions",
     "product/http/test_streams.py": "dialects/dialect endpoints/reply",
     "product/test_refused_thinking.py": "pipeline/features/reasoning",
     "unit/dialects/responses/test_state.py": "pipeline/features/server_state",

@@ -29,7 +29,7 @@ from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, is_encoded
-from proxy.pipeline.sending import REFUSALS, STOPPED
+from proxy.pipeline.sending import STOPPED
 from proxy.recall.rounds import HiddenRounds, prefixes
 from proxy.recall.tool import (
     DESCRIPTION,
@@ -154,25 +154,21 @@ class Recall:
     def recover(
         self, exchange: Exchange, state: RecallState | None, attempt: Attempt, start: ResponseStart
     ) -> Attempt | None:
-        """Return an attempt without the tool if the upstream refused a request that may be valid without it.
+        """Return an attempt without the tool if the upstream compressed the response unasked.
 
-        Later attempts don't get the tool either. An upstream may also compress the response unasked, so that the calls
-        in it can't be read.
+        Then the calls in it can't be read. Later attempts don't get the tool either.
         """
-        status = start.answer.status
-        if status == 200:
-            refused = attempt.tool is not None and start.overflow is None and is_encoded(start.answer)
-        else:
-            refused = status in REFUSALS and start.overflow is None
-        if not refused or state is None:
+        refused = start.answer.status == 200 and start.overflow is None and is_encoded(start.answer)
+        if not refused or state is None or attempt.tool is None:
             return None
-        if attempt.tool is None:
-            if state.tool is not None and not state.found:
-                self._refusing.pop(exchange.place, None)  # it refuses the request without the tool, too
-            return None
-        self._refusing[exchange.place] = state.refused = True
-        log.warning("recall.refused", status=status)
+        state.refused = True
+        self.refuse(exchange, 200)
         return msgspec.structs.replace(attempt, tool=None)
+
+    def refuse(self, exchange: Exchange, status: int) -> None:
+        """Remember that the upstream refused a request for the tool with a status."""
+        self._refusing[exchange.place] = True
+        log.warning("recall.refused", status=status)
 
     async def response(
         self,
