@@ -179,7 +179,9 @@ def limit_of(caller: Caller) -> SpendSettings | None:
 
 def described(limit: SpendSettings) -> str:
     """Return a budget as text."""
-    amount = f"{limit.tokens:,} tokens" if limit.usd is None else f"{limit.usd:,.2f} USD"
+    usd = limit.usd or 0
+    exact = f"{usd:,.2f}" if round(usd, 2) == usd else f"{usd:,.12f}".rstrip("0")
+    amount = f"{limit.tokens:,} tokens" if limit.usd is None else f"{exact} USD"
     return f"{amount} per {limit.per}"
 
 

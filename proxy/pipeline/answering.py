@@ -13,7 +13,7 @@ from functools import partial
 
 import structlog
 
-from proxy.errors import ConfigurationError, UpstreamTimeout
+from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
 from proxy.pipeline.costs import Costs, reserve
@@ -102,7 +102,13 @@ class Answering:
                 return Reply(start, planned, run)
             attempt = run.unchanged(self.budgets.of(exchange), planned.outcome)
         else:
-            attempt = await self._first(run)
+            try:
+                attempt = await self._first(run)
+            except Exception as error:
+                if isinstance(error, ProxyError) and not isinstance(error, ConfigurationError):
+                    raise
+                self.failed(exchange, error)
+                return await self._unmeasured(transport, run)
             await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
             request = outgoing(exchange, attempt)
             start = await send(exchange, transport, request, attempt.after)
@@ -116,6 +122,13 @@ class Answering:
             attempt = following
             request = outgoing(exchange, attempt)
             start = await send(exchange, transport, request, attempt.after)  # closes the answer of the attempt before
+
+    def failed(self, exchange: Exchange, error: Exception) -> None:
+        """Report an error of the proxy, after which a request leaves unchanged."""
+        if isinstance(error, ConfigurationError):
+            self.runtime.limits.measures.fail(exchange.profile.tokenizer, error)
+        else:
+            log.exception("compaction.failed", error=type(error).__name__)
 
     async def _unmeasured(self, transport: Transport, run: _Run) -> Reply:
         """Send a request unchanged that the proxy can't count. Nothing is added that an upstream could refuse."""
@@ -265,11 +278,8 @@ class _Run(Run):
                 output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
         except UpstreamTimeout:
             raise
-        except ConfigurationError as error:
-            runtime.limits.measures.fail(self.exchange.profile.tokenizer, error)
-            outcome = Outcome("failed")
-        except Exception as error:  # a client gets its answer even if the compaction has a bug
-            log.exception("compaction.failed", error=type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - a client gets its answer even if the compaction has a bug
+            self._answering.failed(self.exchange, error)
             outcome = Outcome("failed")
         tool = None if self.recall is None else self.recall.tool_for(outcome)
         return Attempt(

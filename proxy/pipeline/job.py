@@ -33,6 +33,9 @@ from proxy.telemetry.record import Reason
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
 
 
+ASKS_JSON = "The client asks for answers in JSON."
+
+
 class Forecast(msgspec.Struct, frozen=True):
     """The result that ``enforce`` would have: the tokens of the request, and the steps.
 
@@ -224,6 +227,10 @@ class CompactionJob:
     def render(self, summary: OutgoingMessage | None) -> RenderedConversation:
         format = self.case.counter.format
         plan = self.plan.behind_native_summary() if summary is not None and summary.native else self.plan
+        if summary is not None and not summary.native and b'"json_object"' in self.case.body.raw:
+            # Providers refuse this response format if no message contains the word.
+            raw = format.with_text(summary.raw, f"{format.replaceable_text(summary.raw)}\n{ASKS_JSON}")
+            summary = msgspec.structs.replace(summary, raw=raw, tokens=format.tokens(raw))
         rendered = render(self.turns, self.head, plan, self.case.rules, summary, format)
         budget, most = self.case.budget, self.case.rules.bounds.bytes
         room = None if budget is None else budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)

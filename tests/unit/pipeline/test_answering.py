@@ -196,7 +196,7 @@ CASES = {
     "usage of a stream": Case(
         long_chat(3, stream=True),
         [refusal("Unknown field stream_options."), FINE_STREAM],
-        ["usage"],
+        ["added"],
         priced=True,
     ),
     "no counter": Case(long_chat(40), [FINE], verdict="failed", counts=False),
