@@ -8,6 +8,7 @@ stored where. `forget` removes the stored data of a team or a caller.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -259,20 +260,22 @@ class Migration:
             return
         archived = entry.kind in (ARCHIVE, FIRST_KIND)
         store = self._to.archives[0] if archived and self._to.archives else self._to.stores[0]
-        row = (entry.tenant, entry.kind, entry.key)
+        row, form, ours = (entry.tenant, entry.kind, entry.key), self._forms.get(entry.kind), entry.value
+        if form is accounts.Entry:
+            with contextlib.suppress(*UNDECODABLE):
+                ours = msgspec.json.encode(msgspec.json.decode(ours, type=accounts.Entry).copy_from(self._name))
         found = await store.get(*row)  # a repeated run shouldn't send large entries that are already there
         if found is None:
-            found = await store.add(*row, entry.value, entry.seconds)
-            if found == entry.value:
+            found = await store.add(*row, ours, entry.seconds)
+            if found == ours:
                 if entry.kind != FORGOTTEN:
                     self.copied.counts[entry.kind] += 1
                 return
-        form = self._forms.get(entry.kind)
-        while form is not None and (merged := _merged(form, entry.value, found)) is not None:
+        while form is not None and (merged := _merged(form, ours, found)) is not None:
             value, until = merged
             if value == found or await store.replace(*row, found, value, max(until - self._clock(), 1.0)):
                 break
-            found = await store.add(*row, entry.value, entry.seconds)
+            found = await store.add(*row, ours, entry.seconds)
         if entry.kind != FORGOTTEN:
             self.copied.present[entry.kind] += 1
 

@@ -184,8 +184,9 @@ class Answering:
         if start.succeeded:
             self.budgets.succeeded(exchange)
             self.reasoning.succeeded(exchange, attempt.outcome)
-        if "tool" in self.additions.answered(run, attempt, start) and run.refused is not None:
-            self.recall.refuse(exchange, run.refused.answer.status)
+        refused = self.additions.answered(run, attempt, start)
+        if run.refused is not None and "tool" in run.taken and (refused or (run.recall and run.recall.found)):
+            self.recall.refuse(exchange, run.refused.answer.status)  # or its rounds, which stay without the tool
         if run.recall is None:
             return start
         again = partial(resend, exchange, transport, request)

@@ -95,16 +95,30 @@ class Reserved(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entry(SharedValue, frozen=True):
-    """The stored state of an account. ``until`` is when it expires, in seconds since 1970."""
+    """The stored state of an account. ``until`` is when it expires, in seconds since 1970.
+
+    ``copied`` has what was spent in other stores, by their names, when it was last copied from there and added here.
+    ``origin`` is the name of the store that this copy comes from.
+    """
 
     until: Time
     tokens: int = 0
     money: int = 0
     reserved: dict[str, Reserved] = msgspec.field(default_factory=dict)
+    copied: dict[str, Amount] = msgspec.field(default_factory=dict)
+    origin: str = ""
+
+    def copy_from(self, name: str) -> Entry:
+        """Return a copy for another store. ``name`` is that of this store."""
+        spent = Amount(self.tokens, self.money)
+        return msgspec.structs.replace(self, copied={**self.copied, name: spent}, origin=name)
 
     def merged(self, other: Entry) -> Entry:
-        """Return the entry with more spent. A copy of a store that is repeated must not count twice."""
-        return max(self, other, key=lambda entry: (entry.tokens, entry.money))
+        """Return the entry with what another store has spent since its last copy."""
+        spent = Amount(other.tokens, other.money)
+        new = spent.minus(self.copied.get(other.origin, NOTHING))
+        tokens, money = Amount(self.tokens, self.money).plus(new)
+        return msgspec.structs.replace(self, tokens=tokens, money=money, copied={**self.copied, other.origin: spent})
 
 
 Admits = Callable[[Amount], bool]
@@ -334,7 +348,7 @@ class Account:
         parts = {name: part for name, part in entry.reserved.items() if part.until + KNOWN_SECONDS > now}
         parts[self._process] = Reserved(number, *reserved, now + LEASE_SECONDS)
         spent = Amount(entry.tokens, entry.money).plus(unwritten)
-        new = Entry(entry.until, *spent, parts)
+        new = msgspec.structs.replace(entry, tokens=spent.tokens, money=spent.money, reserved=parts)
         value, seconds = msgspec.json.encode(new), max(DAY, entry.until - now)
         if raw is None:
             written = await store.add(*self._place, value, seconds) == value

@@ -1,4 +1,4 @@
-"""Answers with status 200 that are errors, or end with one: what the record says, and what the team is charged."""
+"""Test records and budgets of answers with status 200 that are errors, or end with one."""
 
 from __future__ import annotations
 
