@@ -33,6 +33,8 @@ from proxy.overflow.patterns import (
     NEVER_STATUS,
     RATE_STATUS,
     ROWS,
+    TIER_GATE,
+    TIER_LIMIT,
     Row,
     excluded,
 )
@@ -78,6 +80,8 @@ def recognise(
         for text in (text for error in errors for text in error.texts):
             if limit := _rate(text, request):
                 return limit.resolve()
+    if _tier_gate(status, errors, request):
+        return Overflow("input", TIER_LIMIT, "input", None, None, "compact")
     if status in NEVER_STATUS:
         return None
     named = {value.partition(":")[0].lower() for name, value in headers if name in _CODE_HEADERS}
@@ -95,6 +99,14 @@ def recognise(
         if length > MOST_TEXT:
             break
     return max(readings, key=lambda reading: reading.score).resolve() if readings else None
+
+
+def _tier_gate(status: int, errors: Iterable[ErrorInfo], request: EchoedRequest | None) -> bool:
+    """Return whether the upstream refuses a long prompt because of the caller's plan."""
+    if status not in (*RATE_STATUS, *FORBIDDEN_STATUS, 400) or request is None or len(request) < 2 * TIER_LIMIT:
+        return False
+    texts = (text for error in errors for text in error.texts)
+    return any(TIER_GATE.search((request.without(text) or text).lower()) for text in texts)
 
 
 def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:

@@ -291,6 +291,15 @@ AMBIGUOUS_STATUS = frozenset({429, 499, 503, 529})
 RATE_STATUS = frozenset({413, 429})
 """Statuses of rate limits."""
 
+TIER_LIMIT = 200_000
+"""Tokens. Providers sell longer prompts apart: to some plans, or for usage that costs extra."""
+
+TIER_GATE = re.compile(
+    r"^(?=.*\b(?:available|access|enabled?|subscriptions?|plans?|tiers?|usage|credits?|upgrade|require[sd]?|eligible"
+    r"|allowed|permitted)\b).*\b(?:long|extended|1m)[ -]context\b"
+)
+"""The words of a refusal of prompts over ``TIER_LIMIT``, in lower case."""
+
 # Codes of errors about other problems.
 _CODES = frozenset(
     {
@@ -332,6 +341,15 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
         r"\b(?:image|audio|video) items?\b|\bencoder cache\b",
         r"\bimages?\(s\)|\bimage (?:size|dimensions)|\b(?:pixels|pages)\b|\battachment|\bfile (?:size|exceeds|too)",
         r"^(?!.*(?:token|上下文)).*(?:图片|图像|视频|音频|附件|文件|文档)",
+    ),
+    "other units": (
+        r"^(?!.*\btokens?\b).*\bnumber of (?:images?|files?|messages|tools|functions|documents|videos?|audio"
+        r"|frames|turns)\b",
+        r"^(?!.*(?:\btokens?\b|\bcontext\b)).*\b\d[\d,.]{0,12}+ ?(?:images?|videos?|seconds?|secs?|minutes?"
+        r"|hours?|files?|pages?|pixels?|px|frames?|tools?|functions?|documents?|urls?|words|elements?|levels?)\b",
+        r"\b(?:audio|video|image|speech|recording)s?(?: \w{1,12}){0,2} (?:is|are|was) too (?:long|large|big)\b",
+        r"\btool (?:input|argument|result|name|description)s?\b[^.;]{0,40}\d ?(?:characters?|chars)\b",
+        r"\bsearch(?:_| )quer",
     ),
     "characters": (r"string too long|string with (?:maximum|at most)|\bmaximum length of \d+ characters",),
     "array": (r"array too long|\d items\b|maximum number of (?:items|messages|tools|images)",),

@@ -31,6 +31,15 @@ ERRORS: list[tuple[str, int, dict[str, Any]]] = [
         400,
         {"message": "The maximum context length is 300 tokens", "param": "messages[0].content[1].image_url"},
     ),
+    ("images", 400, {"message": "The number of images in the prompt exceeds the limit of 20."}),
+    ("seconds", 400, {"message": "Audio input is too long: maximum 1500 seconds"}),
+    ("minutes", 400, {"message": "The input video is too long: 90 minutes, the limit is 60 minutes"}),
+    ("a query", 400, {"message": "web_search: query too long. The tool input exceeds 400 characters."}),
+    ("a description", 400, {"message": "Input: a tool description exceeds 1024 characters"}),
+    ("pages", 400, {"message": "messages.0.content: input exceeds 100 pages"}),
+    ("documents", 400, {"message": "Input exceeds the maximum of 10 documents"}),
+    ("pixels", 400, {"message": "The input image exceeds the maximum size of 8000 pixels"}),
+    ("functions", 400, {"message": "The prompt has 300 functions, the limit is 128 functions"}),
     ("waiting helps", 429, {"message": "Rate limit reached " + TPM.format(1_500), "code": "rate_limit_exceeded"}),
 ]
 

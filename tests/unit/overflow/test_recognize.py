@@ -12,7 +12,7 @@ import pytest
 from bench.overflow.forms import FORMS, in_forms_of
 from bench.overflow.lines import CATALOGUE, lines
 from bench.overflow.scores import leaving_out, ours, score
-from proxy.overflow import Overflow, recognise
+from proxy.overflow import EchoedRequest, Overflow, recognise
 from proxy.overflow.figures import Scope
 
 
@@ -822,3 +822,20 @@ COLLECTED: list[tuple[str, tuple[int | None, int | None] | None]] = [
 def test_wordings_that_were_misread(message: str, figures: tuple[int | None, int | None] | None) -> None:
     read = recognise(400, wire(message=message))
     assert (read and (read.limit, read.counted)) == figures
+
+
+@pytest.mark.parametrize("status", [400, 403, 429])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "The long context beta is not yet available for this subscription.",
+        "Extra usage is required for long context requests.",
+        "Long context isn't available for your plan. Upgrade to use prompts over 200K tokens.",
+        "This organization isn't eligible for 1M context. Contact sales to have it enabled.",
+    ],
+)
+def test_a_plan_without_long_prompts_shows_their_limit(message: str, status: int) -> None:
+    body = json.dumps({"type": "error", "error": {"type": "rate_limit_error", "message": message}}).encode()
+    told = recognise(status, body, request=EchoedRequest(b'{"messages": "' + b"x " * 400_000 + b'"}'))
+    assert told == Overflow("input", 200_000, "input", None, None, "compact")
+    assert recognise(status, body, request=EchoedRequest(b"{}")) is None
