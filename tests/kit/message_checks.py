@@ -17,6 +17,8 @@ PER_MESSAGE = 4
 TOOLS_PROMPT = 346
 MOST_BREAKPOINTS = 4
 THINKING = ("thinking", "redacted_thinking")
+SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
+TOOL_CHANGES = ("tool_addition", "tool_removal")
 
 
 class Refused(Exception):
@@ -64,7 +66,8 @@ def check_shape(body: Mapping[str, Any], *, alternate: bool) -> None:
                 f'"{message["role"]}" roles in a row'
             )
     _check_system_roles(messages)
-    if messages[-1]["role"] == "assistant":
+    check_servers(messages)
+    if messages[-1]["role"] == "assistant" and not _open_servers(messages):
         raise Refused(
             "This model does not support assistant message prefill. The conversation must end with a user message."
         )
@@ -86,10 +89,16 @@ def _check_message(index: int, message: Message) -> None:
 def _check_system_roles(messages: Sequence[Message]) -> None:
     roles = [message["role"] for message in messages]
     for index, role in enumerate(roles):
-        if role == "system" and (roles[index - 1] != "user" or roles[index + 1 : index + 2] not in ([], ["assistant"])):
+        before = messages[index - 1]
+        follows = roles[index - 1] == "user" or _is_of_server(blocks_of(before)[-1])
+        if role == "system" and not (follows and roles[index + 1 : index + 2] in ([], ["assistant"])):
             raise Refused(
                 f"messages.{index}: role 'system' must follow a user message and precede an assistant message"
             )
+
+
+def _is_of_server(block: Block) -> bool:
+    return block["type"] in SERVER_CALLS or block["type"].endswith("_tool_result")
 
 
 def check_results(messages: Sequence[Message]) -> None:
@@ -123,6 +132,38 @@ def check_results(messages: Sequence[Message]) -> None:
     if used:
         last = len(conversation) - 1
         raise Refused(f"messages.{last}: `tool_use` ids were found without `tool_result` blocks: {', '.join(used)}")
+
+
+def check_servers(messages: Sequence[Message]) -> None:
+    """Check the calls that the server runs. They may pause or call the client, and then span messages.
+
+    Raises ``Refused`` if a result or a call of the client's tool lacks its call, if a call that isn't of the open turn
+    lacks its result, or if a system message changes tools elsewhere.
+    """
+    running: dict[str, int] = {}
+    for index, message in enumerate(messages):
+        blocks = blocks_of(message)
+        results = all(block["type"] == "tool_result" for block in blocks)
+        if message["role"] == "user" and running and not results:
+            raise Refused(f"messages.{index}: `{min(running)}` was found without its result")
+        for block in blocks:
+            kind, id_ = block["type"], block.get("tool_use_id", "")
+            if kind in SERVER_CALLS:
+                running[block["id"]] = index
+            elif kind.endswith("_tool_result") and running.pop(id_, None) is None:
+                raise Refused(f"messages.{index}: unexpected `tool_use_id` found in `{kind}` blocks: {id_}")
+            caller = (block.get("caller") or {}).get("tool_id")
+            if kind == "tool_use" and caller is not None and caller not in running:
+                raise Refused(f"messages.{index}: `caller.tool_id` {caller} doesn't name a running call")
+            if kind in TOOL_CHANGES and message["role"] != "system":
+                raise Refused(f"messages.{index}: `{kind}` is only allowed in system messages")
+            if _is_of_server(block) and message["role"] != "assistant":
+                raise Refused(f"messages.{index}: `{kind}` is only allowed in assistant messages")
+
+
+def _open_servers(messages: Sequence[Message]) -> bool:
+    """Return whether the last message ends with a call that the server has yet to run."""
+    return bool(blocks_of(messages[-1])[-1]["type"] in SERVER_CALLS)
 
 
 def _leading_results(blocks: Sequence[Block]) -> list[str]:

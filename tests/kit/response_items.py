@@ -15,7 +15,18 @@ PER_ITEM = 4
 PICTURE_TOKENS = 425
 REASONING = "reasoning"
 CALLS = ("function_call", "custom_tool_call")
-OUTPUTS = ("function_call_output", "custom_tool_call_output")
+ANSWERED_BY = {
+    "function_call": "function_call_output",
+    "custom_tool_call": "custom_tool_call_output",
+    "local_shell_call": "local_shell_call_output",
+    "shell_call": "shell_call_output",
+    "computer_call": "computer_call_output",
+    "apply_patch_call": "apply_patch_call_output",
+    "tool_search_call": "tool_search_output",
+    "program": "program_output",
+    "future_call": "future_call_output",
+}
+"""The outputs of calls. The last is a type that the proxy can't know."""
 ID_PREFIX = {"reasoning": "rs", "message": "msg", "function_call": "fc", "function_call_output": "fc"}
 
 
@@ -60,20 +71,46 @@ def check_fields(number: int, item: Mapping[str, Any]) -> None:
 
 
 def check_calls(items: list[Item]) -> None:
-    """Check that each call has one output after it, and each output a call. Raises ``Refused``."""
-    open_calls: set[str] = set()
+    """Check that each call has one output after it, and each output a call. Raises ``Refused``.
+
+    A program may still run at the end, and only running programs call. Outputs of a search by the server have no id.
+    """
+    open_calls: dict[str, str] = {}
+    asked: set[str] = set()
     for item in items:
-        kind, call = kind_of(item), item.get("call_id")
-        if kind in CALLS:
-            open_calls.add(str(call))
-        elif kind in OUTPUTS:
-            if call not in open_calls:
-                raise Refused(f"No tool call found for function call output with call_id {call}.")
-            open_calls.discard(str(call))
+        kind, call = kind_of(item), _call_id(item)
+        caller = (item.get("caller") or {}).get("caller_id")
+        if caller is not None and open_calls.get(caller) != "program":
+            raise Refused(f"No running program found for {kind} with caller_id {caller}.")
+        if kind in ANSWERED_BY:
+            if call in open_calls:
+                raise Refused(f"Duplicate call found with call_id {call}.")
+            open_calls[call] = kind
+        elif kind.endswith("_output"):
+            if ANSWERED_BY.get(open_calls.pop(call, "")) != kind:
+                raise Refused(f"No tool call found for {kind.replace('_', ' ')} with call_id {call}.")
+        elif kind == "mcp_approval_request":
+            asked.add(item["id"])
+        elif kind == "mcp_approval_response" and item["approval_request_id"] not in asked:
+            raise Refused(f"No approval request found with id {item['approval_request_id']}.")
         elif item.get("role") == "user" and open_calls:
             raise Refused(f"No tool output found for function call {min(open_calls)}.")
-    if open_calls:
-        raise Refused(f"No tool output found for function call {min(open_calls)}.")
+    if left := [call for call, kind in open_calls.items() if kind != "program"]:
+        raise Refused(f"No tool output found for function call {min(left)}.")
+
+
+def _call_id(item: Mapping[str, Any]) -> str:
+    if item.get("execution") == "server":
+        return "the server's search"
+    named = item.get("call_id") or (item.get("id") if kind_of(item) == "local_shell_call_output" else None)
+    return str(named)
+
+
+def check_reasoning_ends(items: list[Item]) -> None:
+    """Check that each reasoning item is followed by an item of the model. Raises ``Refused``."""
+    for item, following in zip(items, [*items[1:], {"role": "user"}], strict=True):
+        if kind_of(item) == REASONING and following.get("role") in ("user", "developer", "system"):
+            raise Refused("Item of type 'reasoning' was provided without its required following item.")
 
 
 def text_of(item: Mapping[str, Any]) -> str:

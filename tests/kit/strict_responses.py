@@ -305,8 +305,11 @@ class StrictResponses(Record):
             frame = {"type": "message", "id": self._id("msg"), "role": "assistant", "status": "completed"}
             output.append({**frame, "content": [part]})
         for call in made.calls:
-            named = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-            output.append({"type": "function_call", "id": self._id("fc"), "status": "completed", **named})
+            named = {"call_id": call.id, "name": call.name, "status": "completed"}
+            if call.arguments.startswith("{"):
+                output.append({"type": "function_call", "id": self._id("fc"), **named, "arguments": call.arguments})
+            else:
+                output.append({"type": "custom_tool_call", "id": self._id("ctc"), **named, "input": call.arguments})
         return output
 
     def _frame(self, body: Mapping[str, Any]) -> dict[str, Any]:
