@@ -137,7 +137,7 @@ def check(name: str, client: Client, options: Options, turns: int, folder: Path,
         row.skipped = str(error)
         return row
     reading = Reading(
-        step if client.tool is None else Loop(client.tool, turns).step,
+        step if client.tool is None else Loop(client.tool, -(-turns // client.asks)).step,
         lambda: recall and f'"name": "{NAME}", "description"' in json.dumps(upstream.requests[-1].body),
     )
     window = options.window or int(WINDOW * client.windows)
@@ -158,6 +158,7 @@ def check(name: str, client: Client, options: Options, turns: int, folder: Path,
         lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
         row.compacted = _compacted(url)
     _fill(row, client, lines, upstream)
+    row.errors += _lost(client, upstream)
     if recall:
         row.reads = reading.reads if client.recalls else None
         if any(NAME in (folder / log).read_text(encoding="utf-8", errors="replace") for log in PRINTED):
@@ -239,6 +240,14 @@ def _fill(row: Row, client: Client, lines: Sequence[Mapping[str, Any]], upstream
     row.errors += [json.dumps(line)[:300] for line in lines if _is_error(line)]
 
 
+def _lost(client: Client, upstream: StandIn) -> list[str]:
+    """Return an error for each text that a client relies on and a compacted prompt lacks."""
+    bodies = [json.dumps(received.body, ensure_ascii=False) for received in upstream.conversations]
+    compacted = [body for body in bodies if "<conversation_summary>" in body]
+    lacking = {text: sum(text not in body for body in compacted) for text in client.keeps}
+    return [f"{text!r} is missing in {n} of {len(compacted)} compacted prompts" for text, n in lacking.items() if n]
+
+
 def _is_error(line: Mapping[str, Any]) -> bool:
     item = line.get("item")
     kinds = [line.get("type"), item.get("type") if isinstance(item, Mapping) else None]
@@ -256,7 +265,8 @@ def _answered(received: Received) -> list[str]:
         if isinstance(message.get("content"), list)
         for block in message["content"]
     ]
-    outputs = [item["call_id"] for item in items if item.get("type") == "function_call_output"]
+    kinds = ("function_call_output", "custom_tool_call_output")
+    outputs = [item["call_id"] for item in items if item.get("type") in kinds]
     outputs += [message["tool_call_id"] for message in body.get("messages", []) if message["role"] == "tool"]
     return [*outputs, *(block["tool_use_id"] for block in blocks if block.get("type") == "tool_result")]
 

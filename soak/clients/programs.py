@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ DRIVERS = Path(__file__).parent / "drivers"
 MODEL = "gpt-4.1"
 CLAUDE = "claude-sonnet-4-5"
 TASK = "Work through the whole task with the tool, please."
+LOOKUP = "mcp__soak__lookup"
 NUMBERS = "seq START END"
 """A command that prints other numbers for each call."""
 
@@ -25,10 +27,11 @@ Variables = Callable[[str], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """The call of an agent's own tool: its name, and its arguments."""
+    """The call of an agent's tool: its name, and its arguments or input. ``loads`` is the call that loads it."""
 
     name: str
-    arguments: Mapping[str, object]
+    arguments: Mapping[str, object] | str
+    loads: Tool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Client:
     ``command`` takes the folder of the installation, a folder to work in, and the proxy's address. ``tool`` is the tool
     of a command-line agent. Without one, a driver asks one question in each turn. ``windows`` multiplies the window,
     because an agent's own prompt and tools may fill most of it. ``recalls`` is false for requests that never get the
-    proxy's tool.
+    proxy's tool. ``asks`` is how often the command asks, and ``keeps`` has texts that each compacted prompt must have.
     """
 
     manager: Literal["pip", "npm"]
@@ -49,6 +52,8 @@ class Client:
     tool: Tool | None = None
     windows: float = 1
     recalls: bool = True
+    asks: int = 1
+    keeps: Sequence[str] = ()
 
     def installed(self, folder: Path) -> str:
         """Install the client. Return its version. Raises ``NotInstalled``."""
@@ -90,6 +95,29 @@ def _binary(folder: Path, name: str) -> str:
     return str(folder / "node_modules" / ".bin" / name)
 
 
+RULE = "Never push to release-ZEBRA."
+"""An instruction of the project, in a file that an agent reads once."""
+
+
+def _twice(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    return ["sh", "-c", f"{shlex.join(first)} && exec {shlex.join(second)}"]
+
+
+def _continued_codex(folder: Path, work: Path, url: str) -> list[str]:
+    (work / "AGENTS.md").write_text(RULE)
+    first = _codex(folder, work, url)
+    return _twice(first, [*first[:-1], "resume", "--last", TASK])
+
+
+def _continued_claude(folder: Path, work: Path, url: str) -> list[str]:
+    (work / "CLAUDE.md").write_text(RULE)
+    server = {"command": sys.executable, "args": [str(DRIVERS / "mcp_server.py")]}
+    (work / "mcp.json").write_text(json.dumps({"mcpServers": {"soak": server}}))
+    first = _claude(folder, work, url)
+    first += ["--mcp-config", str(work / "mcp.json"), "--allowedTools", f"{LOOKUP},ToolSearch"]
+    return _twice(first, [*first, "--continue"])
+
+
 def _codex(folder: Path, work: Path, url: str) -> list[str]:
     provider = {"name": '"soak"', "base_url": f'"{url}/v1"', "env_key": '"OPENAI_API_KEY"', "wire_api": '"responses"'}
     settings = [f"model_providers.soak.{name}={value}" for name, value in provider.items()]
@@ -101,6 +129,10 @@ def _codex(folder: Path, work: Path, url: str) -> list[str]:
 def _claude(folder: Path, work: Path, url: str) -> list[str]:
     flags = ["--allowedTools", "Bash", "--output-format", "json"]
     return [_binary(folder, "claude"), "-p", TASK, *flags]
+
+
+def _claude_variables(url: str) -> dict[str, str]:
+    return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "sk-ant-soak", "DISABLE_AUTOUPDATER": "1"}
 
 
 def _opencode(folder: Path, work: Path, url: str) -> list[str]:
@@ -192,10 +224,30 @@ CLIENTS = {
         "npm",
         ("@anthropic-ai/claude-code",),
         _claude,
-        lambda url: {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "sk-ant-soak", "DISABLE_AUTOUPDATER": "1"},
+        _claude_variables,
         api="messages",
         windows=2,
         tool=Tool("Bash", {"command": NUMBERS, "description": "Print numbers"}),
+    ),
+    "codex, continued": Client(
+        "npm",
+        ("@openai/codex",),
+        _continued_codex,
+        _openai,
+        tool=Tool("exec", f'text(await tools.exec_command({{cmd: "{NUMBERS}", max_output_tokens: 9000}}))'),
+        asks=2,
+        keeps=('"additional_tools"', RULE, "<environment_context>"),
+    ),
+    "Claude Code, continued": Client(
+        "npm",
+        ("@anthropic-ai/claude-code",),
+        _continued_claude,
+        lambda url: {**_claude_variables(url), "ENABLE_TOOL_SEARCH": "true"},
+        api="messages",
+        windows=2,
+        tool=Tool(LOOKUP, {"number": "START"}, Tool("ToolSearch", {"query": f"select:{LOOKUP}", "max_results": 1})),
+        asks=2,
+        keeps=('"tool_reference"', RULE, "Available agent types", "skills are available"),
     ),
     "opencode": Client(
         "npm", ("opencode-ai",), _opencode, _openai, tool=Tool("bash", {"command": NUMBERS, "description": "Print"})

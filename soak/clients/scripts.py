@@ -21,24 +21,32 @@ Asked = tuple[str | None, str | None]
 
 
 class Loop:
-    """The script of an agent's model: one call of the agent's own tool after another, and then a text."""
+    """The script of an agent's model: each time it's asked, ``calls`` calls of the agent's tool, and then a text."""
 
     def __init__(self, tool: Tool, calls: int) -> None:
         self._tool = tool
         self._calls = calls
+        self._asked = 0
 
     def step(self, text: str | None, call_id: str | None) -> Step:
         """Return the answer to the newest user text, or to the result of a call."""
         number = int(call_id.rpartition("_")[2]) + 1 if call_id and call_id.rpartition("_")[2].isdigit() else 0
         if call_id is None and not (text or "").strip(' "\n').endswith(TASK):
             return Step(text="Fine.")
-        if number >= self._calls:
+        if call_id is None:
+            number = self._asked * self._calls
+            self._asked += 1
+            if number == 0 and self._tool.loads is not None:
+                return Step(calls=(_call("call_load", self._tool.loads),), thinking="The tool isn't loaded.")
+        if number >= self._asked * self._calls:
             return Step(text=DONE, thinking="Nothing is left to do.")
-        arguments = (
-            json.dumps(self._tool.arguments).replace("START", f"{number + 1}000").replace("END", f"{number + 1}600")
-        )
-        call = ToolCall(f"call_loop_{number}", self._tool.name, arguments)
+        call = _call(f"call_loop_{number}", self._tool, number + 1)
         return Step(calls=(call,), thinking=f"Call number {number} comes next.")
+
+
+def _call(id_: str, tool: Tool, number: int = 0) -> ToolCall:
+    arguments = tool.arguments if isinstance(tool.arguments, str) else json.dumps(tool.arguments)
+    return ToolCall(id_, tool.name, arguments.replace("START", f"{number}000").replace("END", f"{number}600"))
 
 
 class Reading:
