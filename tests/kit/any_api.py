@@ -23,18 +23,28 @@ from tests.kit.three_apis import PATHS, Answer
 
 
 class Upstream:
-    """An upstream of all three APIs that gives the same answer to every request, and remembers the requests."""
+    """An upstream of all three APIs that gives the same answer to every request, and remembers the requests.
+
+    ``bodies`` are the requests of clients, ``summaries`` those for summaries. ``output`` has the items of the next
+    answer on Responses.
+    """
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
+        self.summaries: list[str] = []
+        self.output: list[dict[str, Any]] = []
         self.app = Starlette(routes=[Route(path, self._answer, methods=["POST"]) for path in PATHS.values()])
 
     async def _answer(self, request: Request) -> Response:
         body = json.loads(await request.body())
-        if "<transcript>" not in json.dumps(body):
+        more: dict[str, Any] = {"usage": None}
+        if "<transcript>" in (text := json.dumps(body, ensure_ascii=False)):
+            self.summaries.append(text)
+        else:
             self.bodies.append(body)
+            more |= {"output": self.output} if self.output else {}
         api = next(name for name, path in PATHS.items() if request.url.path == path)
-        answer = Answer("All right, the work continues as planned.").parts(api, stream=False)[1]
+        answer = Answer("All right, the work continues as planned.", more=more).parts(api, stream=False)[1]
         return Response(answer, media_type="application/json")
 
 
