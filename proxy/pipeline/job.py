@@ -263,8 +263,13 @@ class CompactionJob:
         return key in forms
 
     def _summary_forms(self, entry: StoredSummary) -> tuple[dict[tuple[str, object], Turn | None], tuple[str, object]]:
-        newest = self.body[self.plan.seen[self.plan.cut] - 1]
-        return newest.facts.forms, ("index", (entry.message, self.plan.limits_at(self.plan.cut).index))
+        newest, before = self._until(self.plan.seen[self.plan.cut])
+        return newest.forms, ("index", (entry.message, before, self.plan.limits_at(self.plan.cut).index))
+
+    def _until(self, seen: int) -> tuple[Facts, bytes]:
+        """Return the facts of the last of so many messages, and a digest of all. Branches may share the last one."""
+        digests = b"".join([turn.facts.digest for turn in self.body[:seen]])
+        return self.body[seen - 1].facts, hashlib.sha256(digests).digest()
 
     def retention(self, entry: StoredSummary | None, rendered: RenderedConversation) -> dict[str, Counts]:
         """Return how many of the likeliest names in the removed messages the prompt has, by kind.
@@ -285,6 +290,8 @@ class CompactionJob:
 
     def knows_retention(self, entry: StoredSummary | None) -> bool:
         """Return whether the counts of names are cached. Counting takes milliseconds."""
+        if entry is not None and entry.native:
+            return True  # there are none
         forms, key = self._retention_forms(entry)
         return key in forms
 
@@ -294,9 +301,9 @@ class CompactionJob:
         plan = self.plan
         seen = [frontier.seen for frontier in plan.frontiers.values()] + [index + 1 for index in plan.clips]
         seen += [plan.seen[plan.cut]] if plan.cut else []
-        newest = self.body[max(seen, default=len(self.body)) - 1]
+        newest, before = self._until(max(seen, default=len(self.body)))
         changes = (tuple(plan.frontiers.items()), tuple(plan.clips.items()))
-        return newest.facts.forms, ("retention", (None if entry is None else entry.message, changes))
+        return newest.forms, ("retention", (None if entry is None else entry.message, before, changes))
 
     def _texts(self, rendered: RenderedConversation) -> Iterator[str]:
         format = self.case.counter.format

@@ -13,6 +13,7 @@ import pytest
 from tests.kit.behaviors import (
     BUDGET,
     SUMMARY,
+    Caller,
     Exchange,
     Front,
     Message,
@@ -123,6 +124,26 @@ def test_91_the_whole_history_at_once_gives_the_same_body(front: Front, fresh: F
         places = [[raw for raw in exchange.messages if not is_summary(raw)] for exchange in (came, grew)]
         assert places[0] == places[1], "the same messages are kept"
         assert came.messages == grew.messages, "the same bytes stand for the others"
+
+
+def test_branches_with_the_same_checkpoint_have_indexes_of_their_own(front: Front, fresh: Front) -> None:
+    turns = [(assistant(f"I read src/part_{n}.py. {words(60, f'p{n}x')}"), user("Next")) for n in range(100, 180)]
+    history = [user("Read all parts."), *itertools.chain(*turns)]
+    grown = front.caller("counted")
+    seen = next(end for end in range(1, len(history), 2) if grown.ask(history[:end]).verdict == "compacted")
+
+    def sent(caller: Caller, file: int) -> bytes:
+        text = history[seen - 4]["content"].split(". ", 1)[1]
+        other = assistant(f"I read src/part_{file}.py. {text}")
+        branch = [*history[: seen - 4], other, *history[seen - 3 : seen]]
+        exchange = caller.ask(branch)
+        assert exchange.verdict == "compacted"
+        return exchange.request.raw
+
+    caller = front.caller("counted")
+    first, second = sent(caller, 105), sent(caller, 110)
+    assert second.replace(b"part_110", b"part_105") != first, "the index depends on the kept messages"
+    assert sent(fresh.caller("counted"), 110) == second
 
 
 def test_92_what_was_compacted_passes_through_unchanged(front: Front, grown: list[Exchange]) -> None:
