@@ -26,7 +26,7 @@ from proxy.compaction.pressure import (
     part,
 )
 from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limits
-from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, share_of
+from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, raised, share_of
 from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
 from proxy.compaction.stages import arguments, media, results
 from proxy.compaction.stages.stage import Stage
@@ -261,10 +261,13 @@ def _made(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format
     sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest), rules.keep_newest)
     gains, lighter = stage_gains(stages, body, sizes, pinned)
     state = state_of(body, sizes.starts, limits.state, format)
-    projection = Projection(envelope, limits, sizes, gains, lowest_level(rules.trigger, envelope.budget), state)
+    level, acting = lowest_level(rules.trigger, envelope.budget), rules
+    if level is not None and (floor := envelope.floor(level)):
+        level, acting = max(level, floor), replace(rules, trigger=raised(rules.trigger, floor))
+    projection = Projection(envelope, limits, sizes, gains, level, state)
     most = rules.bounds.bytes
     byte_pressure = None if most is None else projection.byte_pressure(most, body, pinned, lighter)
-    planner = Planner(rules, envelope.budget, stages, sizes, gains, projection, byte_pressure)
+    planner = Planner(acting, envelope.budget, stages, sizes, gains, projection, byte_pressure)
     for end in range(1, len(sizes) + 1):
         planner.arrive(end)
     plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending, state)
@@ -348,7 +351,7 @@ class Planner:
                 self._apply(moves, end)
         elif worth and self._own_trigger(moves):
             self._apply(moves, end)
-        elif self.pending is None and self._fires(self._rules.prepare, size, end):
+        elif self.pending is None and self._fires(self._rules.prepare, size, end) and self._nears(size, end):
             self._prepare(end, size)
 
     def left(self, end: int) -> tuple[float, float, float]:
@@ -505,7 +508,7 @@ class Planner:
             return False
         latest = self._sizes.boundary(self._rules.keep, end, self._budget)
         cut = self.pending
-        if cut is None or cut > latest or not self._leaves_room(cut, end, pressures=pressures):
+        if cut is None or not worth(cut) or not self._holds(cut, end, pressures):
             cut = self._roomy(latest, end, pressures=pressures)
         if cut <= self._cut or not worth(cut):
             return False
@@ -516,10 +519,31 @@ class Planner:
         self._settle()
         return True
 
+    def _holds(self, cut: int, end: int, pressures: Sequence[Pressure]) -> bool:
+        """Return whether a cut that was chosen early is still good enough, because its summary is already paid for.
+
+        It is, even if the turn was larger than expected, unless the next summary would have to follow at once.
+        """
+        after = self._size(cut, end)
+        if pressures or self._level is None:
+            return self._leaves_room(cut, end, pressures=pressures)
+        return after + self._next_turn(end) < self._level
+
+    def _next_turn(self, end: int) -> int:
+        """Return the most tokens that one of the last turns added."""
+        return max(self._sizes.turn(group) for group in range(max(0, end - 6), end))
+
+    def _nears(self, size: int, end: int) -> bool:
+        """Return whether it's time to prepare. In little room, a cut before the trigger's last turn wouldn't hold."""
+        return self._level is None or not self._projection.room or size + self._next_turn(end) >= self._level
+
     def _least_gain(self, size: int) -> float:
         """Return the tokens that a checkpoint must save. If the budget is almost full, one token is enough."""
-        full = self._budget is not None and size >= share_of(FULL, self._budget)
-        return 1 if full else self._rules.least_gain * size
+        budget = self._budget
+        if budget is None or size < share_of(FULL, budget):
+            return self._rules.least_gain * size
+        # A summary that gains less would be bought again in the next turn. Beyond the budget, there is no choice.
+        return 1 if size >= budget else max(1.0, self._rules.least_gain * self._projection.room)
 
     def _prepare(self, end: int, size: int) -> None:
         """Choose the next cut early, unless the cheap stages will save enough.

@@ -256,6 +256,15 @@ class Envelope:
     head_messages: int
     overhead_bytes: int = 0
 
+    def floor(self, level: int) -> int:
+        """Return the size at which a trigger at ``level`` fires if head and tools use more than a third of the budget.
+
+        It's the same share of the rest. Otherwise these parts alone might reach it, and each turn would be compacted.
+        """
+        if self.budget is None or self.overhead <= self.budget // 3:
+            return 0
+        return self.overhead + (self.budget - self.overhead) * level // self.budget
+
     def rounded(self, level: int | None = None, most: int | None = None) -> Envelope:
         """Round the overhead up and the budget down, in steps of less than 1 % of the budget.
 

@@ -75,6 +75,11 @@ def with_step(trigger: Trigger, tokens: int | None) -> Trigger:
     return tuple(clause for clause in found if tokens or not clause.price_step)
 
 
+def raised(trigger: Trigger, tokens: int) -> Trigger:
+    """Return a trigger whose clauses with a fraction also need this many tokens."""
+    return tuple(c if c.fraction is None else replace(c, tokens=max(tokens, c.tokens or 0)) for c in trigger)
+
+
 def share_of(fraction: float, budget: int) -> int:
     """Return a fraction of a budget in whole tokens, at least 1."""
     return max(1, math.floor(fraction * budget))

@@ -164,6 +164,10 @@ class Sizes:
         """Return whether the newest user message before a cut is kept because later messages work on it."""
         return self.newest_user[cut] > 0 and not self._asks[cut]
 
+    def turn(self, group: int) -> int:
+        """Return the tokens of a group, and of the answer before it if the user wrote it."""
+        return self.total[group + 1] - self.total[group - 1 if group and self._asks[group] else group]
+
     def _add_group(self, body: Sequence[Turn], group: int, start: int, end: int, group_cap: int | None) -> None:
         tokens = sum([turn.facts.tokens for turn in body[start:end]])
         if group_cap is not None and tokens > group_cap:
@@ -237,6 +241,12 @@ class Projection:
         self._sizes = sizes
         self._gains = gains
         self._level = level
+
+    @property
+    def room(self) -> int:
+        """Return the tokens of the budget that head and tools leave if they use more than a third of it; else 0."""
+        budget, overhead = self._envelope.budget, self._envelope.overhead
+        return 0 if budget is None or overhead <= budget // 3 else max(0, budget - overhead)
 
     def size(self, cut: int, end: int) -> int:
         """Return the tokens of a request with ``end`` groups that is cut before the group ``cut``."""
