@@ -288,6 +288,8 @@ def done(sent: Departure, retries: int) -> list[tuple[str, str]]:
         headers.append((Own.OUTPUT, "clamped"))
     if summary.origin is not None:
         headers.append((Own.SUMMARY, summary.origin))
+    if summary.origin == "digest" and summary.cause is not None:
+        headers.append((Own.SUMMARY_CAUSE, summary.cause))
     if summary.breaker_open:
         headers.append((Own.BREAKER, "open"))
     return headers

@@ -41,6 +41,7 @@ class Own(StrEnum):
     STEPS = "x-compaction-steps"
     OUTPUT = "x-compaction-output"
     SUMMARY = "x-compaction-summary"
+    SUMMARY_CAUSE = "x-compaction-summary-cause"
     BREAKER = "x-compaction-breaker"
     BUDGET_REMAINING = "x-compaction-budget-remaining"
     ADVICE = "x-compaction-advice"

@@ -205,7 +205,8 @@ class Compactor:
         if work.plan.cut:
             with limit.paused():
                 entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
-            blocked = entry.given_up or (entry.digest and entry.unasked and not entry.over_budget)
+            chosen = entry.over_budget or entry.cause == "unused"
+            blocked = entry.given_up or (entry.digest and entry.unasked and not chosen)
             used = SummaryUse(origin, entry.cause, entry.replaced or None, blocked)
             if entry.native:
                 prompt = outcome.prompt and replace(outcome.prompt, covers=entry.native.covers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Hashable, Sequence
 from copy import copy
 from functools import partial
@@ -21,7 +22,7 @@ from proxy.summary.prompt import redaction
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.settings import SummarySettings
 from proxy.summary.single_flight import NothingToAsk, Progress
-from proxy.summary.store import Cause, Origin, Patience, StoredSummary, Summaries, SummaryFactory
+from proxy.summary.store import Cause, Lineage, Origin, Patience, StoredSummary, Summaries, SummaryFactory
 from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
 log = structlog.get_logger(__name__)
@@ -32,6 +33,9 @@ FIRST_PAUSE = 60.0
 LONGEST_PAUSE = 600.0
 """Upper bound of a pause, in seconds."""
 
+
+MARKED = 8
+"""Messages at the end of a conversation by which it's recognized, three at a time. Results don't count."""
 
 SIZES = 10_000
 """Checkpoints whose expected sizes are remembered, the most recently used ones."""
@@ -64,6 +68,7 @@ class CheckpointSummaries:
             return await self._digested(job, None, 0, cut, "not_stored"), "digest"
         checkpoints = job.checkpoints(job.plan.checkpoints)
         tenant = job.case.tenant
+        self._lineage(job).see(checkpoints[-1].key)
         make, patience = self._maker(job, cut), self._patience(job, cut)
         if may_ask:
             return await self._summaries.obtain(tenant, checkpoints, make, patience)
@@ -90,6 +95,13 @@ class CheckpointSummaries:
             size = self._sizes[key] = piece.tokens + job.plan.limits_at(cut).summary // 2
         return size
 
+    def _lineage(self, job: CompactionJob) -> Lineage:
+        """Return the lineage of a conversation, which its last texts identify. Clients change results and old ones."""
+        said = [turn.facts.digest for turn in job.body if turn.facts.kind in ("user", "assistant")][-MARKED:]
+        ends = range(len(said), min(2, len(said) - 1), -1)
+        marks = [hashlib.sha256(b"".join(said[max(0, end - 3) : end])).hexdigest() for end in ends]
+        return self._summaries.lineage(job.case.tenant, job.case.request, marks)
+
     def _patience(self, job: CompactionJob, position: int) -> Patience:
         """Return how long requests wait for a summary, and the digest that they get then."""
 
@@ -107,6 +119,7 @@ class CheckpointSummaries:
         """
         # The request may drop its bytes before the summary is made in the background.
         body = copy(job.case.body) if any(writer.needs_body for writer in job.case.writers) else None
+        lineage = self._lineage(job)
         for writer in job.case.writers:
             writer.note(job.case.body)
 
@@ -122,12 +135,16 @@ class CheckpointSummaries:
             passed = [p for p in job.plan.checkpoints if p < position]
             given_up = self._summaries.given_up(job.case.tenant, job.checkpoints([*passed, position]))
             tries: list[Writing] = []
-            if not given_up and not over_budget:
+            keys = [one.key for one in job.checkpoints([*passed, position])]
+            unused = not lineage.worth(keys)
+            if not given_up and not over_budget and not unused:
                 task = SummaryTask(job, body, request, last, first, position)
                 tries = [one for writer in job.case.writers for one in await writer.tries(task)]
             if ahead and not tries:
                 raise NothingToAsk
             text, cause = await self._written(job, tries, progress)
+            if text is not None:
+                lineage.made(keys)
             if isinstance(text, StoredSummary):
                 return text
             if text is not None:
@@ -137,7 +154,9 @@ class CheckpointSummaries:
                 SUMMARIES.labels(outcome="over_budget").inc()
             SUMMARIES.labels(outcome="digest").inc()
             asked = cause in ("failed", "timeout")
-            cause = "over_budget" if over_budget else "given_up" if given_up else cause
+            cause = "over_budget" if over_budget else "given_up" if given_up else "unused" if unused else cause
+            if unused:
+                log.info("summary.not_worth_it", wasted=lineage.wasted, policy=job.case.policy.name)
             entry = await self._digested(job, previous, start, position, cause)
             return replace(entry, unasked=not asked, over_budget=over_budget)
 

@@ -44,6 +44,9 @@ REMEMBERED = 500
 MENTION = 100
 """About the bytes of a name's mentions in memory."""
 
+WORTH = 8
+"""Requests that pay for a summary of everything. A client that changes old messages makes each one useless."""
+
 FAILURES = 3
 """Failed attempts after which the proxy stops calling models for a conversation."""
 
@@ -87,10 +90,50 @@ class NativeResult(msgspec.Struct, frozen=True):
     covers: tuple[bytes, ...] = ()
 
 
-Cause = Literal["waiting", "timeout", "failed", "breaker_open", "given_up", "over_budget", "no_model", "not_stored"]
+Cause = Literal[
+    "waiting", "timeout", "failed", "breaker_open", "given_up", "over_budget", "no_model", "not_stored", "unused"
+]
 """The reason for a digest. ``waiting``: the model writes the summary in the background. ``timeout``: the model was
 slower than requests wait, so it goes on in the background, or is called there again. ``not_stored``: the proxy stores
-nothing for this caller."""
+nothing for this caller. ``unused``: the client changes old messages, so that earlier summaries were hardly used."""
+
+
+@dataclass(slots=True)
+class Lineage:
+    """How a conversation used its summaries, although its old messages change.
+
+    ``keys`` are those of the newest two, and ``uses`` the requests that had one of them since the newest was made.
+    ``wasted`` is the number of summaries in a row with too few uses. ``sighted`` is a key without a summary, and how
+    many requests asked for it. ``last`` is the id and the newest mark of the last request.
+    """
+
+    keys: tuple[str, ...] = ()
+    uses: int = 0
+    wasted: int = 0
+    sighted: tuple[str, int] = ("", 0)
+    last: tuple[str, ...] = ()
+
+    def see(self, key: str) -> None:
+        """Count a request with the summary of a key."""
+        if key in self.keys:
+            self.uses += 1
+        else:
+            self.sighted = key, self.sighted[1] + 1 if self.sighted[0] == key else 1
+
+    def wastes(self, keys: Sequence[str]) -> bool:
+        """Return whether a summary for the last of the keys would follow one that hardly any request had."""
+        return bool(self.keys) and self.uses < (2 if self.keys[-1] in keys else WORTH)
+
+    def worth(self, keys: Sequence[str]) -> bool:
+        """Return whether to make a summary for the last of the keys. After waste, enough requests must ask for it."""
+        needed = 3**self.wasted if self.wasted and self.wastes(keys) else 1
+        return needed == 1 or (self.sighted[0] == keys[-1] and self.sighted[1] >= needed)
+
+    def made(self, keys: Sequence[str]) -> None:
+        """Remember that the summary for the last of the keys was made."""
+        if keys[-1] not in self.keys:
+            self.wasted = self.wasted + 1 if self.wastes(keys) else 0
+            self.keys, self.uses = (*self.keys[-1:], keys[-1]), 0
 
 
 class StoredSummary(msgspec.Struct, frozen=True):
@@ -239,6 +282,8 @@ class Summaries:
         self._unaskable: LRUCache[Place, float] = LRUCache(self._limits.failed)
         # By tenant, upstream and model: how the server must be asked.
         self._manners: LRUCache[Place, Manner] = LRUCache(self._limits.failed)
+        # By tenant and mark of a conversation, see ``lineage``.
+        self._lineages: LRUCache[Place, Lineage] = LRUCache(4 * self._limits.failed)
         self._flights: SingleFlight[StoredSummary] = SingleFlight()
         self._background: set[asyncio.Task[None]] = set()
         self._releasing: set[asyncio.Task[None]] = set()
@@ -323,8 +368,21 @@ class Summaries:
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the entries of forgotten tenants, and return those tenants. Cancel summaries that nobody waits for."""
         self._flights.cancel(forgotten)
-        dropped = [drop(one, forgotten) for one in (self._failures, self._unaskable, self._manners)]
+        dropped = [drop(one, forgotten) for one in (self._failures, self._unaskable, self._manners, self._lineages)]
         return self.cache.forget(forgotten).union(*dropped)
+
+    def lineage(self, tenant: str, request: str, marks: Sequence[str]) -> Lineage:
+        """Return the lineage of a conversation. It was seen with one of these marks before, or is new.
+
+        The marks are ordered, the newest first. A request without a newer one isn't the conversation's next turn.
+        """
+        places = [(tenant, mark) for mark in marks]
+        lineage = next((found for place in places if (found := self._lineages.get(place))), None) or Lineage()
+        if places and lineage.last[1:] == places[0][1:] and lineage.last[0] != request:
+            return Lineage()
+        lineage.last = (request, *marks[:1])
+        self._lineages.update(dict.fromkeys(places, lineage))
+        return lineage
 
     def manner(self, tenant: str, model: str) -> Manner:
         """Return how a model's server wants a tenant's calls. Who finds out more changes it."""
@@ -475,6 +533,8 @@ class Summaries:
 
     def _keep_digest(self, tenant: str, checkpoints: Sequence[Checkpoint], entry: StoredSummary) -> StoredSummary:
         """Keep a digest in this process for its lifetime, or without limit after too many failures."""
+        if entry.cause == "unused":
+            return entry  # a later request may have it made
         place = tenant, checkpoints[-1].key
         known = self.given_up(tenant, checkpoints)
         if not entry.unasked:
