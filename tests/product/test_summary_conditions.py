@@ -100,7 +100,7 @@ def test_some_values_are_no_conditions(tmp_path: Path, field: str, value: object
 
 
 def thinks(body: dict[str, Any]) -> Reply:
-    """A model that thinks for 2,000 tokens before it writes, whatever its name is."""
+    """A model that thinks for 2,000 tokens before it writes, under any name."""
     return NOTES if body["max_tokens"] > 2_000 else Reply(content="<reasoning>Let me see", finish_reason="length")
 
 
