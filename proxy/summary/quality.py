@@ -78,6 +78,11 @@ _CALL_KEYS = (
     {"type", "function"},
 )
 
+_NOTATION = re.compile(r"\[(?:tool result|(?:user|assistant|system|developer)(?: calls [^\]\n]{1,100})?)\] ")
+"""The beginning of a message in the transcript that the model gets."""
+
+_PLACEHOLDER = re.compile(r"\W{0,4}\([^()\n]{0,80}\)\W{0,2}")
+
 _TAGS = ("think", "thinking", "thought", "reasoning", "reflection", "analysis", "scratchpad")
 _THOUGHTS = (
     *((f"<{name}>", f"</{name}>") for name in _TAGS),
@@ -130,6 +135,10 @@ def checked(written: Written, *, source_tokens: int, max_tokens: int, count: Tex
         raise SummaryRejected("the summary was truncated")
     if reason in _CALLED or _is_call(text):
         raise SummaryRejected("the model called a tool")
+    if _NOTATION.match(text):
+        raise SummaryRejected("the model went on with the transcript")
+    if _is_hollow(text):
+        raise SummaryRejected("the summary says nothing")
     if _is_error(text):
         raise SummaryRejected("the summary is an error message")
     size = count(text)
@@ -171,6 +180,12 @@ def without_thoughts(text: str) -> str:
     for match in _CLOSING_ALONE.finditer(text):
         return text[match.end() :].lstrip()
     return text
+
+
+def _is_hollow(text: str) -> bool:
+    """Return whether most lines under the headings are placeholders in parentheses, such as ``- (none)``."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return 2 * sum(_PLACEHOLDER.fullmatch(line) is not None for line in lines) > len(lines)
 
 
 def _is_call(text: str) -> bool:

@@ -166,3 +166,19 @@ def test_notes_are_between_their_tags(text: str, notes: str) -> None:
 def test_a_response_without_notes_is_rejected(text: str) -> None:
     with pytest.raises(SummaryRejected, match="didn't write notes"):
         notes_in(Written(text, "stop"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[assistant] Reading file 99\n[tool result] def login()", "[assistant calls read] {}", "[tool result] ok",
+     "## Goal\n(none - empty conversation)\n\n## Constraints\n- (none)\n\n## Next\n1. Await a request"],
+)  # fmt: skip
+def test_a_continued_transcript_and_placeholders_are_no_notes(text: str) -> None:
+    with pytest.raises(SummaryRejected):
+        checked(Written(text, "stop"), source_tokens=1_000, max_tokens=500, count=lambda text: len(text.split()))
+
+
+def test_notes_may_have_a_placeholder() -> None:
+    text = "## Goal\nFix the tests in /srv/app.\n## Constraints\n(none)\n## State\n- [done] read m1.py"
+    notes = checked(Written(text, "stop"), source_tokens=1_000, max_tokens=500, count=lambda text: len(text.split()))
+    assert notes == text
