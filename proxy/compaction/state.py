@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxy.compaction.format import Format
 from proxy.compaction.stages.results import common_level, shortened
@@ -142,6 +142,9 @@ def _reduced(turn: Turn, key: tuple[str, object], format: Format) -> Turn:
         else:
             raw = format.calls_only(turn.raw, (str(which),))
         form = forms[key] = Turn(raw, Facts("user", "", format.tokens(raw), b""))
+    if turn.facts.loads:
+        more = turn.facts.loads
+        return Turn(form.raw, replace(form.facts, tokens=form.facts.tokens + more, loads=more))
     return form
 
 

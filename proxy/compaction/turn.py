@@ -10,7 +10,7 @@ a result from its call.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -122,6 +122,7 @@ class Facts:
     - ``plan`` means that the unit states or changes an agent's plan.
     - ``links`` are its relations to other units, and ``effects`` what it puts into effect for the rest of the
       conversation. ``opening`` is how the texts of a user's unit begin, if it has nothing else.
+    - ``loads`` are the tokens of the tools that the unit loads. ``tokens`` and ``apart`` include them.
     - ``noted`` caches the facts for the case that a user's unit is a program's note.
     - ``wide`` means that a result's text contains non-ASCII characters. Some providers count those differently if the
       result answers one of several calls. ``one_of_several`` caches the facts for that case, in which ``parallel`` is
@@ -150,6 +151,7 @@ class Facts:
     links: Links = NO_LINKS
     effects: tuple[Effect, ...] = ()
     opening: str = ""
+    loads: int = 0
     noted: Facts | None = None
     wide: bool = False
     parallel: bool = False
@@ -238,6 +240,22 @@ def _continues(body: Sequence[Turn], index: int, size: int, most: int | None) ->
     if before.kind != "assistant" or not before.links.refers or body[index].facts.kind != "assistant":
         return False
     return most is None or size + body[index].facts.tokens <= most // 2
+
+
+def loading(turns: list[Turn], sizes: Mapping[str, int]) -> list[Turn]:
+    """Return the turns with the tokens of the tools that they load. ``sizes`` are by name."""
+    return [turn if not (more := _loads(turn.facts, sizes)) else _heavier(turn, more) for turn in turns]
+
+
+def _loads(facts: Facts, sizes: Mapping[str, int]) -> int:
+    if not facts.effects or facts.kind == "system":
+        return 0
+    return sum([sizes.get(key.partition(" ")[2], 0) for keys in facts.effects for key in keys])
+
+
+def _heavier(turn: Turn, more: int) -> Turn:
+    facts = turn.facts
+    return Turn(turn.raw, replace(facts, tokens=facts.tokens + more, apart=facts.apart + more, loads=more))
 
 
 def attributed(turns: list[Turn]) -> list[Turn]:

@@ -18,6 +18,8 @@ from proxy.dialects.messages.counting import MessagesCounter, MessagesEvidence
 from proxy.dialects.messages.native import MessagesCompaction
 from proxy.dialects.messages.request import MessagesRequest
 from proxy.dialects.messages.rounds import MessagesTool
+from proxy.dialects.parts import CHAT as CHAT_PARTS
+from proxy.dialects.parts import MESSAGES as MESSAGES_PARTS
 from proxy.dialects.responses.answers import OutputItemReader, ResponsesAnswers
 from proxy.dialects.responses.counting import ResponsesCounter, ResponsesEvidence
 from proxy.dialects.responses.native import ResponsesCompaction
@@ -64,7 +66,8 @@ MESSAGES = Dialect(
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CHAT, RESPONSES, MESSAGES)}
 
-_BLOCKS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
+_BLOCKS = MESSAGES_PARTS.keys() - CHAT_PARTS.keys()
+"""The types of blocks by which a body of messages is recognized as Anthropic's."""
 
 _TEXTS = frozenset(
     {

@@ -12,6 +12,7 @@ import tiktoken
 
 from proxy.compaction.format import Format
 from proxy.constants import UNDECODABLE
+from proxy.dialects.walk import file_text
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA, Media
@@ -76,6 +77,15 @@ class Counter(ABC):
     def _count(self, value: object) -> int:
         return count(self._encoding, dump(value))
 
+    def _value(self, value: object) -> int:
+        """Return the tokens of a value with texts, such as a field of a part. Sealed data counts by its length."""
+        value, sealed = opened(value)
+        return count(self._encoding, plain_json(value)) + sealed
+
+    def deferred(self, fields: Mapping[str, Any]) -> dict[str, int]:
+        """Return the tokens of the tools that parts of the conversation may load, by name."""
+        return {}
+
     def _content(self, content: object, *, parallel: bool = False) -> tuple[int, int]:
         """Return the tokens of the content's text, and those of its images, audio, and files."""
         if content is None:
@@ -85,8 +95,14 @@ class Counter(ABC):
         for part in content if isinstance(content, list) else [content]:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if isinstance(kind, str) and kind in MEDIA and isinstance(part, Mapping):
+                if (file := file_text(part)) is not None:
+                    tokens += count(self._encoding, file)
+                    continue
                 media += self._media.tokens(kind, part, self.text)
                 continue
+            if isinstance(part, Mapping) and not part.keys() <= _KNOWN_PART:
+                part, sealed = opened(part)
+                tokens += sealed
             text = _part_text(part)
             if (found := counts.get(text)) is None:
                 # An attack may repeat one short part very often.
@@ -130,7 +146,51 @@ def _part_text(part: object) -> str:
         known = part.keys() <= _KNOWN_PART
         if len(texts) == 1 and known:
             return str(texts[0])
-    return dump(part)
+    return plain_json(part)
+
+
+def plain_json(value: object) -> str:
+    """Return a value as JSON whose strings aren't escaped, as a model reads it."""
+    text = dump(value)
+    if isinstance(value, str) or "\\" not in text:
+        return text
+    return text.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').replace("\\\\", "\\")
+
+
+TOKENS_PER_SEALED_CHARACTER = 3 / 16
+"""Sealed data is base64, and has about four bytes per token."""
+
+SEALED = frozenset({"encrypted_content", "encrypted_index", "encrypted_stdout", "signature", "thought_signature"})
+_SEALED_TYPES = ("encrypted", "redacted")
+"""What the types of parts contain whose ``data`` is sealed."""
+
+
+_DEEPEST = 16
+"""Levels of nesting in which sealed data is searched."""
+
+
+def opened(value: Any, depth: int = 0) -> tuple[Any, int]:
+    """Return a value without sealed data, and the tokens of that. Without any, the value is the same object."""
+    if depth > _DEEPEST:
+        return value, 0
+    if isinstance(value, list):
+        items = [opened(item, depth + 1) for item in value]
+        changed = any(new is not old for (new, _), old in zip(items, value, strict=True))
+        return [new for new, _ in items] if changed else value, sum([tokens for _, tokens in items])
+    if not isinstance(value, Mapping):
+        return value, 0
+    kind = value.get("type")
+    names = {*SEALED, "data"} if isinstance(kind, str) and any(word in kind for word in _SEALED_TYPES) else SEALED
+    made: dict[str, Any] = {}
+    characters = tokens = 0
+    for name, one in value.items():
+        if name in names and isinstance(one, str):
+            characters += len(one)
+            continue
+        made[name], more = opened(one, depth + 1) if isinstance(one, Mapping | list) else (one, 0)
+        tokens += more
+    same = len(made) == len(value) and all(new is value[name] for name, new in made.items())
+    return value if same else made, tokens + int(characters * TOKENS_PER_SEALED_CHARACTER)
 
 
 _KNOWN_PART: Set[str] = {"type", "cache_control", *_TEXT_FIELDS}

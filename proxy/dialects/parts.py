@@ -35,6 +35,7 @@ class Part:
     - ``by`` and ``values``: the path of a value that selects another row.
     - ``arguments``: the field of a call's arguments. ``answer``: the type of the part that answers it.
     - ``plain``: whether an answer with a string alone is valid.
+    - ``alike``: whether every upstream counts its text alike, so that reported usage shows how one does.
     - ``effect``: what outlives the summary of the part. See ``Effect``.
     """
 
@@ -46,6 +47,7 @@ class Part:
     arguments: str = ""
     answer: str = ""
     plain: bool = False
+    alike: bool = False
     effect: Effect = ""
 
 
@@ -62,21 +64,21 @@ SILENT = frozenset(
 )
 """Fields without text for the model, if a row doesn't name its fields."""
 
-_TEXT = Part(plays="text", reads=("text",), cuts=("text",))
+_TEXT = Part(plays="text", reads=("text",), cuts=("text",), alike=True)
 _MEDIA = {kind: Part(plays="media", reads=_HERE) for kind in MEDIA_LABELS}
 _REFUSAL = Part(reads=("refusal",), cuts=("refusal",))
 
 
-def _call(arguments: str, answer: str, *cuts: str) -> Part:
-    return Part(plays="call", reads=_HERE, cuts=cuts, arguments=arguments, answer=answer)
+def _call(arguments: str, answer: str, *cuts: str, alike: bool = False) -> Part:
+    return Part(plays="call", reads=_HERE, cuts=cuts, arguments=arguments, answer=answer, alike=alike)
 
 
 _INPUT = Part(reads=_HERE, arguments="input", cuts=("input.*",))
 _ARGUMENTS = Part(arguments="arguments")
 
 
-def _answer(*cuts: str, plain: bool = False) -> Part:
-    return Part(plays="answer", reads=("output",), cuts=cuts, plain=plain)
+def _answer(*cuts: str, plain: bool = False, alike: bool = False) -> Part:
+    return Part(plays="answer", reads=("output",), cuts=cuts, plain=plain, alike=alike)
 
 
 CHAT: Table = {
@@ -104,8 +106,8 @@ MESSAGES: Table = {
     "search_result": Part(reads=("title", "source", "content"), cuts=("content",)),
     "thinking": Part(plays="reasoning", reads=_HERE),
     "redacted_thinking": Part(plays="reasoning", reads=_HERE),
-    "tool_use": _call("input", "tool_result"),
-    "tool_result": Part(plays="answer", reads=("content",), cuts=("content",), plain=True),
+    "tool_use": _call("input", "tool_result", alike=True),
+    "tool_result": Part(plays="answer", reads=("content",), cuts=("content",), plain=True, alike=True),
     "server_tool_use": _INPUT,
     "mcp_tool_use": _INPUT,
     "mcp_tool_result": Part(reads=("content",), cuts=("content",)),
@@ -118,7 +120,7 @@ MESSAGES: Table = {
     "bash_code_execution_tool_result": _RAN,
     "text_editor_code_execution_tool_result": Part(reads=("content",), cuts=("content.content",)),
     "tool_search_tool_result": Part(reads=("content",), effect="loads"),
-    "tool_reference": Part(reads=("tool_name", "name"), effect="loads"),
+    "tool_reference": Part(reads=("tool_name", "name"), effect="loads", alike=True),
     "tool_addition": Part(reads=("tool",), effect="changes"),
     "tool_removal": Part(reads=("tool",), effect="changes"),
     "mcp_tool_listing": Part(reads=("mcp_server_name", "tools")),
@@ -132,7 +134,7 @@ _TOOL_SEARCHES = {"client": _call("arguments", "tool_search_output")}
 _TOOL_SEARCH_OUTPUTS = {"client": Part(plays="answer", reads=("tools",), effect="loads")}
 
 RESPONSES: Table = {
-    "message": Part(plays="message", reads=("content",), cuts=("content",)),
+    "message": Part(plays="message", reads=("content",), cuts=("content",), alike=True),
     "input_text": _TEXT,
     "output_text": _TEXT,
     "text": _TEXT,
@@ -141,8 +143,8 @@ RESPONSES: Table = {
     "refusal": _REFUSAL,
     **_MEDIA,
     "computer_screenshot": Part(plays="media", reads=_HERE),
-    "function_call": _call("arguments", "function_call_output"),
-    "function_call_output": _answer("output", plain=True),
+    "function_call": _call("arguments", "function_call_output", alike=True),
+    "function_call_output": _answer("output", plain=True, alike=True),
     "custom_tool_call": _call("input", "custom_tool_call_output", "input"),
     "custom_tool_call_output": _answer("output", plain=True),
     "local_shell_call": _call("action", "local_shell_call_output", "action.command.*"),

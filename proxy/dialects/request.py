@@ -212,6 +212,11 @@ class Request(msgspec.Struct, eq=False):
         return False
 
     @property
+    def loads_tools(self) -> bool:
+        """Return whether a part of the conversation may load tools of the request that aren't in the prompt."""
+        return False
+
+    @property
     def fixed_thinking(self) -> int:
         """Return the tokens of a budget for thinking that ``rewritten`` can't lower with the output; 0 without any."""
         if len(self.raw) <= _SEARCHED_SLICE:

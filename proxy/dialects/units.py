@@ -25,7 +25,7 @@ from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.parts import Table
 from proxy.dialects.repair import CallKey, needs_repair, repaired
 from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text
-from proxy.tokens.media import MEDIA_LABELS
+from proxy.tokens.media import MEDIA_LABELS, has_remote_media
 
 T = TypeVar("T")
 
@@ -350,7 +350,7 @@ class Units(Format, Generic[Unit]):
             digest=digest(self.identity(unit), large=large),
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
-            media=self.media_in(unit),
+            media=has_remote_media(raw) and self.media_in(unit),
             foreign=kind == "user" and self.summary_in(unit) is not None,
             empty=kind == "assistant" and self.is_empty(unit),
             links=self.links(unit),

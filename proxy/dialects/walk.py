@@ -157,6 +157,14 @@ def part_text(part: object, table: Table) -> str:
     return text if text or row.arguments or row.plays not in _LABELED else f"[{label_of(part)}]"
 
 
+def file_text(part: Any) -> str | None:
+    """Return the name and the text of a text file in base64; ``None`` for other parts."""
+    if _text_file(part) is None:
+        return None
+    name = part.get("filename", value_at(part, "file.filename"))
+    return f"{name}\n{_decoded(part)}" if isinstance(name, str) else _decoded(part)
+
+
 def _text_file(part: Any) -> str | None:
     """Return the path of the data of a text file in base64; ``None`` for other parts."""
     for path in ("file_data", "file.file_data"):

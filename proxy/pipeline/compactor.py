@@ -99,7 +99,8 @@ class Compactor:
 
     async def _compact(self, case: CompactionInput, limit: Deadline, *, may_ask: bool) -> Outcome:
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
-        summed = None if _too_many_bytes(case) else await self._facts.sums(case.body, case.counter, case.tenant)
+        whole = _too_many_bytes(case) or case.body.loads_tools
+        summed = None if whole else await self._facts.sums(case.body, case.counter, case.tenant)
         if summed is not None:
             sums, last = summed
             case, outcome, worth_it = _judged(case, sums, last, fixed)
@@ -161,12 +162,12 @@ class Compactor:
 
     async def sizes(self, body: Request, counter: Counter, tenant: str) -> tuple[int, list[int]]:
         """Return the tokens of tools and framing, and those of each message, of a request as received."""
-        turns = await self._facts.turns(body.units, counter, tenant, shared=True)
+        turns = await self._turns(body, counter, tenant, shared=True)
         return await self._facts.overhead(body, counter, tenant), [turn.facts.tokens for turn in turns]
 
     async def turns(self, case: CompactionInput) -> list[Turn]:
         """Return the messages of a request with their facts."""
-        return await self._facts.turns(case.body.units, case.counter, case.tenant)
+        return await self._turns(case.body, case.counter, case.tenant)
 
     async def parts(self, case: CompactionInput, outcome: Outcome) -> dict[str, int]:
         """Return the sizes of the parts of the request as the proxy sent it, in tokens."""
@@ -177,9 +178,13 @@ class Compactor:
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
-        turns = await self._facts.turns(case.body.units, case.counter, case.tenant, shared=True)
+        turns = await self._turns(case.body, case.counter, case.tenant, shared=True)
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
+
+    async def _turns(self, body: Request, counter: Counter, tenant: str, *, shared: bool = False) -> list[Turn]:
+        turns = await self._facts.turns(body.units, counter, tenant, shared=shared)
+        return await self._facts.with_loaded(turns, body, counter, tenant)
 
     def _judged(
         self, case: CompactionInput, turns: Sequence[Turn], fixed: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import repeat
@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 import xxhash
 from cachetools import LRUCache
 
-from proxy.compaction.turn import Facts, Forms, Turn
+from proxy.compaction.turn import Facts, Forms, Turn, loading
 from proxy.dialects.counting import Counter
 from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
@@ -44,6 +44,9 @@ COUNTERS = 4
 
 OVERHEADS = 1_000
 """Sets of tools whose size is cached."""
+
+LOADABLE = 100
+"""Sets of tools whose members may be loaded, with the size of each."""
 
 
 class _Generations:
@@ -187,6 +190,7 @@ class FactsCache:
         self._memories: dict[object, CounterFacts] = {}
         self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
         self._thread = CountingThread()
+        self._loadable: LRUCache[Hashable, Mapping[str, int]] = LRUCache(LOADABLE)
 
     def memory(self, counter: Counter) -> CounterFacts:
         """Return the cache for a counter. Counters with the same key share one."""
@@ -302,6 +306,17 @@ class FactsCache:
             found = await self.run_if(slow, lambda: counter.overhead(body.overhead_fields()), tenant, size)
             self._overheads[key] = found
         return found
+
+    async def with_loaded(self, turns: list[Turn], body: Request, counter: Counter, tenant: str) -> list[Turn]:
+        """Return a request's turns with the tokens of the tools that they load."""
+        if not body.loads_tools:
+            return turns
+        key = ("loaded", counter.key, tenant, *map(xxhash.xxh3_128_digest, body.overhead, repeat(_SEED)))
+        sizes = self._loadable.get(key)
+        if sizes is None:
+            size = sum(map(len, body.overhead))
+            sizes = self._loadable[key] = await self.run(lambda: counter.deferred(body.overhead_fields()), tenant, size)
+        return loading(turns, sizes)
 
     async def run_if(self, slow: bool, work: Callable[[], T], tenant: str, size: int = 0) -> T:
         """Do CPU-bound work, in the counting thread if it's slow."""

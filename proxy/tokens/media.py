@@ -131,6 +131,13 @@ class _Data(NamedTuple):
         except (binascii.Error, ValueError):
             return b""
 
+    def decoded(self) -> str:
+        """Return the data as text; the base64 itself if it isn't valid."""
+        try:
+            return base64.b64decode(self.text[self.start :] + "==").decode("utf-8", "replace")
+        except (binascii.Error, ValueError):
+            return self.text[self.start :]
+
 
 class Media:
     """Counts media by the rules of one family (a name of ``images.RULES``)."""
@@ -163,16 +170,16 @@ class Media:
         return math.ceil(seconds + 1) * _VIDEO_TOKENS
 
     def file(self, value: object, part: Mapping[str, Any], text: Callable[[str], int]) -> int:
-        data = _data(_address(value, part))
+        plain = _plain_text(value, part)
+        data = None if plain is not None else _data(_address(value, part))
         name = value.get("filename") if isinstance(value, Mapping) else None
         named = text(name[:1000]) if isinstance(name, str) else 0
         if data is None:
-            plain = _plain_text(value, part)
             return named + (text(plain) if plain is not None else _UNSEEN_FILE)
         if data.mime.startswith("image/"):
             return named + self.image(value, part, text)
         if data.mime.startswith("text/"):
-            return named + min(data.length, _MOST_PAGES * _PAGE_TOKENS)
+            return named + text(data.decoded())
         return named + min(_MOST_PAGES, math.ceil(data.length / _PAGE_BYTES) or 1) * _PAGE_TOKENS
 
 

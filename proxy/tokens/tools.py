@@ -61,6 +61,23 @@ def functions(body: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], list[An
     return found, others
 
 
+def present(tools: object) -> list[Any]:
+    """Return the tools that a prompt has from the start. Those with ``defer_loading`` come when a model finds them."""
+    return [_without_deferred(tool) for tool in _listed(tools) if not is_deferred(tool)]
+
+
+def is_deferred(tool: object) -> bool:
+    """Return whether a tool is loaded later."""
+    return isinstance(tool, Mapping) and tool.get("defer_loading") is True
+
+
+def _without_deferred(tool: Any) -> Any:
+    inside = tool.get("tools") if isinstance(tool, Mapping) else None
+    if not isinstance(inside, list) or not any(map(is_deferred, inside)):
+        return tool
+    return {**tool, "tools": present(inside)}
+
+
 def _listed(value: object) -> list[Any]:
     if value is None:
         return []

@@ -417,3 +417,69 @@ def test_half_an_emoji_leaves_as_it_came(tmp_path: Path) -> None:
         prompt, headers, _ = send([*filler("chat", 80), {"role": "user", "content": "half \ud83d of it"}])
     assert headers["x-compaction"] == "compacted"
     assert prompt[-1]["content"] == "half \ud83d of it"
+
+
+def test_tools_beyond_their_share_are_named(tmp_path: Path) -> None:
+    units: list[Any] = [{"role": "user", "content": "start"}]
+    for number in range(30):
+        tool = {**LOADED, "name": f"tool_{number}", "description": words(60, number)}
+        units += [{**SEARCH, "call_id": f"t{number}"}, {**FOUND, "call_id": f"t{number}", "tools": [tool]}]
+        units.append({"role": "user", "content": words(60, number)})
+    with sending("responses", tmp_path, 6_000) as send:
+        prompt, headers, _ = send([*units, *filler("responses", 30), {"role": "user", "content": "go"}])
+    assert int(headers["x-compaction-tokens-after"]) <= 6_000
+    sent = json.dumps(prompt)
+    assert '"name": "tool_29"' in sent
+    assert '"name": "tool_0"' not in sent
+    assert "Load a tool again" in sent
+    assert halves(prompt) == set()
+
+
+def counted(api: str, folder: Path, units: list[Any], **fields: Any) -> int:
+    with sending(api, folder, 200_000) as send:  # smaller requests aren't counted
+        _, headers, _ = send([{"role": "user", "content": words(30_000, "long")}, *units], **fields)
+    return int(headers["x-compaction-tokens-before"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_text_counts_as_what_it_is(name: str, tmp_path: Path) -> None:
+    api, units = CASES[name]
+    marks = json.dumps(units).count("@")
+    plain = {"role": "user", "content": LARGE}
+    small = counted(api, tmp_path, filled(units, "x"))
+    size = counted(api, tmp_path, [plain]) - counted(api, tmp_path, [{**plain, "content": "x"}])
+    assert counted(api, tmp_path, filled(units, LARGE)) - small == pytest.approx(marks * size, rel=0.1)
+
+
+SEALED = {
+    "encrypted": {"reasoning_details": [{"type": "reasoning.encrypted", "data": "@", "id": "r"}]},
+    "signed": {"reasoning_details": [{"type": "reasoning.text", "text": "hm", "signature": "@"}]},
+    "thinking blocks": {"thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "@"}]},
+}
+
+
+@pytest.mark.parametrize("name", SEALED)
+def test_sealed_reasoning_of_a_chat_counts_by_its_length(name: str, tmp_path: Path) -> None:
+    sealed = base64.b64encode(random.Random(1).randbytes(6_000)).decode()
+    fields = json.loads(json.dumps(SEALED[name]).replace("@", sealed))
+    bare = counted("chat", tmp_path, [said("chat", "ok")])
+    assert counted("chat", tmp_path, [{**said("chat", "ok"), **fields}]) - bare == pytest.approx(1_500, rel=0.1)
+
+
+def deferred(api: str, count: int = 50) -> list[Any]:
+    schema = {"type": "object", "properties": {"id": {"type": "string", "description": words(40, "p")}}}
+    kind = {"input_schema": schema} if api == "messages" else {"type": "function", "parameters": schema}
+    names = ["ticket_get", *(f"tool_{number}" for number in range(count))]
+    return [{"name": name, "description": words(60, name), "defer_loading": True, **kind} for name in names]
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+def test_deferred_tools_count_once_they_are_found(api: str, tmp_path: Path) -> None:
+    tools = deferred(api)
+    present = [{name: value for name, value in tools[0].items() if name != "defer_loading"}]
+    search = [SEARCH, {**FOUND, "tools": present}] if api == "responses" else called([REFERENCE])
+    other = [{"type": "tool_search"}] if api == "responses" else [{"name": "x", "input_schema": {"type": "object"}}]
+    none = counted(api, tmp_path, [], tools=other)
+    one = counted(api, tmp_path, [], tools=[*other, *present]) - none
+    assert counted(api, tmp_path, [], tools=[*other, *tools]) - none < 20
+    assert counted(api, tmp_path, search, tools=[*other, *tools]) - none == pytest.approx(one, abs=60)

@@ -105,7 +105,7 @@ class ChatCounter(Counter):
         )
 
     def _field(self, value: object) -> int:
-        return self._count(value)
+        return self._value(value)
 
     def _name(self, value: object) -> int:
         return self._count(value) + NAME if value else 0

@@ -7,10 +7,10 @@ the result. The frames below are estimates: "Hello" alone is reported as 8 token
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from proxy.dialects.counting import PLAIN_VALUE, Counter, Evidence
+from proxy.dialects.counting import PLAIN_VALUE, TOKENS_PER_SEALED_CHARACTER, Counter, Evidence, plain_json
 from proxy.dialects.messages.units import (
     THINKING,
     MessagesUnits,
@@ -22,7 +22,9 @@ from proxy.dialects.messages.units import (
     text_in,
     type_of,
 )
+from proxy.dialects.parts import MESSAGES
 from proxy.dialects.units import decode, encode
+from proxy.dialects.walk import row_of
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA
@@ -34,9 +36,6 @@ CALL = 8
 RESULT = 8
 TOOL = 8
 """Tokens of frames."""
-
-TOKENS_PER_SEALED_BYTE = 3 / 16
-"""Sealed data is base64, and has about four bytes per token."""
 
 _SEALED = ("data", "encrypted_content", "encrypted_index")
 _SILENT = frozenset({"type", "id", "tool_use_id", "cache_control", "signature", "is_error", "citations", "caller"})
@@ -94,9 +93,20 @@ class MessagesCounter(Counter):
         return self._plain(dump(canonical(value)))
 
     def _defined(self, value: object) -> int:
-        listed = value if isinstance(value, list) else [value]
-        each = sum(self._json(_without_delivery(tool)) + TOOL for tool in listed)
+        listed = tools.present(value)
+        each = sum(map(self._tool, listed))
         return each + tools.PROMPT["claude" if self.profile.tools == "claude" else "json"] if listed else 0
+
+    def _tool(self, tool: object) -> int:
+        return self._json(_without_delivery(tool)) + TOOL
+
+    def deferred(self, fields: Mapping[str, Any]) -> dict[str, int]:
+        given = fields.get("tools")
+        later = filter(tools.is_deferred, given if isinstance(given, list) else ())
+        return {str(tool.get("name")): self._scaled(self._tool(tool)) for tool in later}
+
+    def _inner(self, value: object) -> int:
+        return self._plain(plain_json(canonical(value)))
 
     def _blocks(self, content: object) -> tuple[int, int]:
         """Return the tokens of the content's text, and those of its images and documents."""
@@ -127,31 +137,36 @@ class MessagesCounter(Counter):
             return text + RESULT, media
         if kind in THINKING:
             return self._plain(dump(block.get("thinking", ""))) + self._sealed(block), 0
-        return CALL + self._fields(block), 0
+        count_value = self._json if kind == "tool_use" else self._inner
+        return CALL + self._fields(block, count_value), 0
 
     def _media_block(self, kind: str, block: Mapping[str, Any]) -> tuple[int, int]:
-        source = block.get("source")
-        if isinstance(source, Mapping) and source.get("type") == "content":
-            return self._blocks(source.get("content"))
         named = [block[key] for key in ("title", "context") if isinstance(block.get(key), str)]
         text = sum(self._plain(name) for name in named)
+        if row_of(block, MESSAGES).plays != "media":  # a document with its text, or with blocks
+            source = block["source"]
+            inside, media = self._blocks(source.get("content", source.get("data")))
+            return text + inside, media
         return 0, self._scaled(text) + self._media.tokens(kind, block, self.text)
 
-    def _fields(self, block: Mapping[str, Any]) -> int:
+    def _fields(self, block: Mapping[str, Any], count_value: Callable[[object], int]) -> int:
         """Return the tokens of a block's fields that the model reads."""
         tokens = self._sealed(block)
         for key, value in block.items():
             if key == "content" and isinstance(value, list):
-                tokens += sum(self._fields(item) if isinstance(item, Mapping) else self._json(item) for item in value)
+                tokens += sum(
+                    self._fields(item, count_value) if isinstance(item, Mapping) else count_value(item)
+                    for item in value
+                )
             elif key == "content" and isinstance(value, Mapping):
-                tokens += self._fields(value)
+                tokens += self._fields(value, count_value)
             elif key not in _SILENT and key not in _SEALED and value is not None:
-                tokens += self._json(value)
+                tokens += count_value(value)
         return tokens
 
     def _sealed(self, block: Mapping[str, Any]) -> int:
         sealed = (block.get(key) for key in _SEALED)
-        return int(sum(len(value) for value in sealed if isinstance(value, str)) * TOKENS_PER_SEALED_BYTE)
+        return int(sum(len(value) for value in sealed if isinstance(value, str)) * TOKENS_PER_SEALED_CHARACTER)
 
 
 def _without_delivery(tool: object) -> object:
@@ -160,7 +175,6 @@ def _without_delivery(tool: object) -> object:
     return {name: value for name, value in tool.items() if name != _DELIVERY}
 
 
-_PLAIN_TYPES = frozenset({"text", "tool_use", "tool_result"})
 _CLEARS_THINKING = "clear_thinking"
 """The start of the types of edits that remove only thinking."""
 
@@ -232,4 +246,4 @@ def _plain_field(name: str, value: Any) -> bool:
 def _plain(message: Mapping[str, Any]) -> bool:
     blocks = [block for block in blocks_of(message) if type_of(block) not in THINKING]
     inner = [part for block in blocks for part in nested(block)]
-    return all(type_of(block) in _PLAIN_TYPES for block in [*blocks, *inner])
+    return all(row_of(block, MESSAGES).alike for block in [*blocks, *inner])

@@ -52,6 +52,7 @@ class _Wire(Wire):
 _decoder = msgspec.json.Decoder(_Wire)
 
 _RESULT = re.compile(rb'"tool_result"')
+_REFERENCE, _DEFERRED = b'"tool_reference"', b'"defer_loading"'
 _HOSTED_RESULT = b'_tool_result"'
 _SYSTEM = re.compile(rb'"role"\s*:\s*"system"')
 _COMPACTION = re.compile(rb'"type"\s*:\s*"compaction"')
@@ -170,6 +171,10 @@ class MessagesRequest(Request, eq=False):
     def fixed_thinking(self) -> int:
         found = super().fixed_thinking
         return found if found > self.stated_thinking else 0
+
+    @property
+    def loads_tools(self) -> bool:
+        return _DEFERRED in self.overhead[_FIELDS.index("tools")] and _REFERENCE in self.raw
 
     @property
     def size(self) -> int:

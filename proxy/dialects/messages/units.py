@@ -31,6 +31,7 @@ from proxy.limits.profiles.lookup import undated
 
 Block = dict[str, Any]
 
+# Not in the table's terms, because only these blocks are bound to the prompt and may be removed.
 THINKING = frozenset({"thinking", "redacted_thinking"})
 
 _REMINDER = re.compile(r"\s*<system-reminder>(.*)</system-reminder>\s*\Z", re.DOTALL)

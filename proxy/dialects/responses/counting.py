@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.counting import CALL, Counter, FieldEvidence
+from proxy.dialects.counting import CALL, TOKENS_PER_SEALED_CHARACTER, Counter, FieldEvidence
 from proxy.dialects.responses.references import REFERENCE, reported_tokens
-from proxy.dialects.responses.units import ResponsesUnits, is_message, items_of, kind_of, with_content
+from proxy.dialects.responses.units import ResponsesUnits, is_message, item_row, items_of, kind_of, with_content
 from proxy.dialects.units import Message, is_text_part, parts_of
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
@@ -23,9 +23,6 @@ ITEM = 4
 """Tokens of an item's frame and role."""
 
 REPLY = 3
-
-# Four characters of base64 are three bytes, and a token has about four bytes.
-_ENCRYPTED_SHARE = 3 / 4 / 4
 
 _SILENT = frozenset({"id", "type", "status", "call_id", "role", "phase", "prompt_cache_breakpoint", "caller"})
 """Fields that don't reach the model, or that the frame already counts."""
@@ -83,7 +80,7 @@ class ResponsesCounter(Counter):
             return 0, reported_tokens(item)
         if is_message(item) or not type_:
             return self._parts(item.get("content"))
-        if kind_of(item) == "result":
+        if kind_of(item) == "result" and "output" in item:
             return self._output(item.get("output"))
         if type_ == "image_generation_call" and isinstance(item.get("result"), str):
             image = {"type": "input_image", "image_url": item["result"]}
@@ -91,11 +88,11 @@ class ResponsesCounter(Counter):
         tokens = CALL if "name" in item else 0
         for name, value in item.items():
             if name == "encrypted_content" and isinstance(value, str):
-                tokens += int(len(value) * _ENCRYPTED_SHARE)
+                tokens += int(len(value) * TOKENS_PER_SEALED_CHARACTER)
             elif name in ("summary", "content") and isinstance(value, list):
                 tokens += self._parts(value)[0]
             elif name not in _SILENT and value is not None:
-                tokens += self._count(value)
+                tokens += self._value(value)
         return tokens, 0
 
     def _output(self, output: object) -> tuple[int, int]:
@@ -121,7 +118,7 @@ def _nested(given: object) -> object:
     """Return function tools in the form of chat completions: with their fields in ``function``."""
     if not isinstance(given, list):
         return given
-    return [_nested_tool(tool) for tool in given]
+    return [_nested_tool(tool) for tool in tools.present(given)]
 
 
 def _nested_tool(tool: object) -> object:
@@ -137,9 +134,6 @@ def _schema(text: object) -> object:
         return wanted
     return {"type": "json_schema", "json_schema": {name: value for name, value in wanted.items() if name != "type"}}
 
-
-_PLAIN = frozenset({None, "message", "function_call", "function_call_output"})
-"""Items of which every upstream counts the same text."""
 
 _CALL = re.compile(rb'"call_id"')
 
@@ -177,7 +171,4 @@ class ResponsesEvidence(FieldEvidence):
 
 def _is_plain(item: Mapping[str, Any]) -> bool:
     """Return whether an item is text only, without reasoning."""
-    type_ = item.get("type")
-    if not (type_ is None or isinstance(type_, str)) or type_ not in _PLAIN:
-        return False
-    return all(map(is_text_part, parts_of(with_content(item))))
+    return item_row(item).alike and all(map(is_text_part, parts_of(with_content(item))))

@@ -20,7 +20,7 @@ from proxy.dialects.conditions import goes
 from proxy.dialects.dialect import NativeCompaction, NativeSummary
 from proxy.dialects.request import NOTHING, fields_of, value_of
 from proxy.dialects.responses.answers import ResponsesAnswers
-from proxy.dialects.responses.units import item_row, joined
+from proxy.dialects.responses.units import is_client_call, item_row, joined
 from proxy.dialects.units import decode
 from proxy.overflow.silent import Finished
 
@@ -34,9 +34,6 @@ class ResponsesSettings(Section):
 
 
 SECTION = PolicySection("responses", ResponsesSettings, "Settings for `/v1/responses`.", apart=True)
-
-CALL_TYPES = frozenset({"function_call", "custom_tool_call"})
-OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output"})
 
 _FIELD = b'"previous_response_id"'
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -96,15 +93,15 @@ def _conditions(fields: dict[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
 def open_calls(raw: bytes) -> frozenset[str]:
     """Return the ids of calls whose outputs are in a request, but the calls aren't."""
     items = _items(raw)
-    answered = {item.get("call_id") for item in items if item.get("type") in OUTPUT_TYPES}
-    made = {item.get("call_id") for item in items if item.get("type") in CALL_TYPES}
+    answered = {item.get("call_id") for item in items if item_row(item).plays == "answer"}
+    made = {item.get("call_id") for item in items if is_client_call(item)}
     return frozenset(call for call in answered - made if isinstance(call, str))
 
 
 def calls_in(output: object, wanted: frozenset[str]) -> list[dict[str, Any]]:
     """Return the wanted calls in a response's ``output``, without the ids by which the server stored them."""
     items = output if isinstance(output, list) else []
-    calls = (item for item in items if isinstance(item, dict) and item.get("type") in CALL_TYPES)
+    calls = (item for item in items if isinstance(item, dict) and is_client_call(item))
     return [
         {key: value for key, value in call.items() if key not in ("id", "status")}
         for call in calls

@@ -87,10 +87,10 @@ class ResponsesUnits(Units[list[Message]]):
         return text_or_none(unit[0].get("call_id")) or text_or_none(unit[0].get("id")) if kind == "result" else None
 
     def links(self, unit: list[Message]) -> Links:
-        return links_of(unit)
+        return NO_LINKS if all(map(_is_usual, unit)) else links_of(unit)
 
     def effects(self, unit: list[Message]) -> tuple[Effect, ...]:
-        return tuple(keys for keys, _ in in_effect(unit))
+        return () if all(map(_is_usual, unit)) else tuple(keys for keys, _ in in_effect(unit))
 
     def in_effect(self, raw: bytes, number: int) -> bytes:
         _, items = list(in_effect(items_of(raw)))[number]
@@ -202,6 +202,11 @@ def kind_by(type_: object, role: object, call_id: object, execution: object) -> 
 def item_row(item: Message) -> Part:
     """Return the row of an item. One without a type is a message."""
     return RESPONSES["message"] if item.get("type") in (None, "message") else row_of(item, RESPONSES)
+
+
+def _is_usual(item: Message) -> bool:
+    """Return whether an item is a message, or a function's call or output, which has no other relations."""
+    return item_row(item).alike and "caller" not in item
 
 
 def links_of(items: Sequence[Message]) -> Links:
