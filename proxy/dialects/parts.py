@@ -67,6 +67,7 @@ SILENT = frozenset(
 _TEXT = Part(plays="text", reads=("text",), cuts=("text",), alike=True)
 _MEDIA = {kind: Part(plays="media", reads=_HERE) for kind in MEDIA_LABELS}
 _REFUSAL = Part(reads=("refusal",), cuts=("refusal",))
+_THOUGHT = Part(plays="reasoning", reads=_HERE)
 
 
 def _call(arguments: str, answer: str, *cuts: str, alike: bool = False) -> Part:
@@ -86,6 +87,7 @@ CHAT: Table = {
     "text": _TEXT,
     "refusal": _REFUSAL,
     **_MEDIA,
+    "thinking": _THOUGHT,  # of servers such as Mistral's
     # Calls of tools.
     "function": Part(plays="call", reads=_HERE, arguments="function.arguments"),
     "custom": Part(plays="call", reads=_HERE, arguments="custom.input"),
@@ -104,8 +106,8 @@ MESSAGES: Table = {
     **_MEDIA,
     "document": Part(plays="media", reads=_HERE, by="source.type", values=_SOURCES),
     "search_result": Part(reads=("title", "source", "content"), cuts=("content",)),
-    "thinking": Part(plays="reasoning", reads=_HERE),
-    "redacted_thinking": Part(plays="reasoning", reads=_HERE),
+    "thinking": _THOUGHT,
+    "redacted_thinking": _THOUGHT,
     "tool_use": _call("input", "tool_result", alike=True),
     "tool_result": Part(plays="answer", reads=("content",), cuts=("content",), plain=True, alike=True),
     "server_tool_use": _INPUT,

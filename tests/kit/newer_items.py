@@ -119,7 +119,7 @@ class Talk:
         return self.steps
 
     def fields(self) -> Unit:
-        """Return the request's fields besides its units."""
+        """Return the fields of the request without its units."""
         return {}
 
     def exchanges(self) -> Iterator[tuple[int, str, list[Unit]]]:

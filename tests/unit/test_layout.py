@@ -13,6 +13,7 @@ COVERED = {
     "unit/compaction/test_lossless.py": "compaction/stages/lossless",
     "unit/compaction/test_reads.py": "compaction/stages/reads",
     "unit/compaction/test_planning.py": "compaction/rules compaction/turn",
+    "product/test_newest_plan.py": "compaction/plans",
     "unit/compaction/test_triggers.py": "compaction/settings",
     "unit/config/test_messages.py": "config/fields config/issues config/server "
     "config/store config/teams config/upstreams",

@@ -34,10 +34,10 @@ CHANGES = {
             ),
             before(
                 "proxy/pipeline/answering.py",
-                '            Recovery("usage", ',
+                '            Recovery("roles", ',
                 '            Recovery("teapot", Teapots().recover, most=1),\n',
             ),
-            before("docs/reference.md", "`usage` (the upstream refused `stream_options`)", "`teapot`, "),
+            before("docs/reference.md", "`added`, `continued` (after a recall)", "`teapot`, "),
             before(
                 "tests/unit/pipeline/test_answering.py",
                 '    "never": Case(',

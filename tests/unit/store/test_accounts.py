@@ -196,4 +196,12 @@ def test_an_entry_with_impossible_figures_neither_ends_the_work_nor_gives_a_budg
 
 
 def test_a_copied_entry_counts_once() -> None:
-    assert Entry(9.0, 5, 1).merged(Entry(9.0, 4, 9)) == Entry(9.0, 5, 1)
+    def spent(*entries: Entry) -> tuple[int, int]:
+        target = Entry(9.0, 5, 1)
+        for entry in entries:
+            target = target.merged(entry.copy_from("source"))
+        return target.tokens, target.money
+
+    once = Entry(9.0, 4, 9)
+    assert spent(once) == spent(once, once) == (9, 10)
+    assert spent(once, Entry(9.0, 6, 9)) == (11, 10), "what was spent since is added"

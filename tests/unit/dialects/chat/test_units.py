@@ -81,7 +81,7 @@ def test_a_legacy_call_and_its_result_know_each_other_by_the_functions_name() ->
         (None, ""),
         (7, ""),
         ([TEXT, IMAGE, {"type": "text", "text": "two"}], "one\n[image]\ntwo"),
-        ([{"type": "refusal", "refusal": "no"}, {"type": "thinking", "x": 1}, 3, "bare"], "no\n[thinking]\nbare"),
+        ([{"type": "refusal", "refusal": "no"}, {"type": "thinking", "x": 1}, 3, "bare"], "no\nbare"),
         ([{"type": ["odd"]}], "[part]"),
     ],
 )
