@@ -1,4 +1,4 @@
-"""Each type of the official SDKs' requests is counted and shortened, whatever its fields are.
+"""Each type of the official SDKs' requests is counted and shortened.
 
 Values come from the SDKs' own declarations, so a new version of an SDK brings its new types here.
 """
