@@ -32,7 +32,7 @@ def usage_of(end: Finished) -> Usage | None:
         _sum(_output(end, usage, reasoning), *(one.output for one in compactions)),
         _sum(end.cache_read, *(one.cache_read for one in compactions)),
         _sum(end.cache_write, *(one.cache_write for one in compactions)),
-        _sum(_written_for_an_hour(usage, reading), *(one.cache_write_1h for one in compactions)),
+        _sum(_written_for_an_hour(usage, reading, end.cache_write), *(one.cache_write_1h for one in compactions)),
         reasoning,
         _count(reading, "audio_tokens"),
         _count(writing, "audio_tokens"),
@@ -59,13 +59,16 @@ def _compactions(iterations: object) -> tuple[Usage, ...]:
         if isinstance(call, Mapping) and call.get("type") not in (None, "message"):
             counts = prompt_tokens(call), output_tokens(call), *cached_tokens(call)
             if any(counts) and max(count or 0 for count in counts) <= _LARGEST:
-                found.append(Usage(*counts, _written_for_an_hour(call, {})))
+                found.append(Usage(*counts, _written_for_an_hour(call, {}, counts[-1])))
     return tuple(found)
 
 
-def _written_for_an_hour(usage: Object, details: Object) -> int | None:
+def _written_for_an_hour(usage: Object, details: Object, written: int | None) -> int | None:
+    """Return the tokens written for an hour. A stream states the lifetimes of its first step, and the sum of all."""
     lifetimes = _object(usage, "cache_creation") or _object(details, "cache_creation_token_details")
-    return _count(lifetimes, "ephemeral_1h_input_tokens")
+    lasting = _count(lifetimes, "ephemeral_1h_input_tokens")
+    stated = (lasting or 0) + (_count(lifetimes, "ephemeral_5m_input_tokens") or 0)
+    return round(lasting * written / stated) if lasting and written and stated < written else lasting
 
 
 def _searches(usage: Object, details: Object) -> int | None:
