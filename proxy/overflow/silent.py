@@ -95,12 +95,14 @@ class SentPrompt:
     ``reported`` is its size as the upstream reported it. ``grown`` is our own count of the text that the conversation
     has gained since and that every chat template keeps (see ``dialects.counting.Evidence``). ``full`` says that the
     upstream counted the whole prompt. ``loose`` is our own count of its text that a template may drop later.
+    ``share`` is the part of our own count of the prompt that was reported, 0 if it isn't known.
     """
 
     reported: int
     grown: int
     full: bool = False
     loose: int = 0
+    share: float = 0
 
     def exceeds(self, reported: int) -> bool:
         """Return whether a prompt that begins with this one and was reported with this size was cut."""
@@ -197,6 +199,20 @@ def seems_full(answer: Finished, asked: int | None) -> bool:
     output = answer.output or 0
     used_up = asked is not None and asked <= max(output, 1)
     return answer.finish_reason in LENGTH_REASONS and answer.empty and output <= NOTHING_WRITTEN and not used_up
+
+
+def without_overstated(before: Sequence[SentPrompt], share: float) -> list[SentPrompt]:
+    """Return earlier prompts without those whose size was overstated, such as by counting a prompt for each search.
+
+    A smaller share of a prompt was reported before them, and again now. A server that cuts prompts reports ever less.
+    """
+    least, kept = float("inf"), []
+    for sent in before:
+        if sent.share <= GROWN * least:
+            kept.append(sent)
+        if sent.share <= GROWN * share:
+            least = min(least, sent.share)
+    return kept
 
 
 def cut_prompt(

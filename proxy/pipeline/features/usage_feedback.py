@@ -31,6 +31,7 @@ from proxy.overflow.silent import (
     asks_for_cuts,
     counts_in_full,
     cut_prompt,
+    without_overstated,
 )
 from proxy.pipeline.attempt import Departure
 from proxy.pipeline.budget import TokenBudgets
@@ -359,9 +360,11 @@ class UsageFeedback:
                 int(factor * (sum(kept[one.turn.messages + (not one.replaced) :]) - one.replaced)),
                 agreed,
                 int(factor * loose[one.turn.messages + 1]),
+                one.turn.reported / max(1, whole),
             )
-            for one, agreed in zip(before, full, strict=True)
+            for one, agreed, whole in zip(before, full, counts, strict=True)
         ]
+        sent = without_overstated(sent, (end.prompt or 0) / max(1, fixed + sum(sizes)))
         counted = fixed + sum(sizes) if counted is None else counted
         newest = int(factor * sum(sizes[turns[-1].messages :]))
         window = exchange.profile.context_window
