@@ -45,6 +45,13 @@ ID_FIELDS = {"tool": "tool_call_id", "function": "name"}
 _UNNAMED = re.compile(r"[^\w .@-]")
 """Characters that the names of participants don't have."""
 
+_SEALED = ("reasoning_details", "thinking_blocks")
+"""Fields of a message that carry signed reasoning."""
+
+_SEAL = "thought_signature"
+_UNCHECKED = "skip_thought_signature_validator"
+"""Google's value for the signature of a call whose prompt isn't the one that it was made for. A call can't lack one."""
+
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 
 MessageCounter = Callable[[Message], int]
@@ -110,6 +117,13 @@ class ChatUnits(Units[Message]):
         message = decode(raw)
         name = message.get("name") if KINDS.get(str(message.get("role"))) != "result" else None
         return " ".join(_UNNAMED.sub(" ", name).split())[:64] if isinstance(name, str) else ""
+
+    def without_reasoning(self, raw: bytes) -> bytes:
+        message = decode(raw)
+        kept = _unsealed({name: value for name, value in message.items() if name not in _SEALED})
+        if kept == message:
+            return raw
+        return b"" if self.is_empty(kept) else encode(kept)
 
     def without_media(self, raw: bytes) -> bytes:
         return encode(self.bare(decode(raw)))
@@ -185,6 +199,15 @@ def text_of(message: Message) -> str:
     """Return the visible text of a message: its content, or its refusal."""
     text, refusal = content_text(message.get("content"), CHAT), message.get("refusal")
     return "\n".join(filter(None, (text, refusal))) if isinstance(refusal, str) else text
+
+
+def _unsealed(value: Any) -> Any:
+    """Return a value with unchecked signatures of calls."""
+    if isinstance(value, list):
+        return list(map(_unsealed, value))
+    if not isinstance(value, dict):
+        return value
+    return {name: _UNCHECKED if name == _SEAL else _unsealed(inner) for name, inner in value.items()}
 
 
 def calls_of(message: Message) -> tuple[Call, ...]:

@@ -6,6 +6,7 @@ upstream still refuses a prompt that the proxy changed, it sends the request onc
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 from msgspec.structs import replace
@@ -17,13 +18,15 @@ from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.pipeline.sent_prompts import SentPrompts
 
-_BOUND_ELSEWHERE = (
-    *(b"bound to a different conversation", b"Invalid `signature`"),
-    *(b"without its required following item", b"without its required 'reasoning' item"),
+_REFUSES_REASONING = re.compile(
+    rb"bound to a different conversation|(?:invalid|corrupted) [^\w\s]{0,4}(?:thought[ _])?signature"
+    rb"|thinking[^.]{0,60} blocks [^.]{0,40}cannot be modified"
+    rb"|without its required (?:following|'reasoning') item|encrypted content .{0,200}could not be verified",
+    re.IGNORECASE,
 )
-"""The wordings for reasoning whose prefix or neighbors changed.
+"""The wordings for reasoning whose prefix or neighbors changed, by Anthropic, Bedrock, Google, and OpenAI.
 
-Anthropic's are from platform.claude.com, "Preserved thinking", OpenAI's from issue 3009 of openai-python.
+Relays pass them on, so neither the API nor the model's name decides which can come.
 """
 
 
@@ -36,7 +39,7 @@ class Reasoning:
 
     def stale(self, exchange: Exchange) -> int:
         """Return the number of units whose reasoning is known to be invalid."""
-        if exchange.binding == "never":
+        if not self._prompts.stale(exchange.conversation):
             return 0
         self._prompts.verify(exchange.conversation, exchange.mark)
         return self._prompts.stale(exchange.conversation)
@@ -81,7 +84,7 @@ class Reasoning:
         client caused the refusal.
         """
         exchange, outcome = run.exchange, attempt.outcome
-        if start.answer.status != 400 or exchange.binding == "never" or not await _refuses_reasoning(start):
+        if start.answer.status != 400 or not await _refuses_reasoning(start):
             return None
         if outcome.messages is None:
             await self._prompts.find(exchange.conversation)
@@ -111,4 +114,4 @@ class Reasoning:
 
 async def _refuses_reasoning(start: ResponseStart) -> bool:
     shown = await readable(start.answer, start.first)
-    return any(wording in shown for wording in _BOUND_ELSEWHERE)
+    return _REFUSES_REASONING.search(shown) is not None
