@@ -66,9 +66,16 @@ _ENVELOPE_KEYS |= {"request_id", "requestId", "timestamp", "path"}
 
 # Tool calls as text, from models whose server can't parse their call format.
 _CALL = re.compile(
-    r"(?:```\w{0,10}\s{0,4})?(?:<tool_calls?>|<function_calls?>|<function=|<invoke\b|\[TOOL_CALLS\]|<\|tool_call|<｜tool)",
+    r"```tool_code|(?:```\w{0,10}\s{0,4})?(?:<(?:\w{1,20}:)?tool_calls?>|<function_calls?>|<function=|<invoke\b"
+    r"|\[TOOL_CALLS\]|<\|tool_call|<｜|<\|channel\|>commentary)",
     re.IGNORECASE,
 )
+_CALL_END = re.compile(
+    r"(?:</(?:\w{1,20}:)?(?:tool_calls?|function_calls?|function|invoke)|<\|(?:tool_calls_section_end|call)\||</?｜[^<>]{0,40})"
+    r">\s{0,4}(?:```\s{0,4})?\Z",
+    re.IGNORECASE,
+)
+"""A call after other words. Notes that only mention calls end differently."""
 _CALL_KEYS = (
     {"name", "arguments"},
     {"name", "parameters"},
@@ -183,15 +190,16 @@ def without_thoughts(text: str) -> str:
 
 
 def _is_hollow(text: str) -> bool:
-    """Return whether most lines under the headings are placeholders in parentheses, such as ``- (none)``."""
+    """Return whether a text has no letters, or most lines under its headings are placeholders such as ``- (none)``."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return 2 * sum(_PLACEHOLDER.fullmatch(line) is not None for line in lines) > len(lines)
+    empty = sum(_PLACEHOLDER.fullmatch(line) is not None for line in lines)
+    return 2 * empty > len(lines) or not any(map(str.isalpha, text))
 
 
 def _is_call(text: str) -> bool:
     value = _as_json(text)
     values = value if isinstance(value, list) else [value]
-    return _CALL.match(text) is not None or (
+    return bool(_CALL.match(text) or _CALL_END.search(text, max(0, len(text) - 100))) or (
         bool(values) and all(isinstance(one, dict) and any(keys <= one.keys() for keys in _CALL_KEYS) for one in values)
     )
 
