@@ -201,7 +201,8 @@ ROWS: tuple[Row, ...] = (
     ),
     row(
         "general",
-        r"\b(?:input|prompt) (?:tokens? )?(?:count )?(?:limit )?exceed(?:s|ed)?\b|too many (?:input|prompt) tokens"
+        r"\b(?:input|prompt) (?:content )?(?:length )?(?:tokens? )?(?:count )?(?:limit )?exceed(?:s|ed)?\b"
+        r"|too many (?:input|prompt) tokens"
         r"|number of tokens in (?:the |your )?(?:prompt|input|request)[^.;]{0,30}exceed",
         scope="input",
         figures=True,
