@@ -1,0 +1,709 @@
+"""Faults that users of other proxies and agents reported in public, tried on this proxy over HTTP.
+
+Each case names its reports as ``repository#number``. The comments say what the reporters saw, in our words.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from proxy.server.loopback import serve
+from tests.kit.messages import call, words
+from tests.kit.records import records_in
+from tests.kit.scripted import PROFILE, proxied
+from tests.kit.three_apis import APIS, PATHS, Answer, event
+from tests.kit.upstream import text_tokens
+
+Items = list[dict[str, Any]]
+
+NOTES = "Goal: KEPT answers to the questions. Next step: answer the newest one, as the user wants."
+SAID = "All right, the work continues as planned."
+PICO = 10**12
+PRICES = {
+    "claude-*": {
+        "input_cost_per_token": 1e-6,
+        "output_cost_per_token": 0.0,
+        "cache_creation_input_token_cost": 1.25e-6,
+        "cache_creation_input_token_cost_above_1hr": 2e-6,
+    }
+}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request that the upstream got. ``summary`` is true for the proxy's own."""
+
+    raw: bytes
+    body: dict[str, Any]
+    api: str
+    summary: bool
+
+    def answer(self, text: str = SAID, prompt: int = 40, more: Sequence[Mapping[str, Any]] = ()) -> Response:
+        """Return an answer of the API. ``more`` are blocks or items before the text."""
+        answer = Answer(text, prompt=prompt)
+        made = json.loads(answer.parts(self.api, stream=False)[1])
+        if more:
+            field = {"messages": "content", "responses": "output"}[self.api]
+            made[field] = [*more, *made[field]]
+        return JSONResponse(made)
+
+
+class Upstream:
+    """An upstream of all three APIs. ``reply`` answers a conversation, and ``notes`` is the text of each summary.
+
+    A request for a summary overflows at ``summary_window`` tokens.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+        self.reply: Callable[[Sent], Response] = Sent.answer
+        self.notes = NOTES
+        self.summary_window = 1_000_000
+        self.app = Starlette(routes=[Route(path, self._answer, methods=["POST"]) for path in PATHS.values()])
+
+    async def _answer(self, request: Request) -> Response:
+        raw = await request.body()
+        api = next(name for name, path in PATHS.items() if request.url.path == path)
+        sent = Sent(raw, json.loads(raw), api, b"<transcript>" in raw)
+        self.sent.append(sent)
+        if sent.summary and text_tokens(raw.decode()) > self.summary_window:
+            text = f"This model's maximum context length is {self.summary_window} tokens."
+            return JSONResponse({"error": {"message": text, "code": "context_length_exceeded"}}, 400)
+        return sent.answer(self.notes) if sent.summary else self.reply(sent)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A response, and what the upstream got on its account."""
+
+    response: httpx.Response
+    asked: bytes
+    sent: list[Sent]
+    summaries: list[Sent]
+
+    @property
+    def status(self) -> int:
+        return self.response.status_code
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the upstream got the client's bytes, once."""
+        return [one.raw for one in self.sent] == [self.asked]
+
+    @property
+    def compacted(self) -> bool:
+        return self.response.headers["x-compaction"] == "compacted"
+
+    @property
+    def size(self) -> int:
+        return int(self.response.headers["x-compaction-tokens-before"])
+
+    @property
+    def units(self) -> Items:
+        body = self.sent[-1].body
+        return list(body.get("messages") or body["input"])
+
+
+class Door:
+    """A running proxy. Each key is another caller."""
+
+    def __init__(self, url: str, upstream: Upstream, http: httpx.Client) -> None:
+        self.upstream = upstream
+        self._url, self._http = url, http
+        self._keys = map("k{}".format, itertools.count())
+
+    def ask(self, api: str, units: Any, key: str | None = None, model: str | None = None, **fields: Any) -> Seen:
+        """Send a conversation. Claude models are Anthropic's."""
+        model = model or ("claude-x" if api == "messages" else "m")
+        required = {"max_tokens": 500} if api == "messages" else {}
+        body = {"model": model, "input" if api == "responses" else "messages": units, **required, **fields}
+        raw, before = json.dumps(body).encode(), len(self.upstream.sent)
+        headers = {"authorization": f"Bearer {key or next(self._keys)}", "content-type": "application/json"}
+        response = self._http.post(self._url + PATHS[api], content=raw, headers=headers)
+        sent = self.upstream.sent[before:]
+        return Seen(response, raw, [one for one in sent if not one.summary], [one for one in sent if one.summary])
+
+    @contextlib.contextmanager
+    def replying(self, reply: Callable[[Sent], Response] = Sent.answer, notes: str = NOTES) -> Iterator[None]:
+        self.upstream.reply, self.upstream.notes = reply, notes
+        try:
+            yield
+        finally:
+            self.upstream.reply, self.upstream.notes = Sent.answer, NOTES
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Door]:
+    upstream = Upstream()
+    with serve(upstream.app) as url, httpx.Client(trust_env=False, timeout=60) as http:
+        settings = {
+            "store": {"url": f"sqlite:///{folder}/store.db"},
+            "upstreams": {
+                "main": {"base_url": f"{url}/v1", "speaks": ["chat", "responses"], "ask_limits": False},
+                "claude": {"provider": "anthropic", "base_url": url, "ask_limits": False},
+            },
+            "models": [
+                {"match": "claude*", "upstream": "claude", "profile": PROFILE},
+                {"match": "*", "upstream": "main", "profile": PROFILE},
+            ],
+            "policies": {"default": {"prepare": None}},
+            "prices": PRICES,
+        }
+        with proxied(settings, folder) as entrance:
+            yield Door(entrance, upstream, http)
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    with opened(tmp_path_factory.mktemp("reports")) as door:
+        yield door
+
+
+def sealed(count: int = 300) -> str:
+    """Return as many random bytes in base64."""
+    return b64encode(Random(count).randbytes(count)).decode()
+
+
+def message(api: str, role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": text} if api != "responses" else {"type": "message", "role": role, "content": text}
+
+
+def talk(api: str, turns: int, size: int = 900) -> Items:
+    """Return user messages and answers of ``size`` tokens each, and a question. 9 turns of 900 exceed the trigger."""
+    roles = [(number, role) for number in range(turns) for role in ("user", "assistant")]
+    said = [message(api, role, f"{role} {number}: {words(size, f'{role[0]}{number}x')}") for number, role in roles]
+    return [*said, message(api, "user", "What now?")]
+
+
+def work(api: str, turns: int, size: int = 700, hidden: Mapping[str, Any] | None = None) -> Items:
+    """Return turns with a call, its result, and an answer each. ``hidden`` is the reasoning before each call.
+
+    On chat completions, its fields go into the message, and those of ``call`` into the call.
+    """
+    hidden = hidden or {}
+    units: Items = []
+    for number in range(turns):
+        units.append(message(api, "user", f"Look at {number}. {words(size, f'u{number}x')}"))
+        id, text = f"call_{number}", words(size, f"r{number}x")
+        if api == "messages":
+            use = {"type": "tool_use", "id": id, "name": "read_file", "input": {"path": f"f{number}"}}
+            units.append({"role": "assistant", "content": [*([dict(hidden)] if hidden else []), use]})
+            units.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]})
+        elif api == "responses":
+            units += [{**hidden, "id": f"rs_{number}"}] if hidden else []
+            made = {"call_id": id, "name": "read_file", "arguments": "{}"}
+            units.append({"type": "function_call", "id": f"fc_{number}", **made})
+            units.append({"type": "function_call_output", "call_id": id, "output": text})
+        else:
+            fields = {name: value for name, value in hidden.items() if name != "call"}
+            calls = [{**call(id, path=f"f{number}"), **hidden.get("call", {})}]
+            units.append({"role": "assistant", "content": None, **fields, "tool_calls": calls})
+            units.append({"role": "tool", "tool_call_id": id, "content": text})
+        units.append(message(api, "assistant", f"Read {number}."))
+    return [*units, message(api, "user", "What now?")]
+
+
+# Requests that leave as they came.
+
+TRIGGER = {"type": "compaction_trigger"}
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAgAAAAIA" + "A" * 400_000
+UNTOUCHED: list[tuple[str, str, Any]] = [
+    # A proxy put its own message behind codex's trigger, or stored the trigger as an item. The upstream refused both.
+    ("sub2api#6366, billion-context#283, Floway#93", "responses", [*talk("responses", 12), TRIGGER]),
+    # A proxy knew the trigger in a list only.
+    ("claude-code-hub#1404", "responses", TRIGGER),
+    # A proxy removed the empty summary of reasoning, which the API requires.
+    (
+        "Agora#141",
+        "responses",
+        [{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": sealed()}, *talk("responses", 1)],
+    ),
+    # An image counted by the bytes of its base64, so it never fit.
+    (
+        "senpi#1455",
+        "messages",
+        [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "shot", "input": {}}]},
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t",
+                        "content": [
+                            {
+                                "type": "image",
+                                "source": {"type": "base64", "media_type": "image/png", "data": PICTURE},
+                            }
+                        ],
+                    }
+                ],
+            },
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(("report", "api", "units"), UNTOUCHED, ids=[row[0] for row in UNTOUCHED])
+def test_a_request_leaves_as_it_came(door: Door, report: str, api: str, units: Any) -> None:
+    seen = door.ask(api, units)
+    assert seen.status == 200, seen.response.text
+    assert seen.unchanged
+
+
+# Errors.
+
+OTHER_ERRORS = [
+    # Agents compacted, or ended, because of the size of an image.
+    (
+        "claude-code#49720",
+        "messages.5.content.1.image.source.base64.data: At least one of the image dimensions exceed max allowed size "
+        "for many-image requests: 2000 pixels",
+    ),
+    ("ragflow#13063", "Image exceeds the maximum allowed total pixels. Maximum allowed: 36000000 pixels."),
+    # Proxies had caused these themselves.
+    ("goose#12164", "This model does not support assistant message prefill. It must end with a user message."),
+    ("pi#5718", "system.0.cache_control.ttl: a ttl='1h' cache_control block must not come after a ttl='5m' block."),
+    ("context-guru#271", "A maximum of 4 blocks with cache_control may be provided. Found 5."),
+    ("claude-code#14234", "tools: Tool names must be unique."),
+    ("codex2api#546", "The 'compaction_trigger' item must be the final input item."),
+]
+
+
+@pytest.mark.parametrize(("report", "text"), OTHER_ERRORS, ids=[row[0] for row in OTHER_ERRORS])
+@pytest.mark.parametrize("api", APIS)
+def test_errors_about_other_matters_are_passed_on(door: Door, api: str, report: str, text: str) -> None:
+    error = {"type": "error", "error": {"type": "invalid_request_error", "message": text}}
+    with door.replying(lambda sent: JSONResponse(error, 400)):
+        seen = door.ask(api, talk(api, 3))
+    assert (seen.status, seen.response.json()) == (400, error)
+    assert seen.unchanged
+
+
+OVERFLOWS: list[tuple[str, Any]] = [
+    # Agents didn't know these wordings, so each further request failed.
+    (
+        "copilot-api#210",
+        {
+            "message": '{"error":{"message":"prompt token count of 8490 exceeds the limit of 5000",'
+            '"code":"model_max_prompt_tokens_exceeded"}}\n',
+            "type": "error",
+        },
+    ),
+    ("kiro-gateway#88", {"message": "Input content length exceeds threshold."}),
+    ("kiro-gateway#88", {"message": "Model context limit reached. Conversation size exceeds model capacity."}),
+    ("zed#64560", {"code": 400, "message": "The input token count exceeds the maximum number of tokens allowed 5000."}),
+    ("Zoo-Code#648", {"message": "request (9746 tokens) exceeds the available context size (5000 tokens)"}),
+]
+
+
+@pytest.mark.parametrize(("report", "error"), OVERFLOWS, ids=[row[0] for row in OVERFLOWS])
+def test_an_overflow_is_recovered(door: Door, report: str, error: Any) -> None:
+    def reply(sent: Sent) -> Response:
+        return JSONResponse({"error": error}, 400) if text_tokens(sent.raw.decode()) > 5_000 else sent.answer()
+
+    with door.replying(reply):
+        seen = door.ask("chat", talk("chat", 5))
+    assert seen.status == 200, seen.response.text
+    assert seen.compacted
+    assert len(seen.sent) == 2
+
+
+# Figures of upstreams.
+
+
+def search(api: str, number: int) -> Items:
+    if api == "messages":
+        use = {"type": "server_tool_use", "id": f"srvtoolu_{number}", "name": "web_search", "input": {"query": "q"}}
+        return [use, {"type": "web_search_tool_result", "tool_use_id": f"srvtoolu_{number}", "content": []}]
+    return [{"type": "web_search_call", "id": f"ws_{number}", "status": "completed"}] if api == "responses" else []
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("times", [2, 4])
+def test_usage_that_counts_a_prompt_several_times_teaches_nothing(door: Door, api: str, times: int) -> None:
+    """claude-code#82863, gsd-2#6353, open-webui#27031: usage sums the steps of a turn, and agents compacted at once.
+
+    Here the turns after it looked as if the upstream cut them. So the proxy learned a small window, for all
+    conversations of the key.
+    """
+
+    def reply(sent: Sent) -> Response:
+        units = sent.body.get("messages") or sent.body["input"]
+        turn = len(units) // 2
+        seen = text_tokens(json.dumps(units)) * (times if turn in (4, 8) else 1)
+        return sent.answer(prompt=seen, more=search(api, turn) if turn in (4, 8) else [])
+
+    units: Items = []
+    with door.replying(reply):
+        for turn in range(15):
+            units.append(message(api, "user", f"{turn}: {words(280, f'q{turn}x')}"))
+            seen = door.ask(api, units, key=f"several-{times}", model=f"claude-{times}" if api == "messages" else api)
+            assert seen.unchanged, turn
+            units.append(message(api, "assistant", f"{turn}: {words(280, f'a{turn}x')}"))
+
+
+BEGUN = {"id": "m1", "type": "message", "role": "assistant", "model": "c", "content": [], "stop_reason": None}
+WRITTEN = {"input_tokens": 20, "output_tokens": 9, "cache_creation_input_tokens": 5_000}
+
+
+@pytest.mark.parametrize(
+    ("report", "first", "last", "prompt", "usd"),
+    [
+        # The lifetimes of cache writes are those of the first step only, so the rest of them had the wrong price.
+        pytest.param(
+            "litellm#42663",
+            {"cache_creation_input_tokens": 1_000, "cache_creation": {"ephemeral_1h_input_tokens": 1_000}},
+            WRITTEN,
+            5_020,
+            20e-6 + 5_000 * 2e-6,
+        ),
+        pytest.param(
+            "litellm#42663",
+            {"cache_creation_input_tokens": 1_000, "cache_creation": {"ephemeral_5m_input_tokens": 1_000}},
+            WRITTEN,
+            5_020,
+            20e-6 + 5_000 * 1.25e-6,
+        ),
+        # The prompt's size comes at the end of a stream, and meters showed 0.
+        pytest.param("paseo#4294, CLIProxyAPI#1700", {}, {"input_tokens": 39, "output_tokens": 64}, 39, 39e-6),
+    ],
+)
+def test_usage_in_a_stream(
+    tmp_path: Path, report: str, first: dict[str, Any], last: dict[str, Any], prompt: int, usd: float
+) -> None:
+    start = {**BEGUN, "usage": {"input_tokens": 0, "output_tokens": 0, **first}}
+    text = {"type": "text_delta", "text": SAID}
+    events: Items = [
+        {"type": "message_start", "message": start},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": text},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": last},
+        {"type": "message_stop"},
+    ]
+    stream = b"".join(map(event, events))
+    with opened(tmp_path) as door, door.replying(lambda sent: Response(stream, media_type="text/event-stream")):
+        assert door.ask("messages", talk("messages", 1), stream=True).response.content == stream
+    (record,) = records_in(tmp_path / "store.db")
+    assert record.usage is not None
+    assert record.usage.input == prompt
+    assert record.cost is not None
+    assert record.cost.sent == pytest.approx(usd * PICO)
+
+
+THINKING = {"type": "thinking", "thinking": words(900, "hmx"), "signature": sealed()}
+
+
+def test_thinking_and_results_count(door: Door) -> None:
+    """claude-code-router#1202, 9router#2337: a count without thinking, calls, and results never reached a limit."""
+    units = work("messages", 5, hidden=THINKING)[:-2]
+    units = [units[0], *(unit for unit in units[1:] if isinstance(unit["content"], list))]
+    assert 5 * 1_600 < door.ask("messages", units, model="claude-sonnet-4-5").size < 5 * 2_600
+
+
+# Reasoning that an upstream refuses because the prompt before it has changed.
+
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": sealed()}
+SUMMED = {"type": "reasoning", "summary": [], "encrypted_content": sealed()}
+REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
+    # Sessions ended for good after a compaction: each further request got 400.
+    (
+        "opencode#31188",
+        "messages",
+        "claude-sonnet-4-5",
+        THOUGHT,
+        "messages.5.content.0: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be "
+        "modified. These blocks must remain as they were in the original response.",
+    ),
+    (
+        "openclaw#90108",
+        "messages",
+        "claude-sonnet-4-5",
+        THOUGHT,
+        "messages.3.content.0: Invalid `signature` in `thinking` block",
+    ),
+    (
+        "llmtrim#177, Antigravity-Manager#608",
+        "messages",
+        "claude-fable-5.1",
+        THOUGHT,
+        "messages.3.content.0: Invalid signature in thinking block",
+    ),
+    (
+        "openclaw#110075",
+        "responses",
+        "gpt-5",
+        SUMMED,
+        "The encrypted content gAAA...AA== could not be verified. Reason: Encrypted content could not be decrypted.",
+    ),
+    (
+        "Antigravity-Manager#3337, syzkaller#7871",
+        "chat",
+        "gemini",
+        {"call": {"extra_content": {"google": {"thought_signature": sealed()}}}},
+        "Invalid thought signature",
+    ),
+    (
+        "opencode#14393",
+        "chat",
+        "openrouter",
+        {"reasoning_details": [{"type": "reasoning.text", "text": "Hm.", "signature": sealed()}]},
+        "messages.3.content.0: Invalid `signature` in `thinking` block",
+    ),
+    (
+        "oh-my-pi#333",
+        "chat",
+        "litellm",
+        {"reasoning_content": "Hm.", "thinking_blocks": [THOUGHT]},
+        "messages.3.content.0: Invalid signature in thinking block",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("report", "api", "model", "hidden", "text"), REFUSED, ids=[f"{row[0]} {row[1]}" for row in REFUSED]
+)
+def test_refused_reasoning_is_taken_out_once(
+    door: Door, report: str, api: str, model: str, hidden: dict[str, Any], text: str
+) -> None:
+    error = {"error": {"type": "invalid_request_error", "message": text}}
+
+    def reply(sent: Sent) -> Response:
+        return JSONResponse(error, 400) if sealed().encode() in sent.raw else sent.answer()
+
+    units = work(api, 12, hidden=hidden)
+    with door.replying(reply):
+        small = door.ask(api, work(api, 2, hidden=hidden), model=model)
+        first = door.ask(api, units, key=report, model=model)
+        second = door.ask(api, [*units, *talk(api, 1, 20)], key=report, model=model)
+    assert small.unchanged, "the client caused this refusal"
+    assert (small.status, small.response.json()) == (400, error)
+    assert (first.status, second.status) == (200, 200)
+    assert first.compacted
+    assert len(first.sent) <= 2
+    assert len(second.sent) == 1, "the proxy remembers the refusal"
+    if "call" in hidden:
+        assert "skip_thought_signature_validator" in json.dumps(first.units), "Gemini wants a signature in each call"
+
+
+# Summaries.
+
+CALLS = [
+    '<｜｜DSML｜｜tool_calls>\n<｜｜DSML｜｜invoke name="bash">\n<｜｜DSML｜｜parameter name="command">pytest'
+    "</｜｜DSML｜｜parameter>\n</｜｜DSML｜｜invoke>\n</｜｜DSML｜｜tool_calls>",
+    '<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command":"ls"}<|call|>',
+    '<minimax:tool_call>\n<invoke name="bash">\n<parameter name="c">ls</parameter>\n</invoke>\n</minimax:tool_call>',
+    'I run the tests first.\n\n<tool_call>\n{"name": "bash", "arguments": {"command": "pytest"}}\n</tool_call>',
+    "```tool_code\nprint(default_api.run(command='ls'))\n```",
+    "{}",
+]
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_a_call_in_any_notation_is_not_a_summary(door: Door, text: str) -> None:
+    """opencode#27758, vekil#302, senpi#1067: the summary's model went on working, and its call became the summary."""
+    with door.replying(notes=text):
+        seen = door.ask("chat", talk("chat", 9))
+    assert seen.response.headers["x-compaction-summary"] == "digest"
+
+
+def test_notes_may_mention_calls(door: Door) -> None:
+    with door.replying(notes="Goal: KEPT a parser for `<tool_call>`.\n- Done: `</tool_call>` ends a call, tested."):
+        assert door.ask("chat", talk("chat", 9)).response.headers["x-compaction-summary"] == "made"
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "read_file", "parameters": {}}}]])
+def test_a_summary_is_asked_for_without_tools(door: Door, tools: Items) -> None:
+    """vscode#307933, senpi#1067: ``tool_choice`` without tools got 400, and tools made the model call one."""
+    choice = {"tool_choice": "none", "parallel_tool_calls": False, **({"tools": tools} if tools else {})}
+    seen = door.ask("chat", work("chat", 12), **choice)
+    assert seen.summaries
+    assert not any({"tools", "tool_choice", "parallel_tool_calls"} & one.body.keys() for one in seen.summaries)
+    assert {name: seen.sent[-1].body[name] for name in choice} == choice
+
+
+def test_a_summary_without_user_messages(door: Door) -> None:
+    """langchain#39261: nothing but calls and results was cut, so no model was asked, and a placeholder remained."""
+    units = [message("chat", "user", "Do the task."), *(u for u in work("chat", 20)[:-1] if u["role"] != "user")]
+    seen = door.ask("chat", units)
+    assert seen.response.headers["x-compaction-summary"] == "made"
+    assert units[0] in seen.units
+
+
+def test_an_answer_to_a_question_of_the_model_is_summarized(door: Door) -> None:
+    """hermes-agent#106077: the user's answer to a tool's question was cut before the summary's model read it."""
+    answer = "Keep the fields until ratification. " + "A pending permission isn't an approval. " * 20
+    asked = {"role": "assistant", "content": None, "tool_calls": [call("q", "clarify", question="May I remove them?")]}
+    units = [message("chat", "user", "Ask first."), asked, {"role": "tool", "tool_call_id": "q", "content": answer}]
+    seen = door.ask("chat", [*units, *talk("chat", 9)])
+    assert any(answer.strip() in json.dumps(one.body, ensure_ascii=False) for one in seen.summaries)
+
+
+def test_a_summary_model_with_a_smaller_window_than_believed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """deepagents#5913, opencode#50187, zed#64560: the summary's own request overflowed, so nothing could go on."""
+    monkeypatch.setattr(door.upstream, "summary_window", 6_000)
+    seen = door.ask("chat", [message("chat", "user", "Go."), *talk("chat", 30)], model="small")
+    assert seen.compacted
+    assert seen.response.headers["x-compaction-summary"] == "made"
+    sizes = [text_tokens(one.raw.decode()) for one in seen.summaries]
+    assert max(sizes) > 6_000 > min(sizes)
+
+
+# Compacted prompts.
+
+
+def marked(blocks: Items, **ttl: str) -> Items:
+    return [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral", **ttl}}]
+
+
+def test_cache_breakpoints_keep_their_number_and_order(door: Door) -> None:
+    """pi#5718, context-guru#271, CLIProxyAPI#3398: proxies added breakpoints, or changed how long some last."""
+    units = work("messages", 9)
+    units[-1]["content"] = marked([{"type": "text", "text": "What now?"}])
+    units[-3]["content"] = marked(units[-3]["content"])
+    tools = marked([{"name": "read_file", "input_schema": {"type": "object"}}], ttl="1h")
+    system = marked([{"type": "text", "text": "Be brief."}], ttl="1h")
+    seen = door.ask("messages", units, tools=tools, system=system)
+    assert seen.compacted
+    body = seen.sent[-1].body
+    assert (body["tools"], body["system"]) == (tools, system)
+    assert seen.units[-3:] == units[-3:]
+    assert seen.sent[-1].raw.count(b'"cache_control"') == 4
+
+
+def test_an_old_empty_text_with_a_breakpoint(door: Door) -> None:
+    """claude-code#55302: an empty text with ``cache_control`` in the history made the API refuse all later requests."""
+    units = work("messages", 12)
+    units[2]["content"] += marked([{"type": "text", "text": ""}])
+    seen = door.ask("messages", units)
+    assert seen.compacted
+    assert "cache_control" not in json.dumps(seen.units)
+    assert '"text": ""' not in json.dumps(seen.units)
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("last", ["user", "assistant"])
+def test_the_end_of_a_conversation_stays_its_end(door: Door, api: str, last: str) -> None:
+    """goose#12164, pulse-agent#346, eve#81: a compacted prompt ended with the assistant, and the API refused it."""
+    units = [*talk(api, 10), *([message(api, "assistant", '{"answer":')] if last == "assistant" else [])]
+    seen = door.ask(api, units)
+    assert seen.compacted
+    assert seen.units[-1] == units[-1]
+    assert seen.units[0]["role"] == "user"
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_calls_keep_their_results_if_ids_repeat(door: Door, api: str) -> None:
+    """OmniRoute#1291, langchain#38352, learn-claude-code#324: a cut between a call and its result got 400."""
+    again = json.dumps(work(api, 12))
+    for number in range(12):
+        again = again.replace(f'"call_{number}"', f'"call_{number % 2}"')
+    seen = door.ask(api, json.loads(again))
+    assert seen.compacted
+    text = json.dumps(seen.units)
+    names = {"chat": ('"id": "call_', '"tool_call_id"'), "messages": ('"tool_use"', '"tool_result"')}
+    made, answered = names.get(api, ('"function_call"', '"function_call_output"'))
+    assert text.count(made) == text.count(answered) > 0
+
+
+def test_ids_of_messages_go_with_their_reasoning(door: Door) -> None:
+    """codex#20774, openai-agents-python#3941: a stored message without the reasoning before it was refused."""
+    units = [
+        part
+        for number, said in enumerate(talk("responses", 10)[:-1])
+        for part in (
+            [said]
+            if said["role"] == "user"
+            else [{**SUMMED, "id": f"rs_{number}"}, {**said, "id": f"msg_{number}", "status": "completed"}]
+        )
+    ]
+    seen = door.ask("responses", [*units, message("responses", "user", "What now?")], model="gpt-5", store=True)
+    assert seen.compacted
+    bound = [(before.get("id"), one["id"]) for before, one in itertools.pairwise(seen.units) if "id" in one]
+    assert all(id.startswith("rs_") or str(before).startswith("rs_") for before, id in bound)
+
+
+def test_base64_in_a_result_is_shortened(door: Door) -> None:
+    """zed#64560: a search matched an embedded image, and then neither the conversation nor its summary fit."""
+    found = f"a.css:3: background: url(data:image/webp;base64,{sealed(90_000)})"
+    units = [*work("chat", 1)[:-1], message("chat", "user", "Find the logo.")]
+    units += [{"role": "assistant", "content": None, "tool_calls": [call("c9", "grep")]}]
+    seen = door.ask("chat", [*units, {"role": "tool", "tool_call_id": "c9", "content": found}])
+    assert seen.compacted
+    assert seen.units[-1]["content"].startswith("a.css:3: background: url(data:image/webp;base64,")
+    assert text_tokens(seen.sent[-1].raw.decode()) < 14_000
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_cut_text_has_whole_characters(door: Door, api: str) -> None:
+    """DeepSeek-Reasonix#1976, llumiverse#462, claude-code#56064: a cut inside an emoji made invalid JSON."""
+    units = json.loads(json.dumps(work(api, 3)).replace(words(700, "r2x"), "😀🪑" * 12_000))[:-2]
+    seen = door.ask(api, units)
+    assert seen.compacted
+    assert "\N{GRINNING FACE}" in seen.sent[-1].raw.decode("utf-8", "strict")
+    assert b"\\ud8" not in seen.sent[-1].raw.lower()
+
+
+def test_many_tools_leave_room_for_several_turns(door: Door) -> None:
+    """opencode#27631, openclaw#119824: with most of the window full of tools, agents compacted at each turn."""
+    described = {"description": words(60, "tool"), "parameters": {"type": "object"}}
+    tools = [{"type": "function", "function": {"name": f"t{number}", **described}} for number in range(130)]
+    units: Items = []
+    bought = 0
+    for turn in range(24):
+        units.append(message("chat", "user", f"{turn}: {words(170, f'q{turn}x')}"))
+        seen = door.ask("chat", units, key="tools", tools=tools)
+        assert seen.status == 200
+        assert seen.sent[-1].body["tools"] == tools
+        bought += bool(seen.summaries)
+        units.append(message("chat", "assistant", words(170, f"a{turn}x")))
+    assert seen.compacted
+    assert bought <= 24 / 4
+
+
+# Answers.
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_encoding_of_an_answer_is_that_of_its_bytes(door: Door, stream: bool) -> None:
+    """open-webui#23856, freelens-ai-extension#273: a decoded body kept its ``content-encoding``, once twice."""
+    import gzip
+
+    whole = Answer(SAID).parts("chat", stream=False)[1]
+    packed = gzip.compress(whole)
+    headers = {"content-encoding": "gzip", "anthropic-ratelimit-unified-status": "allowed"}
+    with door.replying(lambda sent: Response(packed, media_type="application/json", headers=headers)):
+        seen = door.ask("chat", talk("chat", 9 if stream else 1))
+    assert seen.response.content == whole
+    names = [name for name, _ in seen.response.headers.multi_items()]
+    assert sorted(names) == sorted(set(names))
+    assert seen.response.headers["anthropic-ratelimit-unified-status"] == "allowed"
+
+
+def test_a_stream_that_breaks_off_is_not_sent_again(door: Door) -> None:
+    """shenyu#6647, nanobot#4038, opencodex#3389: a retry after the first words repeated them to the client."""
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    part = event({**head, "choices": [{"index": 0, "delta": {"role": "assistant", "content": "Here is"}}]})
+    whole = {"content-length": str(2 * len(part)), "content-type": "text/event-stream"}
+    with door.replying(lambda sent: StreamingResponse(iter([part]), headers=whole)):
+        seen = door.ask("chat", talk("chat", 9), stream=True)
+    assert len(seen.sent) == 1
+    assert seen.response.content.count(b"Here is") == 1
+    assert b"upstream_interrupted" in seen.response.content
