@@ -6,6 +6,7 @@ Each case names its reports as ``repository#number``. The comments say what the 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import itertools
 import json
 from base64 import b64encode
@@ -599,6 +600,31 @@ def test_an_old_empty_text_with_a_breakpoint(door: Door) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
+def test_prompts_grow_at_their_end(door: Door, api: str) -> None:
+    """DeepSeek-Reasonix#238, Codewhale#1177, yoagent#102: each turn changed old messages, so no cache was of use."""
+    units: Items = []
+    prompts: list[Items] = []
+    changes = 0
+    for turn in range(36):
+        units.append(message(api, "user", f"{turn}: {words(280, f'q{turn}x')}"))
+        seen = door.ask(api, units, key="growing")
+        if prompts and seen.units[: len(prompts[-1])] != prompts[-1]:
+            changes += 1
+        prompts.append(seen.units)
+        units.append(message(api, "assistant", f"{turn}: {words(280, f'a{turn}x')}"))
+    assert seen.compacted
+    assert 1 <= changes <= 36 / 6
+
+
+def test_the_system_prompt_stays_outside_the_messages(door: Door) -> None:
+    """headroom#765: a proxy moved ``system`` into the messages, which Anthropic's API refuses."""
+    seen = door.ask("messages", talk("messages", 9), system="Be brief.")
+    assert seen.compacted
+    assert seen.sent[-1].body["system"] == "Be brief."
+    assert {one["role"] for one in seen.units} == {"user", "assistant"}
+
+
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("last", ["user", "assistant"])
 def test_the_end_of_a_conversation_stays_its_end(door: Door, api: str, last: str) -> None:
     """goose#12164, pulse-agent#346, eve#81: a compacted prompt ended with the assistant, and the API refused it."""
@@ -684,8 +710,6 @@ def test_many_tools_leave_room_for_several_turns(door: Door) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_encoding_of_an_answer_is_that_of_its_bytes(door: Door, stream: bool) -> None:
     """open-webui#23856, freelens-ai-extension#273: a decoded body kept its ``content-encoding``, once twice."""
-    import gzip
-
     whole = Answer(SAID).parts("chat", stream=False)[1]
     packed = gzip.compress(whole)
     headers = {"content-encoding": "gzip", "anthropic-ratelimit-unified-status": "allowed"}
