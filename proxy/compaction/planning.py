@@ -351,7 +351,8 @@ class Planner:
                 self._apply(moves, end)
         elif worth and self._own_trigger(moves):
             self._apply(moves, end)
-        elif self.pending is None and self._fires(self._rules.prepare, size, end) and self._nears(size, end):
+        size = self._base + self._sizes.total[end]
+        if self.pending is None and self._fires(self._rules.prepare, size, end):
             self._prepare(end, size)
 
     def left(self, end: int) -> tuple[float, float, float]:
@@ -509,7 +510,7 @@ class Planner:
         latest = self._sizes.boundary(self._rules.keep, end, self._budget)
         cut = self.pending
         if cut is None or not worth(cut) or not self._holds(cut, end, pressures):
-            cut = self._roomy(latest, end, pressures=pressures)
+            cut = self._roomy(latest, end, end - 1, pressures=pressures)
         if cut <= self._cut or not worth(cut):
             return False
         self._cut = cut
@@ -522,20 +523,11 @@ class Planner:
     def _holds(self, cut: int, end: int, pressures: Sequence[Pressure]) -> bool:
         """Return whether a cut that was chosen early is still good enough, because its summary is already paid for.
 
-        It is, even if the turn was larger than expected, unless the next summary would have to follow at once.
+        It is, even if the turn was larger than expected, unless the trigger would fire again at once.
         """
-        after = self._size(cut, end)
         if pressures or self._level is None:
             return self._leaves_room(cut, end, pressures=pressures)
-        return after + self._next_turn(end) < self._level
-
-    def _next_turn(self, end: int) -> int:
-        """Return the most tokens that one of the last turns added."""
-        return max(self._sizes.turn(group) for group in range(max(0, end - 6), end))
-
-    def _nears(self, size: int, end: int) -> bool:
-        """Return whether it's time to prepare. In little room, a cut before the trigger's last turn wouldn't hold."""
-        return self._level is None or not self._projection.room or size + self._next_turn(end) >= self._level
+        return self._size(cut, end) < self._level
 
     def _least_gain(self, size: int) -> float:
         """Return the tokens that a checkpoint must save. If the budget is almost full, one token is enough."""
@@ -546,28 +538,32 @@ class Planner:
         return 1 if size >= budget else max(1.0, self._rules.least_gain * self._projection.room)
 
     def _prepare(self, end: int, size: int) -> None:
-        """Choose the next cut early, unless the cheap stages will save enough.
+        """Choose the next cut early, unless the cheap stages will save enough, or the cut wouldn't leave room to grow.
 
-        Messages that arrive before the trigger fires count as kept.
+        Messages that arrive before the trigger fires count as kept, so such a cut keeps more than a later one. If it
+        left no room, the next summary would follow soon, which costs more than a request that waits. In little room, a
+        turn as large as one of the last ones must reach the trigger.
         """
-        level = self._level
+        level, sizes = self._level, self._sizes
         growth = 0 if level is None else max(0, level - size)
+        turn = max(sizes.turn(group) for group in range(max(0, end - 6), end))
         moves, after = self._cheap_moves(end, size, ahead=True)
-        if (moves and self._enough(after + growth)) or size - self._size(end - 1, end) < self._rules.least_gain * size:
+        if (self._projection.room and growth > turn) or (moves and self._enough(after + growth)):
             return
-        keep = self._rules.keep
+        keep, last = self._rules.keep, end if sizes.goes_on(end) else end - 1
         if keep.messages is None:
             wanted = keep.tokens or share_of(keep.fraction or 0, self._budget or 0)
             keep = Clause(tokens=max(0, wanted - growth))
-        cut = self._roomy(self._sizes.boundary(keep, end, self._budget), end, growth=growth)
-        after = self._size(cut, end)
-        if cut > self._cut and size - after >= self._rules.least_gain * size:
+        latest = last if keep.tokens == 0 else sizes.boundary(keep, end, self._budget)
+        cut = self._roomy(latest, end, last, growth=growth + turn)
+        worth = size - self._size(cut, end) >= self._least_gain(size)
+        if cut > self._cut and worth and self._leaves_room(cut, end, growth=growth):
             self.pending = cut
 
-    def _roomy(self, cut: int, end: int, *, growth: int = 0, pressures: Sequence[Pressure] = ()) -> int:
-        """Move a cut forward until the kept groups leave room to grow. The newest group is always kept."""
+    def _roomy(self, cut: int, end: int, last: int, *, growth: int = 0, pressures: Sequence[Pressure] = ()) -> int:
+        """Move a cut forward, at most to ``last``, until the kept groups leave room to grow."""
         cut = max(cut, self._cut)
-        while cut < end - 1 and not self._leaves_room(cut, end, growth=growth, pressures=pressures):
+        while cut < last and not self._leaves_room(cut, end, growth=growth, pressures=pressures):
             cut += 1
         return cut
 

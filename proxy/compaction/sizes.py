@@ -141,7 +141,8 @@ class Sizes:
         self.newest_user_group = [-1]
         self.planned = [False]
         self.retained = retained or RetainedGroups(None, None)
-        self._asks = [body[start].facts.kind == "user" for start in self.starts]
+        self._asks = [*(body[start].facts.kind == "user" for start in self.starts), False]
+        self._answers = [body[end - 1].facts.kind == "assistant" for end in self.ends]
         self._pinned = pinned
         self._plan_tools = plan_tools
         for group, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
@@ -163,6 +164,10 @@ class Sizes:
     def keeps_user_message(self, cut: int) -> bool:
         """Return whether the newest user message before a cut is kept because later messages work on it."""
         return self.newest_user[cut] > 0 and not self._asks[cut]
+
+    def goes_on(self, end: int) -> bool:
+        """Return whether the assistant's answer follows the groups before ``end``, so that a cut may be there."""
+        return not self._answers[end - 1] and not self._asks[end]
 
     def turn(self, group: int) -> int:
         """Return the tokens of a group, and of the answer before it if the user wrote it."""
@@ -307,7 +312,7 @@ class Projection:
     def _replacement(self, cut: int) -> int:
         """Return the tokens that replace the groups before a cut.
 
-        The summary counts with its limit, so that its actual length doesn't move later checkpoints.
+        The summary doesn't count with its actual length, so that this doesn't move later checkpoints.
         """
         if cut == 0:
             return 0
@@ -315,12 +320,17 @@ class Projection:
         return self._summary_tokens(cut) + newest + self._sizes.retained.tokens[cut] + self._state.at(cut).tokens
 
     def _summary_tokens(self, cut: int) -> int:
-        """Return the most tokens that the summary message may have."""
+        """Return the most tokens that the summary message may have.
+
+        If head and tools use more than a third of the budget, its written parts count half, which is usual. The rest
+        of the budget beyond the trigger is enough for the other half.
+        """
         sizes = self._sizes
         limits = self._limits.for_span(sizes.total[cut])
         users = min(sizes.users[cut] - self._user_message_tokens(cut), limits.users)
         plan = limits.plan if sizes.planned[cut] else 0
-        return SUMMARY_FRAME_TOKENS + limits.summary + limits.words + limits.index + plan + users
+        written = limits.summary + limits.words + limits.index + plan
+        return SUMMARY_FRAME_TOKENS + (written // 2 if self.room else written) + users
 
     def _user_message_tokens(self, cut: int) -> int:
         return self._sizes.newest_user[cut] if self._sizes.keeps_user_message(cut) else 0

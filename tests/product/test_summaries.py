@@ -14,6 +14,7 @@ import openai
 
 from proxy.server.loopback import serve
 from proxy.summary.single_flight import InFlight
+from tests.kit.messages import assistant, call, result, system, user
 from tests.kit.scripted import PROFILE, behind, chat, client, proxied, words
 from tests.kit.upstream import Reply, Responder, StandIn
 from tests.kit.waiting import until
@@ -181,3 +182,24 @@ def test_a_large_head_does_not_cost_a_summary_at_each_turn(tmp_path: Path) -> No
             ask(caller, messages)
             messages.append({"role": "assistant", "content": f"Answer {number}: " + words(50, f"a{number}x")})
     assert 1 <= len(upstream.summaries) <= 8
+
+
+def test_summaries_made_ahead_are_not_bought_twice(tmp_path: Path, flights: list[InFlight]) -> None:
+    """The head takes a third of the window, and the turns have different sizes."""
+    calls = {}
+    for prepare in (True, False):
+        upstream = StandIn(window=WINDOW, summariser=numbered())
+        messages, origins = [system(words(5_500, "rule")), user("Read all files.")], []
+        policy: dict[str, Any] = {} if prepare else {"prepare": []}
+        folder = tmp_path / str(prepare)
+        folder.mkdir()
+        with behind(upstream, folder, policy=policy) as url, client(url) as caller:
+            for number in range(36):
+                messages.append(assistant(None, call(f"c{number}", "read", path=f"{number}.py")))
+                messages.append(result(f"c{number}", words((300, 550, 150, 800)[number % 4], f"r{number}x")))
+                origins.append(ask(caller, messages).get("x-compaction-summary"))
+                assert until(lambda: all(flight.task.done() for flight in flights))
+        calls[prepare] = len(upstream.summaries)
+        assert "stored" in origins
+    assert calls[False] >= 2
+    assert calls[True] <= 1.25 * calls[False] + 1
