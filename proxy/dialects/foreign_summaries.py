@@ -114,7 +114,7 @@ WORDINGS = (
     SummaryWording(
         "opencode 1",
         frozenset({"assistant"}),
-        _opening(r"(?=## Goal\n.{1,4000}?\n## Constraints & Preferences\n.{1,8000}?\n## Progress\n### Done\n)"),
+        _opening(r"(?=## Goal\n(?>.{1,4000}?\n## Constraints & Preferences\n).{1,8000}?\n## Progress\n### Done\n)"),
     ),
     # NousResearch/hermes-agent, agent/context_compressor.py: SUMMARY_PREFIX, its earlier wordings, and the delimiters
     # of a summary merged into the message after it.

@@ -91,7 +91,7 @@ MAX_NUMBERS = 24
 BEFORE, AFTER = 60, 40
 """Characters before and after a number that decide its role."""
 
-NUMBER = r"\d++(?:[,_']\d{3}(?!\d))*+(?:\.\d++)?+(?!\.?\d|[km]\b)"
+NUMBER = r"\d++(?:[,_']\d{3}(?!\d)){0,9}+(?:\.\d++)?+(?!\.?\d|[km]\b)"
 _NUMBER = re.compile(rf"(?<![\w.$€#/-])(?P<n>{NUMBER})(?![\w%/]|-\d|:\d)")
 
 _STATUSES = frozenset({400, 403, 404, 408, 413, 416, 422, 424, 429, 499, 500, 502, 503, 504, 529})

@@ -23,7 +23,7 @@ _EAST_ASIAN = "\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af"
 _NO_SPACE = re.compile(rf"(?<=[{_EAST_ASIAN}])(?=\d)|(?<=\d)(?=[{_EAST_ASIAN}])")
 _DOTTED = re.compile(r"(?<![\w.,])\d{1,3}(?:\.\d{3}){1,3}(?= ?(?:tokens?|token-)\b)")
 _SUM = re.compile(
-    rf"(?P<counted>{NUMBER}) ?\+ ?(?:[a-z_]{{1,20}} )?(?P<output>{NUMBER})(?: ?= ?{NUMBER})? ?"
+    rf"(?<!\d)(?P<counted>{NUMBER}) ?\+ ?(?:[a-z_]{{1,20}} )?(?P<output>{NUMBER})(?: ?= ?{NUMBER})? ?"
     rf"(?:>=?|exceeds?|is (?:greater|larger|longer|more) than) ?(?:the )?(?:[a-z_]{{1,20}} )?(?P<limit>{NUMBER})"
 )
 _PART_OF = (

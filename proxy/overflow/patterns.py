@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from proxy.overflow import general
 from proxy.overflow.figures import Kind, OverflowReading, Remedy, Scope, amount
 
-_NUMBER = r"\d++(?:[,_]\d{3}(?!\d))*+(?:\.\d++)?+(?![km]\b)"
+_NUMBER = r"\d++(?:[,_]\d{3}(?!\d)){0,9}+(?:\.\d++)?+(?![km]\b)"
 _PLACEHOLDERS = {
     "<limit>": rf"(?P<limit>{_NUMBER})",
     "<counted>": rf"(?P<counted>{_NUMBER})",
@@ -36,7 +36,7 @@ _PLACEHOLDERS = {
     "<context>": r"(?:context|prompt|model)[ _-]?(?:length|window|size|limit)",
 }
 _PART = re.compile(
-    rf"(?P<size>{_NUMBER}) (?:tokens )?(?:of |in |for |from )?(?:the |your )?"
+    rf"(?<!\d)(?P<size>{_NUMBER}) (?:tokens )?(?:of |in |for |from )?(?:the |your )?"
     r"(?P<purpose>[a-z]{1,20}(?: [a-z]{1,20})?)"
 )
 

@@ -55,7 +55,7 @@ CONNECT_SECONDS = 2
 REQUEST_SECONDS = 10
 RETRIES = 1
 
-_STATUS = re.compile(r"\bstatus[ :]+(\d{3})\b|\b(\d{3}) [A-Z][a-z]+ ?[A-Za-z]*:")
+_STATUS = re.compile(r"\bstatus[ :]+(\d{3})\b|\b(\d{3}) [A-Z][a-z]++ ?[A-Za-z]*:")
 
 
 class _Version(NamedTuple):

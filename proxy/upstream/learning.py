@@ -50,7 +50,7 @@ _GENERAL = frozenset(
 """Words of errors about a path. An error about a resource names its kind, such as a vector store or an item."""
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
-_PATHS = re.compile(r"\S*/\S*")
+_PATHS = re.compile(r"(?<!\S)[^\s/]*/\S*")
 _WITHOUT_WORDS = re.compile(r"(?:id|time|timestamp|date|instance)$", re.IGNORECASE)
 """Names of fields that don't say what is missing."""
 

@@ -198,8 +198,8 @@ FAMILIES: tuple[FamilyRule, ...] = (
     _openai("gpt-4o, 4.1 and 4.5", r"gpt-4o.*|gpt-4\.[15].*|chatgpt-4o.*|gpt-audio.*|gpt-realtime.*", "gpt-4o"),
     _openai("gpt-5 mini", r"gpt-5-mini.*", "gpt-5-mini"),
     _openai("gpt-5 nano", r"gpt-5-nano.*", "gpt-5-nano"),
-    _openai("later gpt-5 mini", r"gpt-5\.\d+.*-mini.*", "gpt-5.4-mini"),
-    _openai("later gpt-5 nano", r"gpt-5\.\d+.*-nano.*", "gpt-5.4-nano"),
+    _openai("later gpt-5 mini", r"gpt-5\.\d++.*-mini.*", "gpt-5.4-mini"),
+    _openai("later gpt-5 nano", r"gpt-5\.\d++.*-nano.*", "gpt-5.4-nano"),
     _openai("gpt-5.2 and 5.3", r"gpt-5\.[23](?:-.*)?", "gpt-5.2"),
     _openai("gpt-5", r"gpt-5(?:\.[01])?(?:-.*)?", "gpt-5"),
     _openai(

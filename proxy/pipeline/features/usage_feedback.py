@@ -55,7 +55,7 @@ BYTES_A_TOKEN_AT_MOST = 2
 FRAME = 16
 """Tokens around the text of a message, at most."""
 
-_BREAKPOINT = re.compile(rb',?\s*"cache_control"\s*:\s*\{[^{}]*\}')
+_BREAKPOINT = re.compile(rb'(?:,\s*+)?"cache_control"\s*:\s*\{[^{}]*\}')
 """A mark that clients move from turn to turn. The model doesn't see it."""
 
 INLINE_BYTES = 32_768

@@ -239,7 +239,7 @@ BASES: Mapping[str, Base] = MappingProxyType(
         "gemini": Base(version="/v1beta"),  # LiteLLM adds /models/NAME:generateContent
     }
 )
-_VERSION = re.compile(r"/v\d+\w*$")
+_VERSION = re.compile(r"/v\d\w*$")
 
 
 def api_base(provider: str, base_url: str | None) -> str | None:
