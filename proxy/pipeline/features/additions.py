@@ -37,7 +37,7 @@ MODELS = 10_000
 WORDS_BYTES = 4_096
 """Bytes of two refusals to compare."""
 
-_VARIABLE = re.compile(rb"\S*\d\S*")
+_VARIABLE = re.compile(rb"(?<!\S)[^\s\d]*\d\S*")
 
 
 class Additions:
