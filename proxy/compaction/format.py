@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -92,12 +92,12 @@ class Format(ABC):
         return self.with_texts(raw, [text])
 
     @abstractmethod
-    def in_effect(self, raw: bytes, number: int) -> bytes:
-        """Return a unit of its own with only what one of the ``effects`` of a unit needs. Reasoning isn't a part."""
+    def in_effect(self, raw: bytes) -> Sequence[bytes]:
+        """Return, for each of the ``effects`` of a unit, a unit with only what it needs. Reasoning isn't a part."""
 
     @abstractmethod
-    def calls_only(self, raw: bytes, ids: Collection[str]) -> bytes:
-        """Return a unit of its own with only the calls that have these ids."""
+    def single_calls(self, raw: bytes) -> Mapping[str, bytes]:
+        """Return, by the ids of a unit's calls, a unit of its own with only the calls that have this id."""
 
     @abstractmethod
     def with_result(self, raw: bytes, text: str) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from proxy.compaction.format import Format
 from proxy.compaction.stages.results import common_level, shortened
@@ -95,8 +96,9 @@ def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, form
         return state
     standing = _standing(body)
     newest: dict[str, _Part] = {}
+    parts = _Parts(body, format)
     for group, (start, end) in enumerate(zip(starts, [*starts[1:], len(body)], strict=True)):
-        found = [part for index in range(start, end) for part in _parts(body, start, index, format)]
+        found = [part for index in range(start, end) for part in parts.of(start, index)]
         found = [part for part in found if not part.is_note or part.keys[0] in standing]
         for part in found:
             for key in part.keys:
@@ -115,37 +117,40 @@ def _standing(body: Sequence[Turn]) -> set[str]:
     return {key for keys in first.effects for key in keys if key.startswith(NOTE)} if first is not None else set()
 
 
-def _parts(body: Sequence[Turn], start: int, index: int, format: Format) -> list[_Part]:
-    """Return what a message puts into effect. A result comes with its call."""
-    turn = body[index]
-    answered = turn.facts.answers
-    parts = []
-    for number, keys in enumerate(turn.facts.effects):
-        units = [(index, _reduced(turn, ("effect", number), format))]
-        if answered is not None:
-            calls = (i for i in range(index - 1, start - 1, -1) if any(c.id == answered for c in body[i].facts.calls))
-            if (place := next(calls, None)) is None:
-                continue
-            units.insert(0, (place, _reduced(body[place], ("call", answered), format)))
-        parts.append(_Part(index, keys, tuple(units)))
-    return parts
+class _Parts:
+    """Reads the parts of messages in order. Finds each call and decodes each unit once."""
 
+    def __init__(self, body: Sequence[Turn], format: Format) -> None:
+        self._body, self._format = body, format
+        self._called: dict[str, int] = {}
+        self._effects = cache(lambda index: format.in_effect(body[index].raw))
+        self._calls = cache(lambda index: format.single_calls(body[index].raw))
 
-def _reduced(turn: Turn, key: tuple[str, object], format: Format) -> Turn:
-    """Return a unit with one of its effects, or with one of its calls. Cached in its facts."""
-    forms = turn.facts.forms
-    form = forms.get(key)
-    if form is None:
-        which = key[1]
-        if isinstance(which, int):
-            raw = format.in_effect(turn.raw, which)
-        else:
-            raw = format.calls_only(turn.raw, (str(which),))
-        form = forms[key] = Turn(raw, Facts("user", "", format.tokens(raw), b""))
-    if turn.facts.loads:
-        more = turn.facts.loads
-        return Turn(form.raw, replace(form.facts, tokens=form.facts.tokens + more, loads=more))
-    return form
+    def of(self, start: int, index: int) -> list[_Part]:
+        """Return what a message of a group puts into effect. A result comes with its call."""
+        facts = self._body[index].facts
+        place = -1 if facts.answers is None else self._called.get(facts.answers, -1)
+        parts = []
+        for number, keys in enumerate(facts.effects if facts.answers is None or place >= start else ()):
+            units = [(index, self._reduced(index, ("effect", number)))]
+            if facts.answers is not None:
+                units.insert(0, (place, self._reduced(place, ("call", facts.answers))))
+            parts.append(_Part(index, keys, tuple(units)))
+        self._called.update((call.id, index) for call in facts.calls)
+        return parts
+
+    def _reduced(self, index: int, key: tuple[str, int | str]) -> Turn:
+        """Return a unit with one of its effects, or with one of its calls. Cached in its facts."""
+        turn = self._body[index]
+        form = turn.facts.forms.get(key)
+        if form is None:
+            which = key[1]
+            raw = self._effects(index)[which] if isinstance(which, int) else self._calls(index).get(which, turn.raw)
+            form = turn.facts.forms[key] = Turn(raw, Facts("user", "", self._format.tokens(raw), b""))
+        if turn.facts.loads:
+            more = turn.facts.loads
+            return Turn(form.raw, replace(form.facts, tokens=form.facts.tokens + more, loads=more))
+        return form
 
 
 def _fitted(parts: Sequence[_Part], most: int | None, format: Format) -> Live:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -218,17 +219,16 @@ def group_starts(body: Sequence[Turn], most: int | None = None) -> list[int]:
     """
     starts: list[int] = []
     places: dict[str, int] = {}
-    size = 0
+    before = [0, *accumulate(turn.facts.tokens for turn in body)]
     for index, turn in enumerate(body):
         facts, links = turn.facts, turn.facts.links
         joined = [places[id] for id in links.refers if id in places]
         if joined:
             del starts[bisect_right(starts, min(joined)) :]
-            size = sum([one.facts.tokens for one in body[starts[-1] : index]])
-        elif not starts or (facts.kind != "result" and not _continues(body, index, size, most)):
+        elif not starts or (
+            facts.kind != "result" and not _continues(body, index, before[index] - before[starts[-1]], most)
+        ):
             starts.append(index)
-            size = 0
-        size += facts.tokens
         for id in links.names:
             places[id] = index
     return starts

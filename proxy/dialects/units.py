@@ -8,7 +8,7 @@ import json
 import secrets
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from json.encoder import encode_basestring_ascii
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -283,11 +283,11 @@ class Units(Format, Generic[Unit]):
         """Return what a unit puts into effect for the rest of the conversation."""
         return ()
 
-    def in_effect(self, raw: bytes, number: int) -> bytes:
-        return raw
+    def in_effect(self, raw: bytes) -> Sequence[bytes]:
+        return ()
 
-    def calls_only(self, raw: bytes, ids: Collection[str]) -> bytes:
-        return raw
+    def single_calls(self, raw: bytes) -> Mapping[str, bytes]:
+        return {}
 
     def opening(self, unit: Unit) -> str:
         """Return how a user's unit begins; empty if it has anything but texts."""

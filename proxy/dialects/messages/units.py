@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
@@ -108,15 +108,19 @@ class MessagesUnits(Units[Message]):
     def effects(self, unit: Message) -> tuple[Effect, ...]:
         return tuple(keys for keys, _ in in_effect(unit))
 
-    def in_effect(self, raw: bytes, number: int) -> bytes:
+    def in_effect(self, raw: bytes) -> list[bytes]:
         unit = decode(raw)
-        blocks = [canonical(block) for block in list(in_effect(unit))[number][1]]
-        return encode({"role": unit.get("role"), "content": blocks})
+        return [
+            encode({"role": unit.get("role"), "content": list(map(canonical, blocks))}) for _, blocks in in_effect(unit)
+        ]
 
-    def calls_only(self, raw: bytes, ids: Collection[str]) -> bytes:
-        uses = (block for block in blocks_of(decode(raw)) if type_of(block) == "tool_use" and block.get("id") in ids)
-        content = [{name: value for name, value in canonical(use).items() if name != "caller"} for use in uses]
-        return encode({"role": "assistant", "content": content})
+    def single_calls(self, raw: bytes) -> dict[str, bytes]:
+        calls: dict[str, list[Any]] = {}
+        for use in blocks_of(decode(raw)):
+            if type_of(use) == "tool_use":
+                call = {name: value for name, value in canonical(use).items() if name != "caller"}
+                calls.setdefault(str(use.get("id")), []).append(call)
+        return {id: encode({"role": "assistant", "content": content}) for id, content in calls.items()}
 
     def opening(self, unit: Message) -> str:
         return opening_of(unit.get("content"), MESSAGES)

@@ -7,7 +7,7 @@ Reasoning is bound to the items after it, so a run is kept or dropped as a whole
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -92,13 +92,14 @@ class ResponsesUnits(Units[list[Message]]):
     def effects(self, unit: list[Message]) -> tuple[Effect, ...]:
         return () if all(map(_is_usual, unit)) else tuple(keys for keys, _ in in_effect(unit))
 
-    def in_effect(self, raw: bytes, number: int) -> bytes:
-        _, items = list(in_effect(items_of(raw)))[number]
-        return joined([encode({name: item[name] for name in item if name not in _BOUND}) for item in items])
+    def in_effect(self, raw: bytes) -> list[bytes]:
+        return [joined(list(map(_unbound, items))) for _, items in in_effect(items_of(raw))]
 
-    def calls_only(self, raw: bytes, ids: Collection[str]) -> bytes:
-        calls = (item for item in items_of(raw) if is_client_call(item) and item.get("call_id") in ids)
-        return joined([encode({name: call[name] for name in call if name not in _BOUND}) for call in calls])
+    def single_calls(self, raw: bytes) -> dict[str, bytes]:
+        calls: dict[str, list[bytes]] = {}
+        for item in filter(is_client_call, items_of(raw)):
+            calls.setdefault(str(item.get("call_id")), []).append(_unbound(item))
+        return {id: joined(same) for id, same in calls.items()}
 
     def opening(self, unit: list[Message]) -> str:
         return opening_of(unit[0].get("content"), RESPONSES) if len(unit) == 1 else ""
@@ -221,6 +222,10 @@ def links_of(items: Sequence[Message]) -> Links:
         elif row.plays == "reference":
             unseen = unseen or not str(item.get("id")).startswith((_REASONING_ID, _MESSAGE_ID))
     return linked(parts, unseen=unseen) if parts or unseen else NO_LINKS
+
+
+def _unbound(item: Message) -> bytes:
+    return encode({name: item[name] for name in item if name not in _BOUND})
 
 
 def in_effect(items: Sequence[Message]) -> Iterator[tuple[Effect, list[Message]]]:
