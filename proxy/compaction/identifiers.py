@@ -556,18 +556,17 @@ def _chosen(
 
 def _folded(found: Names) -> Names:
     """Return the names with each relative path added to a longer path that ends with it."""
-    by_base: dict[str, list[str]] = {}
-    for name, mention in found.items():
-        if mention.kind in FILES:
-            by_base.setdefault(name.rpartition("/")[2], []).append(name)
+    files = sorted((name for name in found if found[name].kind in FILES), key=lambda name: (len(name), name))
+    by_ending: dict[str, str] = {}
+    longer: dict[str, str] = {}
+    for name in reversed(files):
+        if (ending := f"/{name.lstrip('./')}") in by_ending:
+            longer[name] = by_ending[ending]
+        by_ending |= {name[at:]: name for at, character in enumerate(name) if character == "/"}
     folded = dict(found)
-    for names in by_base.values():
-        names.sort(key=lambda name: (len(name), name))
-        for place, short in enumerate(names):
-            ending = f"/{short.lstrip('./')}"
-            longer = next((name for name in names[place + 1 :] if name.endswith(ending)), None)
-            if longer is not None:
-                folded[longer] = _sum(folded.pop(short), folded[longer])
+    for short in files:
+        if short in longer:
+            folded[longer[short]] = _sum(folded.pop(short), folded[longer[short]])
     return folded
 
 

@@ -174,15 +174,17 @@ def without_thoughts(text: str) -> str:
     text = text.lstrip()
     if text.startswith("<|") and _FINAL in text:
         text = text.rpartition(_FINAL)[2].partition("<|")[0].lstrip()
+    place = 0
     while True:
-        lower = text[:32].lower()
+        lower = text[place : place + 32].lower()
         closing = next((end for begin, end in _THOUGHTS if lower.startswith(begin.lower())), None)
         if closing is None:
             break
-        end = re.search(re.escape(closing), text, re.IGNORECASE)
+        end = re.compile(rf"{re.escape(closing)}\s*", re.IGNORECASE).search(text, place)
         if end is None:
             return ""
-        text = text[end.end() :].lstrip()
+        place = end.end()
+    text = text[place:]
     # Some servers omit the opening tag, because it is part of their prompt.
     for match in _CLOSING_ALONE.finditer(text):
         return text[match.end() :].lstrip()

@@ -49,7 +49,7 @@ _REQUEST_IDS = ("x-request-id", "request-id", "x-amzn-requestid")
 
 _LONGEST_MESSAGE = 4_000
 _CHAIN = 10
-_PREFIX = re.compile(r"^(?:litellm\.)?\w*(?:Error|Exception)\b(?: - |: )")
+_PREFIXES = re.compile(r"^(?:(?:litellm\.)?\w*(?:Error|Exception)\b(?: - |: ))++")
 _ADDED = re.compile(
     r"\.? ?Handle with `litellm\.|\n?Received M(?:odel Group|essages)=|\nAvailable Model Group| LiteLLM Retried:"
     r"|\nTraceback | Arguments: |, Original Response:"
@@ -241,9 +241,7 @@ class _ProviderMessage(NamedTuple):
 
 def _provider_message(error: Exception) -> _ProviderMessage:
     """Return the provider's message and error code, without LiteLLM's additions."""
-    text = str(getattr(error, "message", None) or error)
-    while found := _PREFIX.match(text):
-        text = text[found.end() :]
+    text = _PREFIXES.sub("", str(getattr(error, "message", None) or error))
     inner = _json_in(text)
     if inner is None:
         text = _ADDED.split(text, maxsplit=1)[0]
