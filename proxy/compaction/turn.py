@@ -262,7 +262,8 @@ def attributed(turns: list[Turn]) -> list[Turn]:
     """Return the turns with the texts that a program adds after results as its notes, not as the user's messages.
 
     Such texts come directly after results, begin alike, and there are at least three, after at least four in five of
-    the results since the first one. Once that was so, it stays so: whose words a text is depends only on the messages
+    the results since the first one. A short text right after a result that loads tools is one, too, as Claude Code
+    sends "Tool loaded." Once that was so, it stays so: whose words a text is depends only on the messages
     before the next one.
     """
     rounds, after = 0, False
@@ -276,9 +277,11 @@ def attributed(turns: list[Turn]) -> list[Turn]:
         elif facts.kind != "user" or not after:
             after = after and facts.kind == ""
         elif facts.opening:
+            before = turns[index - 1].facts
             number, first = counts.get(facts.opening, (0, rounds))
             counts[facts.opening] = number + 1, first
-            if number + 1 >= 3 and 5 * (number + 1) >= 4 * (rounds - first + 1):
+            loaded = before.kind == "result" and before.effects and len(facts.opening) < OPENING
+            if loaded or (number + 1 >= 3 and 5 * (number + 1) >= 4 * (rounds - first + 1)):
                 known.add(facts.opening)
             places.append(index)
     if not known:

@@ -20,12 +20,15 @@ from proxy.dialects.messages.request import MessagesRequest
 from proxy.dialects.messages.rounds import MessagesTool
 from proxy.dialects.parts import CHAT as CHAT_PARTS
 from proxy.dialects.parts import MESSAGES as MESSAGES_PARTS
+from proxy.dialects.parts import RESPONSES as RESPONSES_PARTS
+from proxy.dialects.parts import SILENT
 from proxy.dialects.responses.answers import OutputItemReader, ResponsesAnswers
 from proxy.dialects.responses.counting import ResponsesCounter, ResponsesEvidence
 from proxy.dialects.responses.native import ResponsesCompaction
 from proxy.dialects.responses.request import ResponsesRequest
 from proxy.dialects.responses.rounds import ResponsesTool
 from proxy.dialects.units import decode
+from proxy.dialects.walk import row_of, strings
 
 CHAT = Dialect(
     name="chat",
@@ -69,13 +72,7 @@ DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CHAT, RESP
 _BLOCKS = MESSAGES_PARTS.keys() - CHAT_PARTS.keys()
 """The types of blocks by which a body of messages is recognized as Anthropic's."""
 
-_TEXTS = frozenset(
-    {
-        *("arguments", "content", "input", "output", "reasoning_content", "refusal", "text", "thinking"),
-        *("function", "parts", "summary", "tool_calls", "function_call", "name", "action"),
-    }
-)
-"""Fields that contain text, or lead to it. All others are ids, types, and encoded data."""
+_PARTS = {**CHAT_PARTS, **RESPONSES_PARTS, **MESSAGES_PARTS}
 
 
 def recognized(raw: bytes) -> Dialect:
@@ -118,15 +115,17 @@ def _texts(value: Any) -> Iterator[str]:
     while waiting:
         item = waiting.pop()
         if isinstance(item, str):
-            yield item
+            yield "" if item.startswith("data:") else item
         elif isinstance(item, list):
             waiting += reversed(item)
         elif isinstance(item, dict):
+            row = row_of(item, _PARTS)
+            if row.plays in ("hosted", "media") and row.reads is not None and not row.arguments:
+                yield from (text for name, text in strings(item, _PARTS, row) if name)
+                continue
             inner = [
-                json.dumps(field, ensure_ascii=False)
-                if name in ("input", "action") and isinstance(field, dict)
-                else field
+                json.dumps(field, ensure_ascii=False) if name == row.arguments and isinstance(field, dict) else field
                 for name, field in item.items()
-                if name in _TEXTS
+                if name not in SILENT and name != "data"
             ]
             waiting += reversed(inner)

@@ -70,8 +70,8 @@ _REFUSAL = Part(reads=("refusal",), cuts=("refusal",))
 _THOUGHT = Part(plays="reasoning", reads=_HERE)
 
 
-def _call(arguments: str, answer: str, *cuts: str, alike: bool = False) -> Part:
-    return Part(plays="call", reads=_HERE, cuts=cuts, arguments=arguments, answer=answer, alike=alike)
+def _call(arguments: str, answer: str, *cuts: str, reads: tuple[str, ...] = (), alike: bool = False) -> Part:
+    return Part(plays="call", reads=reads, cuts=cuts, arguments=arguments, answer=answer, alike=alike)
 
 
 _INPUT = Part(reads=_HERE, arguments="input", cuts=("input.*",))
@@ -104,7 +104,7 @@ MESSAGES: Table = {
     "message": Part(plays="message", reads=("content",), cuts=("content",)),
     "text": _TEXT,
     **_MEDIA,
-    "document": Part(plays="media", reads=_HERE, by="source.type", values=_SOURCES),
+    "document": Part(plays="media", reads=("title", "context"), by="source.type", values=_SOURCES),
     "search_result": Part(reads=("title", "source", "content"), cuts=("content",)),
     "thinking": _THOUGHT,
     "redacted_thinking": _THOUGHT,
@@ -151,11 +151,11 @@ RESPONSES: Table = {
     "custom_tool_call_output": _answer("output", plain=True),
     "local_shell_call": _call("action", "local_shell_call_output", "action.command.*"),
     "local_shell_call_output": _answer("output", plain=True),
-    "shell_call": _call("action", "shell_call_output", "action.commands.*"),
+    "shell_call": _call("action", "shell_call_output", "action.commands.*", reads=("environment.skills",)),
     "shell_call_output": _answer("output.stdout", "output.stderr"),
     "apply_patch_call": _call("operation", "apply_patch_call_output", "operation.diff"),
     "apply_patch_call_output": _answer("output"),
-    "computer_call": _call("action", "computer_call_output"),
+    "computer_call": _call("action", "computer_call_output", reads=("actions", "pending_safety_checks")),
     "computer_call_output": _answer(),
     "tool_search_call": Part(arguments="arguments", answer="tool_search_output", by="execution", values=_TOOL_SEARCHES),
     "tool_search_output": Part(reads=("tools",), by="execution", values=_TOOL_SEARCH_OUTPUTS, effect="loads"),

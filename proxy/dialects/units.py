@@ -24,7 +24,7 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.parts import Table
 from proxy.dialects.repair import CallKey, needs_repair, repaired
-from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text
+from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text, strings
 from proxy.tokens.media import MEDIA_LABELS, has_remote_media
 
 T = TypeVar("T")
@@ -423,7 +423,8 @@ class Units(Format, Generic[Unit]):
             if not is_media(part, self.TABLE):
                 return part
             marks = {key: part[key] for key in self.MARKS if key in part}
-            return {"type": self.TEXT_PART, "text": label(label_of(part)), **marks}
+            named = [text for name, text in strings(part, self.TABLE) if name]
+            return {"type": self.TEXT_PART, "text": "\n".join([label(label_of(part)), *named]), **marks}
 
         return self._mapped(raw, None, labeled)
 

@@ -401,6 +401,21 @@ def test_texts_of_a_program_after_results_arent_the_users_task(api: str, tmp_pat
     assert PICTURE in sent
 
 
+def test_a_text_beside_loaded_tools_isnt_the_users_task(tmp_path: Path) -> None:
+    task = "CURRENT TASK: " + words(400, "task")
+    units = [*filler("messages", 3), {"role": "user", "content": task}]
+    for n in range(30):
+        call = {"type": "tool_use", "id": f"t{n}", "name": "f", "input": {}}
+        loads = n == 1
+        result = {"type": "tool_result", "tool_use_id": f"t{n}", "content": [REFERENCE] if loads else words(300, n)}
+        beside = [{"type": "text", "text": "Tool loaded."}] if loads else []
+        units += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result, *beside]}]
+    with sending("messages", tmp_path) as send:
+        prompt, headers, _ = send(units)
+    assert headers["x-compaction"] == "compacted"
+    assert task in json.dumps(prompt)
+
+
 def test_a_removed_picture_is_quoted_as_gone(tmp_path: Path) -> None:
     url = {"url": f"data:image/png;base64,{PICTURE}"}
     asked = {

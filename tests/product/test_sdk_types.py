@@ -1,4 +1,4 @@
-"""Each type of the official SDKs' requests is counted and shortened.
+"""Each type of the official SDKs' requests is read, counted, and shortened.
 
 Values come from the SDKs' own declarations, so a new version of an SDK brings its new types here.
 """
@@ -36,6 +36,7 @@ TOOLS: dict[str, list[Any]] = {
     "responses": [tool_param.ToolParam],
     "messages": [messages_types.ToolUnionParam, beta_types.BetaToolUnionParam],
 }
+PRIVATE = ("reasoning", "thinking", "redacted_thinking")
 NOT_SENT = ("compaction_trigger", "item_reference", "compaction", "None")
 """Requests to the server, and references. Other tests send them."""
 BULKY = ("text", "output", "content", "stdout", "stderr", "logs", "result", "data", "file_data", "lines")
@@ -190,6 +191,19 @@ def door(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def facts(value: Value) -> dict[str, str]:
     return {marker: f"QZX{marker.strip('@')}7741" for marker in markers(value)}
+
+
+def test_each_text_is_read(door: Door) -> None:
+    """The summary's model reads it, or it stays in the prompt."""
+    unread = []
+    for name, value in cases(door.api).items():
+        known = facts(value)
+        response = door.send(conversation(door.api, planted(value, known)), talk=80)
+        assert response.headers["x-compaction"] == "compacted"
+        seen = door.sent + "".join(door.upstream.summaries)
+        private = value.get("type") in PRIVATE
+        unread += [f"{name} {field}" for m, field in markers(value).items() if known[m] not in seen and not private]
+    assert not unread, "\n".join(["", *unread])
 
 
 def test_each_text_is_counted(door: Door) -> None:

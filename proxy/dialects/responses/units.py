@@ -403,7 +403,7 @@ def _is_empty(item: Message) -> bool:
 
 def _text(item: Message) -> str:
     row = item_row(item)
-    if row.plays in ("call", "prefix") or is_reasoning(item):
+    if row.plays == "prefix" or is_reasoning(item) or (row.plays == "call" and not any(strings(item, RESPONSES, row))):
         return ""
     return "[an answer that the proxy has not seen]" if row.plays == "reference" else visible(item)
 

@@ -42,7 +42,6 @@ CHANGES = {
             after(TABLE, "from proxy.dialects.responses.rounds import ResponsesTool\n", IMPORTS),
             Edit(TABLE, f"{ROW}DIALECTS:", "DIALECTS:"),
             Edit(TABLE, "(CHAT, RESPONSES, MESSAGES, TOY)", "(CHAT, RESPONSES, MESSAGES)"),
-            after(TABLE, '"tool_calls", "function_call", "name", "action"', ', "says"'),
             after(TABLE, 'unit.get("role") or unit.get("type")', ' or unit.get("who")'),
         ],
         tests=("tests/unit/dialects/test_seam.py",),

@@ -42,3 +42,24 @@ def test_a_body_is_recognized(body: Any, name: str) -> None:
 )
 def test_results_are_not_of_the_user(unit: Any, role: str) -> None:
     assert archived_text(json.dumps(unit).encode())[0] == role
+
+
+SEARCHED: dict[str, Any] = {
+    "shell": {"type": "shell_call_output", "call_id": "c1", "output": [{"stdout": "FACT", "stderr": ""}]},
+    "logs": {"type": "code_interpreter_call", "id": "x", "code": "1", "outputs": [{"type": "logs", "logs": "FACT"}]},
+    "patch": {"type": "apply_patch_call", "operation": {"type": "update_file", "diff": "FACT"}},
+    "run": {"role": "assistant", "content": [
+        {"type": "bash_code_execution_tool_result", "tool_use_id": "x",
+         "content": {"type": "bash_code_execution_result", "stdout": "FACT"}}]},
+    "title": {"role": "user", "content": [
+        {"type": "document", "title": "FACT", "source": {"type": "base64", "data": "aWRz"}}]},
+    "legacy": {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "FACT"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_archived_messages_are_searched_in_all_of_their_texts(name: str) -> None:
+    text = archived_text(json.dumps(SEARCHED[name]).encode())[1]
+    assert "FACT" in text
+    assert "aWRz" not in text
+    assert "c1" not in text

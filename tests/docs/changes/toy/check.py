@@ -69,7 +69,7 @@ def check() -> None:
     tail = DIALECTS["toy"].answers.tail()
     tail.add(ANSWER)
     assert tail.written() == "Fine."
-    assert archived_text(b'{"says": "Hi", "who": "me"}') == ("me", "Hi")
+    assert archived_text(b'{"says": "Hi", "who": "me"}') == ("me", "Hi\nme")
 
 
 def conversation() -> list[dict[str, Any]]:

@@ -6,16 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from proxy.compaction.format import ForeignSummary, Rewrite
 from proxy.compaction.turn import Call, Kind, Turn
 from proxy.dialects.foreign_summaries import find_summary
+from proxy.dialects.parts import Part
 from proxy.dialects.repair import CallKey
-from proxy.dialects.units import Message, Units, decode, encode, replace_field
+from proxy.dialects.units import Message, Units, changed_fields, decode, encode, replace_field
+from proxy.dialects.walk import Change, Swap, rewritten
 
 KINDS: dict[str, Kind] = {"rules": "system", "me": "user", "it": "assistant", "tool": "result"}
+TURN = Part(plays="message", reads=("says",), cuts=("says",))
 SPEAKERS = {"system": "rules", "developer": "rules", "user": "me", "assistant": "it"}
 
 
@@ -40,11 +43,11 @@ class ToyUnits(Units[Message]):
     def visible_text(self, unit: Message) -> str:
         return _text(unit.get("says"))
 
-    def media_in(self, unit: Message) -> bool:
-        return False
+    def walked(self, unit: Message, change: Change | None, swap: Swap | None) -> Message:
+        return rewritten(unit, self.TABLE, change, swap, TURN)
 
-    def bare(self, unit: Message) -> Message:
-        return unit
+    def written(self, raw: bytes, unit: Message, new: Message) -> bytes:
+        return changed_fields(raw, unit, new)
 
     def is_empty(self, unit: Message) -> bool:
         return not unit.get("says") and not unit.get("asks")
@@ -58,18 +61,8 @@ class ToyUnits(Units[Message]):
     def own_texts(self, unit: Message) -> list[tuple[str, str]]:
         return [(self.visible_text(unit), "")]
 
-    def with_parts(self, raw: bytes, change: Callable[[Any], Any]) -> bytes:
-        return raw
-
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
         return [(_text(ask.get("tool")), _text(ask.get("with"))) for ask in asks_in(decode(raw))]
-
-    def replaceable_text(self, raw: bytes) -> str | None:
-        text = decode(raw).get("says")
-        return text if isinstance(text, str) else None
-
-    def with_text(self, raw: bytes, text: str) -> bytes:
-        return replace_field(raw, "says", text)
 
     def with_result(self, raw: bytes, text: str) -> bytes:
         return replace_field(raw, "says", text)
