@@ -19,6 +19,7 @@ from proxy.compaction.turn import Turn, group_starts, head_length
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
 from proxy.dialects.chat.units import text_of
 from proxy.dialects.repair import repaired
+from proxy.dialects.request import without_lone_surrogates
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import Outcome
 from proxy.pipeline.rules import rules_for
@@ -96,7 +97,7 @@ async def judge(request: Request, outcome: Outcome, remembered: FactsCache, *, c
 def _other_fields(request: Request, messages: Sequence[bytes]) -> None:
     fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
     came = fields.decode(request.body.strict or request.body.raw)
-    left = fields.decode(request.body.rewritten(units=messages))
+    left = fields.decode(without_lone_surrogates(request.body.rewritten(units=messages)))
     assert [*came] == [*left]
     assert all(bytes(came[key]) == bytes(left[key]) for key in came if key != "messages"), "another field was changed"
 
