@@ -56,6 +56,9 @@ Effect = tuple[str, ...]
 OPENING = 16
 """Characters of a text by which texts of a program are recognized."""
 
+SHORT = " short"
+"""The end of ``Facts.opening`` if the texts have fewer characters than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class FileUse:
@@ -122,7 +125,7 @@ class Facts:
     - ``empty`` means that the unit is an assistant's and has neither content nor calls.
     - ``plan`` means that the unit states or changes an agent's plan.
     - ``links`` are its relations to other units, and ``effects`` what it puts into effect for the rest of the
-      conversation. ``opening`` is how the texts of a user's unit begin, if it has nothing else.
+      conversation. ``opening`` is a digest of how the texts of a user's unit begin, if it has nothing else.
     - ``loads`` are the tokens of the tools that the unit loads. ``tokens`` and ``apart`` include them.
     - ``noted`` caches the facts for the case that a user's unit is a program's note.
     - ``wide`` means that a result's text contains non-ASCII characters. Some providers count those differently if the
@@ -280,7 +283,7 @@ def attributed(turns: list[Turn]) -> list[Turn]:
             before = turns[index - 1].facts
             number, first = counts.get(facts.opening, (0, rounds))
             counts[facts.opening] = number + 1, first
-            loaded = before.kind == "result" and before.effects and len(facts.opening) < OPENING
+            loaded = before.kind == "result" and before.effects and facts.opening.endswith(SHORT)
             if loaded or (number + 1 >= 3 and 5 * (number + 1) >= 4 * (rounds - first + 1)):
                 known.add(facts.opening)
             places.append(index)

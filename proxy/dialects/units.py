@@ -19,7 +19,7 @@ import xxhash
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import NO_LINKS, OPENING, Call, Effect, Facts, Kind, Links, Turn
+from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Call, Effect, Facts, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.parts import Table
@@ -519,12 +519,15 @@ def own_text(content: object, table: Table) -> tuple[str, str]:
 
 
 def opening_of(content: object, table: Table) -> str:
-    """Return how a user's texts begin; empty if there is anything else."""
-    if isinstance(content, str):
-        return content[:OPENING]
-    parts = content if isinstance(content, list) else []
+    """Return a digest of how a user's texts begin; empty if there is anything else. Stored facts have no content."""
+    given = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = given if isinstance(given, list) else []
     texts = [part["text"][:OPENING] for part in parts if is_text(part, table)]
-    return "\0".join(texts) if len(texts) == len(parts) else ""
+    if not any(texts) or len(texts) < len(parts):
+        return ""
+    begins = "\0".join(texts)
+    digest = hashlib.sha256(begins.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return digest if len(begins) >= OPENING else digest + SHORT
 
 
 def parts_of(message: Message) -> list[Any]:

@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 KIND = "facts"
 
-FORMAT = "5"
+FORMAT = "6"
 """A part of every key. Increase it when facts change, or when messages are read or counted in another way."""
 
 SECONDS = DAY

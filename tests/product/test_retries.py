@@ -143,7 +143,7 @@ RECALL = Reply(tool_calls=(ToolCall("r1", NAME, '{"query": "q1x", "id": null, "o
     ("replies", "retries", "overflows", "trigger"),
     [
         ([RECALL, RECALL, FINE], {}, {}, "fraction"),
-        ([NO_TOOL, FINE], {"tool": 1}, {}, "fraction"),
+        ([NO_TOOL, FINE], {"added": 1}, {}, "fraction"),
         ([TOO_LONG, RECALL, FINE], {"overflow": 1}, {"recovered": 1}, "fraction"),
         ([TOO_LONG, TOO_LONG, TOO_LONG], {"overflow": 2}, {"returned": 1}, "fraction"),
     ],

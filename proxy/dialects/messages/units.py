@@ -21,6 +21,7 @@ from proxy.dialects.units import (
     changed_fields,
     content_text,
     decode,
+    digest,
     encode,
     opening_of,
     own_text,
@@ -280,7 +281,7 @@ def in_effect(message: Message) -> Iterator[tuple[Effect, list[Any]]]:
     calls: dict[object, Any] = {}
     for block in blocks_of(message):
         if is_reminder(block):
-            yield (f"note {_heading(block['text'])}",), [block]
+            yield (f"note {digest(_heading(block['text'])).hex()[:16]}",), [block]
             continue
         row = row_of(block, MESSAGES)
         if row.arguments:

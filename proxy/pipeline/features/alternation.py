@@ -40,7 +40,8 @@ class Alternation:
         exchange, input = run.exchange, attempt.input
         if start.answer.status not in _STATUSES or attempt.outcome.messages is None or input.strict:
             return None
-        if not _ROLES.search((await readable(start.answer, start.first)).lower()):
+        refusal = (await readable(start.answer, start.first)).lower()
+        if b"tool_call" in refusal or not _ROLES.search(refusal):  # a call without a result isn't about roles
             return None
         self._strict[exchange.place] = True
         self.apply(exchange)
