@@ -24,6 +24,7 @@ from proxy.store.archive import Archive
 from proxy.summary.chunking import SummaryFailed
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.quality import Written
+from proxy.summary.single_flight import NothingToAsk
 from proxy.summary.store import Summaries
 from tests.kit.generator import MODEL, Setting, body_of
 
@@ -197,12 +198,13 @@ class Engine:
 async def settled() -> None:
     """Wait until the background tasks have ended. Raises the error of a task that failed.
 
-    A cancelled task isn't a failure: the service cancels the renewal of a lease when it releases the lease.
+    A cancelled task isn't a failure: the service cancels the renewal of a lease when it releases the lease. A task
+    ahead of need may have no model to ask.
     """
     while others := asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}:
         ended, _ = await asyncio.wait(others)
         for task in ended:
-            if not task.cancelled():
+            if not task.cancelled() and not isinstance(task.exception(), NothingToAsk):
                 task.result()
 
 
