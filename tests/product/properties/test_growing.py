@@ -46,7 +46,7 @@ async def replay(raws: list[bytes], batch: Batch, seen: Seen) -> None:
     ends = requests([json.loads(raw) for raw in raws])[-MOST_TURNS:]
     epochs: set[object] = set()
     summaries: set[object] = set()
-    places: set[int] = set()
+    places: set[tuple[int, int | None]] = set()
     previous: tuple[object, Outcome, list[bytes]] | None = None
     latest: tuple[Request, Outcome, Judged] | None = None
     digests = False
@@ -55,7 +55,8 @@ async def replay(raws: list[bytes], batch: Batch, seen: Seen) -> None:
         outcome = await engine.send(asked)
         judged = await judge(asked, outcome, REMEMBERED, clean=True)
         plan = (await engine.compactor.explain(engine.case(asked))).plan
-        places |= {*plan.checkpoints, *([plan.upcoming] if plan.upcoming else [])}
+        cuts = [*plan.checkpoints, *([plan.upcoming] if plan.upcoming else [])]
+        places |= {(cut, plan.current_user_message.get(cut)) for cut in cuts}
         epoch: object = None
         if outcome.messages is not None:
             frontiers = sorted((name, place.position, place.seen) for name, place in plan.frontiers.items())
