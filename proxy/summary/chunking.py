@@ -166,7 +166,10 @@ async def _ask(
         sample=material.sample,
     )
     written = await model.ask(messages, request.max_tokens)
-    return checked(written, source_tokens=source, max_tokens=request.max_tokens, count=model.count)
+    transcript = "\n".join([*texts, previous or ""])
+    return checked(
+        written, transcript=transcript, source_tokens=source, max_tokens=request.max_tokens, count=model.count
+    )
 
 
 def chunks(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCounter) -> list[list[str]]:

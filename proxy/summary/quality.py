@@ -87,6 +87,8 @@ _CALL_KEYS = (
 
 _NOTATION = re.compile(r"\[(?:tool result|(?:user|assistant|system|developer)(?: calls [^\]\n]{1,100})?)\] ")
 """The beginning of a message in the transcript that the model gets."""
+_QUOTED = 60
+"""Characters of a message that are compared with the transcript."""
 
 _PLACEHOLDER = re.compile(r"\W{0,4}\([^()\n]{0,80}\)\W{0,2}")
 
@@ -126,8 +128,8 @@ class Written:
         return broken and (self.thought or without_thoughts(self.text) != self.text.strip())
 
 
-def checked(written: Written, *, source_tokens: int, max_tokens: int, count: TextCounter) -> str:
-    """Return the summary without the model's reasoning, cut to ``max_tokens``.
+def checked(written: Written, *, transcript: str, source_tokens: int, max_tokens: int, count: TextCounter) -> str:
+    """Return the summary without the model's reasoning, cut to ``max_tokens``. It may quote the ``transcript``.
 
     Raises ``SummaryRejected`` if the text is empty, a refusal, a tool call, an error, truncated, or not smaller than
     its source.
@@ -142,7 +144,7 @@ def checked(written: Written, *, source_tokens: int, max_tokens: int, count: Tex
         raise SummaryRejected("the summary was truncated")
     if reason in _CALLED or _is_call(text):
         raise SummaryRejected("the model called a tool")
-    if _NOTATION.match(text):
+    if _NOTATION.match(text) and text.partition("\n")[0][:_QUOTED].rstrip() not in transcript:
         raise SummaryRejected("the model went on with the transcript")
     if _is_hollow(text):
         raise SummaryRejected("the summary says nothing")

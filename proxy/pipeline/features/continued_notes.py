@@ -105,7 +105,9 @@ def may_continue(exchange: Exchange) -> bool:
 async def _write(model: UpstreamSummaryModel, asked: NotesRequest, max_tokens: int) -> str:
     """Return the notes. Raises ``SummaryFailed`` or ``SummaryRejected``."""
     written = await model.continued(asked.body, asked.tokens, asked.most)
-    return checked(notes_in(written), source_tokens=asked.source, max_tokens=max_tokens, count=model.count)
+    return checked(
+        notes_in(written), transcript="", source_tokens=asked.source, max_tokens=max_tokens, count=model.count
+    )
 
 
 def notes_request(

@@ -210,7 +210,7 @@ HOSTILE = (
 
 def regex_users() -> dict[str, Callable[[str], object]]:
     def refusal(text: str) -> object:
-        return checked(Written(text, "stop"), source_tokens=10**9, max_tokens=10**9, count=len)
+        return checked(Written(text, "stop"), transcript="", source_tokens=10**9, max_tokens=10**9, count=len)
 
     return {
         "artefacts": lambda text: in_results(text),

@@ -9,7 +9,7 @@ from tests.kit.summary_conversation import words
 
 
 def check(text: str, *, source: int = 100, most: int = 50, reason: str | None = "stop", refused: bool = False) -> str:
-    return checked(Written(text, reason, refused), source_tokens=source, max_tokens=most, count=words)
+    return checked(Written(text, reason, refused), transcript="", source_tokens=source, max_tokens=most, count=words)
 
 
 def test_a_good_one_comes_back_trimmed() -> None:
@@ -175,10 +175,25 @@ def test_a_response_without_notes_is_rejected(text: str) -> None:
 )  # fmt: skip
 def test_a_continued_transcript_and_placeholders_are_no_notes(text: str) -> None:
     with pytest.raises(SummaryRejected):
-        checked(Written(text, "stop"), source_tokens=1_000, max_tokens=500, count=lambda text: len(text.split()))
+        checked(
+            Written(text, "stop"),
+            transcript="",
+            source_tokens=1_000,
+            max_tokens=500,
+            count=lambda text: len(text.split()),
+        )
 
 
 def test_notes_may_have_a_placeholder() -> None:
     text = "## Goal\nFix the tests in /srv/app.\n## Constraints\n(none)\n## State\n- [done] read m1.py"
-    notes = checked(Written(text, "stop"), source_tokens=1_000, max_tokens=500, count=lambda text: len(text.split()))
+    notes = checked(
+        Written(text, "stop"), transcript="", source_tokens=1_000, max_tokens=500, count=lambda text: len(text.split())
+    )
     assert notes == text
+
+
+def test_a_summary_may_quote_the_transcript() -> None:
+    quoted = "[user] Fix the tests of OPS-4711."
+    written = Written(quoted, "stop")
+    transcript = f"{quoted} Never touch users.\n[tool result] ok"
+    assert checked(written, transcript=transcript, source_tokens=100, max_tokens=50, count=words) == quoted
