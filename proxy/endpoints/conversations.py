@@ -47,6 +47,9 @@ from proxy.pipeline.watching import Tap, Watch
 from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
 
+LONG_BETA = b"context-1m-"
+"""The beginning of the names of Anthropic's beta for the long window."""
+
 UNIT_BYTES = 1_000
 """Bytes of memory that a request takes for each unit, such as a chat message, in addition to its body."""
 
@@ -160,7 +163,9 @@ class Conversations:
         return (
             for_model(caller, body.model or ""),
             route,
-            *await self._service.limits.measure(route, configuration, self._dialect),
+            *await self._service.limits.measure(
+                route, configuration, self._dialect, long_context=_asks_long_context(scope, body)
+            ),
         )
 
     async def _served(self, exchange: Exchange, send: Send, now: float) -> Watch | None:
@@ -238,6 +243,16 @@ class Conversations:
 def _plannable(scope: Scope) -> bool:
     """Return whether the headers, the query, and the body say all about a request. Azure's paths name the model."""
     return AZURE not in scope and DEPLOYMENT not in scope
+
+
+def _asks_long_context(scope: Scope, body: Request) -> bool:
+    """Return whether the client asks for Anthropic's long window, in a header or in a field of the body."""
+    if any(name == b"anthropic-beta" and LONG_BETA in value.lower() for name, value in scope["headers"]):
+        return True
+    if LONG_BETA not in body.raw or not body.units:
+        return False
+    fields = fields_of(body.raw)
+    return any(name in fields and LONG_BETA in bytes(fields[name]) for name in ("betas", "anthropic_beta"))
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:

@@ -80,7 +80,7 @@ class PassThrough:
         headers = for_upstream(scope["headers"])
         upload = Upload(receive)
         model: str | None = scope.get(DEPLOYMENT)
-        paid = may_cost(scope["method"], path) or b"_method" in scope["query_string"].lower()
+        paid = may_cost(scope["method"], path, body=has_body(scope)) or b"_method" in scope["query_string"].lower()
         if paid:
             await self._service.money.spending.check(caller)
         body: bytes | AsyncIterator[bytes] | None
@@ -395,9 +395,12 @@ def _names(path: str) -> list[str]:
     return [unquote(name) for name in path.split("/") if name]
 
 
-def may_cost(method: str, path: str) -> bool:
-    """Return whether a request below /v1 may cost something. Reads are free, and so is the management of files."""
-    if method in _READS:
+def may_cost(method: str, path: str, *, body: bool) -> bool:
+    """Return whether a request below /v1 may cost something. Reads are free, and so is the management of files.
+
+    Some servers generate for every method, so a read with a ``body`` counts as if the client had posted it.
+    """
+    if method in _READS and not body:
         return False
     names = path.strip("/").split("/")
     if not _PLAIN_PATH.fullmatch(path):

@@ -39,7 +39,7 @@ from proxy.overflow.patterns import (
     excluded,
 )
 
-__all__ = ["EchoedRequest", "Overflow", "recognise"]
+__all__ = ["EchoedRequest", "Overflow", "recognise", "refuses_bytes"]
 
 _INPUT_FIELDS = ("max_input", "max_prompt")
 _CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
@@ -81,7 +81,7 @@ def recognise(
             if limit := _rate(text, request):
                 return limit.resolve()
     if _tier_gate(status, errors, request):
-        return Overflow("input", TIER_LIMIT, "input", None, None, "compact")
+        return Overflow("input", TIER_LIMIT, "input", None, None, "compact", gate=True)
     if status in NEVER_STATUS:
         return None
     named = {value.partition(":")[0].lower() for name, value in headers if name in _CODE_HEADERS}
@@ -103,10 +103,17 @@ def recognise(
 
 def _tier_gate(status: int, errors: Iterable[ErrorInfo], request: EchoedRequest | None) -> bool:
     """Return whether the upstream refuses a long prompt because of the caller's plan."""
-    if status not in (*RATE_STATUS, *FORBIDDEN_STATUS, 400) or request is None or len(request) < 2 * TIER_LIMIT:
-        return False
+    if status not in (*RATE_STATUS, *FORBIDDEN_STATUS, 400) or request is None or len(request) < TIER_LIMIT // 2:
+        return False  # too few bytes for so many tokens; the caller compares the count
     texts = (text for error in errors for text in error.texts)
     return any(TIER_GATE.search((request.without(text) or text).lower()) for text in texts)
+
+
+def refuses_bytes(body: bytes) -> bool:
+    """Return whether the answer to a refused body (413) is empty or about its bytes, and not about tokens or a file."""
+    texts = [text.lower() for error in read_errors(413, body) for text in error.texts]
+    named = any(patterns.LARGE_BODY.search(text) for text in texts)
+    return (named or not texts) and not any(patterns.NOT_BODY.search(text) for text in texts)
 
 
 def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:

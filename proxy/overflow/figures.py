@@ -33,7 +33,7 @@ class Overflow:
     ``limit`` is the limit in tokens that the upstream named. ``scope`` says whether it covers the input alone or input
     and output together. ``counted`` is the prompt's size in tokens by the upstream's count, ``None`` if the upstream
     named none or only a lower bound. ``output`` is the requested output in tokens, if named. ``remedy`` is the change
-    that would help.
+    that would help. ``gate`` is true if the caller's plan lacks long prompts, so only a long prompt is too long.
     """
 
     kind: Kind
@@ -42,6 +42,7 @@ class Overflow:
     counted: int | None
     output: int | None
     remedy: Remedy
+    gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,6 +301,10 @@ TIER_GATE = re.compile(
 )
 """The words of a refusal of prompts over ``TIER_LIMIT``, in lower case."""
 
+LARGE_BODY = re.compile(r"\b(?:request|entity|payload|body|content)\b[^.]{0,40}(?:too (?:large|long|big)|exceed|limit)")
+NOT_BODY = re.compile(r"token|\b(?:images?|files?|audio|video|pdf|upload|attachment|context|prompt)\b")
+"""The words of a refusal of a body's bytes, and those that no such refusal has, in lower case."""
+
 # Codes of errors about other problems.
 _CODES = frozenset(
     {
@@ -351,6 +355,8 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
         r"\b(?:audio|video|image|speech|recording)s?(?: \w{1,12}){0,2} (?:is|are|was) too (?:long|large|big)\b",
         r"\btool (?:input|argument|result|name|description)s?\b[^.;]{0,40}\d ?(?:characters?|chars)\b",
         r"\bsearch(?:_| )quer",
+        r"^(?!.*\btokens?\b).*\b(?:length of (?:\w{1,20} ){0,2}(?:stop|stop_\w{1,20}|ids?|names?)\b|query is too long"
+        r"|size of the (?:image|file|audio|video)|speech input|audio clips|description\b)",
     ),
     "characters": (r"string too long|string with (?:maximum|at most)|\bmaximum length of \d+ characters",),
     "array": (r"array too long|\d items\b|maximum number of (?:items|messages|tools|images)",),

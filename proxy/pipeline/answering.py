@@ -77,6 +77,7 @@ class Answering:
             self.alternation,
             self.recall,
             self.additions,
+            self.overflows,
             self.feedback,
         )
 
@@ -183,6 +184,7 @@ class Answering:
             return start
         if start.succeeded:
             self.budgets.succeeded(exchange)
+            self.overflows.succeeded(exchange)
             self.reasoning.succeeded(exchange, attempt.outcome)
         refused = self.additions.answered(run, attempt, start)
         if run.refused is not None and "tool" in run.taken and (refused or (run.recall and run.recall.found)):
@@ -227,6 +229,7 @@ class _Run(Run):
         self.recall: RecallState | None = None
         self.asks_usage = answering.additions.wanted(exchange)
         answering.alternation.apply(exchange)
+        answering.overflows.apply(exchange)
 
     def input(self, budget: TokenBudget) -> CompactionInput:
         """See ``Run``. The request must have a counter."""

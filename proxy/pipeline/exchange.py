@@ -25,6 +25,7 @@ from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer, Deadline
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
+from proxy.limits.profiles.lookup import LONG_SUFFIX
 from proxy.pipeline.billing import Bill, PriceOf
 from proxy.pipeline.job import Outcome
 from proxy.pipeline.runtime import Runtime
@@ -141,7 +142,7 @@ class ServingPlan(msgspec.Struct, eq=False, frozen=True):
     @property
     def place(self) -> tuple[str, str, str]:
         """See ``Exchange.place``."""
-        return self.route.upstream, self.route.model, self.caller.tenant
+        return _place(self)
 
     def small(self, body: Request) -> bool:
         """Return whether the bytes of a body prove that it meets no trigger, as ``Compactor.surely_small`` does."""
@@ -161,7 +162,8 @@ class Exchange(RequestContext):
     leaves if compaction changes nothing. Set both with ``replace``. ``counter`` counts as the model's provider does.
     If it's ``None``, the proxy can't measure the request and sends it unchanged. ``memory`` holds the memory of the
     bodies. ``heartbeat`` is for a client that wants a stream. ``given_price`` is the price before anything is known
-    about the request, and ``plan`` is set for a small request that doesn't need the general lane.
+    about the request, and ``plan`` is set for a small request that doesn't need the general lane. ``refused_bytes`` is
+    the size of the last request that the upstream refused for its bytes.
     ``conditions`` are those of the client's request for summary calls, once one is needed.
     """
 
@@ -175,6 +177,7 @@ class Exchange(RequestContext):
     time: TimeLeft
     heartbeat: Heartbeat | None = None
     provisional: Provisional | None = None
+    refused_bytes: int | None = None
     given_price: PriceOf | None = None
     plan: ServingPlan | None = None
     conditions: Conditions | None = None
@@ -192,7 +195,7 @@ class Exchange(RequestContext):
     @property
     def place(self) -> tuple[str, str, str]:
         """The key of learned limits: upstream, its name for the model, and tenant."""
-        return self.route.upstream, self.route.model, self.caller.tenant
+        return _place(self)
 
     @property
     def mode(self) -> Mode:
@@ -271,6 +274,12 @@ class Exchange(RequestContext):
             format = self.counter.format
             return [repr((format.text(unit), format.arguments(unit))).encode() for unit in units]
         return [bytes(unit) for unit in units]
+
+
+def _place(served: Exchange | ServingPlan) -> tuple[str, str, str]:
+    # A limit learned in the standard window isn't that of the long one.
+    model, long = served.route.model, served.profile.long_context
+    return served.route.upstream, f"{model}{LONG_SUFFIX}" if long else model, served.caller.tenant
 
 
 def compacts_itself(exchange: Exchange) -> bool:

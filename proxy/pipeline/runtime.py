@@ -105,21 +105,26 @@ class ModelLimits:
         if limits is not None or ratios is not None:
             await asyncio.wait([read for read in (limits, ratios) if read is not None], timeout=FIRST_READ_SECONDS)
 
-    async def profile(self, route: Route, configuration: ConfigSnapshot) -> Profile:
+    async def profile(self, route: Route, configuration: ConfigSnapshot, *, long_context: bool = False) -> Profile:
         """Return the profile of a route's model. If the configuration doesn't set its limits, query the upstream.
 
-        The route belongs to ``configuration``.
+        The route belongs to ``configuration``. For ``long_context`` see ``Profiles.find``.
         """
         if not self.measures.profiles.loaded:
             await self.measures.load()
         upstream = configuration.settings.upstreams[route.upstream]
         stated = _stated_limits(route, configuration)
         return self.measures.profiles.find(
-            route.model, provider=upstream.provider, override=route.profile, reported=stated, address=upstream.base_url
+            route.model,
+            provider=upstream.provider,
+            override=route.profile,
+            reported=stated,
+            address=upstream.base_url,
+            long_context=long_context,
         )
 
     async def measure(
-        self, route: Route, configuration: ConfigSnapshot, dialect: Dialect
+        self, route: Route, configuration: ConfigSnapshot, dialect: Dialect, *, long_context: bool = False
     ) -> tuple[Profile, Counter | None]:
         """Return the profile of a route's model, and its counter for a dialect.
 
@@ -127,16 +132,17 @@ class ModelLimits:
         measured, and the profile may have no limits.
         """
         stated = _stated_limits(route, configuration)
-        before = configuration.measured.get((id(route), dialect.name))
+        key = id(route), dialect.name, long_context
+        before = configuration.measured.get(key)
         if before is not None and before[0] is route and before[1] is stated and not self.measures.unavailable:
             return before[2], before[3]
         try:
-            profile = await self.profile(route, configuration)
+            profile = await self.profile(route, configuration, long_context=long_context)
         except ConfigurationError:  # logged once, and reported by ``/readyz``
             return Profile(route.model), None
         counter = await self.measures.usable(profile, dialect)
         if counter is not None and len(configuration.measured) < MOST_MEASURED:
-            configuration.measured[id(route), dialect.name] = route, stated, profile, counter
+            configuration.measured[key] = route, stated, profile, counter
         return profile, counter
 
 

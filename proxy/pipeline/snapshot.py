@@ -42,8 +42,8 @@ class ConfigSnapshot:
         """Reuse the parts of ``before``, the configuration to replace, that are the same in both."""
         self.settings = settings
         self._routes: dict[tuple[str, str], Route | None] = {}
-        self.measured: dict[tuple[int, str], tuple[Route, ReportedWindow | None, Profile, Counter]] = {}
-        """Profiles and counters, and the stated limits behind them, by the id of the route object and the dialect."""
+        self.measured: dict[tuple[int, str, bool], tuple[Route, ReportedWindow | None, Profile, Counter]] = {}
+        """Profiles and counters, and the stated limits behind them, by route id, dialect, and long window."""
         self.teams = Authenticator(settings)
         self.web = WebRules(settings)
         self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)

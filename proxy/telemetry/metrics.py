@@ -192,7 +192,7 @@ RELOADS = _counter(
 RETRIES = _counter(
     "compaction_retries",
     "Attempts after the first, by cause.",
-    {"cause": "`overflow`, `reasoning`, `compaction`, `tool`, `added`, `empty`", "upstream": _NAME},
+    {"cause": "`overflow`, `reasoning`, `compaction`, `roles`, `tool`, `added`, `empty`", "upstream": _NAME},
     note="Requests that continue a response after a recall don't count.",
 )
 OVERFLOWS = _counter(

@@ -127,11 +127,11 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt to send the request.
 
     ``status`` is the upstream's, ``None`` if there was no response. ``error`` has the names in its error. ``result`` is
-    ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``compaction`` (refused), ``empty``, ``tool``,
-    ``added`` (refused with what the proxy had added), ``continued`` (after a recall), or the code of the proxy's
-    error. ``tokens`` is the proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the limit that the
-    refusal states. ``ms`` is the time until the response started. ``usage`` is its part of the record's usage, if the
-    record has several attempts.
+    ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``compaction`` (refused), ``roles`` (refused),
+    ``empty``, ``tool``, ``added`` (refused with what the proxy had added), ``continued`` (after a recall), or the code
+    of the proxy's error. ``tokens`` is the proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the
+    limit that the refusal states. ``ms`` is the time until the response started. ``usage`` is its part of the record's
+    usage, if the record has several attempts.
     """
 
     result: str

@@ -40,6 +40,18 @@ ERRORS: list[tuple[str, int, dict[str, Any]]] = [
     ("documents", 400, {"message": "Input exceeds the maximum of 10 documents"}),
     ("pixels", 400, {"message": "The input image exceeds the maximum size of 8000 pixels"}),
     ("functions", 400, {"message": "The prompt has 300 functions, the limit is 128 functions"}),
+    ("a long query", 400, {"message": "Query is too long. Max query length is 400 characters."}),
+    ("stop", 400, {"message": "Length of stop_seqs(16) exceeds the limit max_model_len(8). Please reduce the length."}),
+    ("a tool's description", 400, {"message": "tools.3.custom.description: input too long, at most 1024 characters"}),
+    ("clips", 400, {"message": "input exceeds the maximum of 16 audio clips"}),
+    ("speech", 400, {"message": "The speech input exceeds 4096 characters"}),
+    ("an id", 400, {"message": "The length of the conversation id exceeds 64"}),
+    ("a size", 400, {"message": "The size of the image in the input is too large"}),
+    ("media", 400, {"message": "Too much media: 0 document pages + 107 images > 100"}),
+    ("images and documents", 400, {"message": "too many images and documents: 120 + 0 > 100"}),
+    ("tools", 400, {"message": "You may not include more than 128 tools in your request."}),
+    ("a name", 400, {"message": "Function name can not be longer than 64 characters but has 65 characters."}),
+    ("a range", 400, {"message": "Invalid max_tokens value, the valid range of max_tokens is [1, 4096]"}),
     ("waiting helps", 429, {"message": "Rate limit reached " + TPM.format(1_500), "code": "rate_limit_exceeded"}),
 ]
 

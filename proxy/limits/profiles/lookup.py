@@ -39,6 +39,12 @@ from proxy.limits.profiles.tables import (
 # Names come from clients. No model has a longer name.
 LONGEST_NAME = 200
 
+LONG_SUFFIX = "[1m]"
+"""The end of a Claude model's name that asks for its long window. Claude Code sends a header in its place."""
+
+STANDARD_WINDOW, LONG_WINDOW = 200_000, 1_000_000
+"""Tokens of a Claude model's window, without and with ``context-1m``, a beta of Anthropic."""
+
 # ft:<base>:<organisation>:<name>:<id>
 _FINE_TUNED = re.compile(r"^ft:([^:]+)(?::.*)?$")
 
@@ -67,7 +73,7 @@ _LATEST = re.compile(r"-latest$")
 @lru_cache(maxsize=8192)
 def plain(name: str) -> str:
     """Return the lowercase name without provider, region, routing hint, and fine-tuning. Snapshots stay."""
-    name = name[:LONGEST_NAME].strip().lower()
+    name = name[:LONGEST_NAME].strip().lower().removesuffix(LONG_SUFFIX)
     if match := _FINE_TUNED.match(name.rpartition("/")[2]):
         name = match[1]
     name = _HINT.sub("", name.rpartition("/")[2])
@@ -103,7 +109,8 @@ class Profile:
     ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first.
     ``native_compaction`` is whether the provider compacts conversations of the model on request; ``None`` if unknown.
     ``price`` is the price at the provider, if the table lists it there. ``sources`` maps each field to the source
-    of its value. ``note`` tells the operator about an inexact match or an unknown model.
+    of its value. ``note`` tells the operator about an inexact match or an unknown model. ``long_context`` is whether
+    the window is the long one that the client asks for.
     """
 
     model: str
@@ -122,6 +129,7 @@ class Profile:
     native_compaction: bool | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
+    long_context: bool = False
 
     @property
     def has_limit(self) -> bool:
@@ -220,14 +228,16 @@ class Profiles:
         override: object = None,
         reported: ReportedWindow | None = None,
         address: str | None = None,
+        long_context: bool = False,
     ) -> Profile:
         """Return the profile of ``model`` at ``provider`` (LiteLLM's name).
 
         ``override`` has the operator's ``SETTINGS`` as attributes. ``reported`` is the window that the upstream
-        reports. ``address`` is the base URL, if known.
+        reports. ``address`` is the base URL, if known. ``long_context`` is whether the client asks for the long window.
         """
         settings = tuple((name, value) for name in SETTINGS if (value := getattr(override, name, None)) is not None)
-        query = (model, provider, settings, reported, address)
+        long_context = long_context or model.lower().endswith(LONG_SUFFIX)
+        query = (model, provider, settings, reported, address, long_context)
         if len(model) > LONGEST_NAME:
             return self._build(*query)
         with self._lock:
@@ -245,9 +255,12 @@ class Profiles:
         settings: _Settings,
         reported: ReportedWindow | None,
         address: str | None,
+        long_context: bool,
     ) -> Profile:
         override = dict(settings)
         like: str = override.get("like", model)
+        if like.lower().endswith(LONG_SUFFIX):
+            like = like[: -len(LONG_SUFFIX)]
         match = self._match(like, provider)
         # The entry's name identifies the family better than a name stripped of its date.
         name = undated(match.key) if match else undated(like)
@@ -257,10 +270,13 @@ class Profiles:
             limits = _limits(match, limit_rule(name), sources)
         if reported:
             limits = _reported_limits(limits, reported, limit_rule(name), sources)
+        family = family_rule(name)
+        if raised := long_context and family.tools == "claude" and limits.max_input_tokens in (None, STANDARD_WINDOW):
+            limits = replace(limits, context_window=LONG_WINDOW, max_input_tokens=LONG_WINDOW)
+            sources |= dict.fromkeys(("context_window", "max_input_tokens"), "client: context-1m")
         limits = _override_limits(limits, override, sources)
         host = None if address is None else (urlsplit(address).hostname or "")
         max_bytes, max_messages = _request_limits(provider_rule(provider, host, name), override, sources)
-        family = family_rule(name)
         tokenizer, ratio = _tokenizer(family, override, sources)
         listed = match is not None and match.listing.native_compaction
         if "images" not in override:
@@ -282,6 +298,7 @@ class Profiles:
             native_compaction=override.get("native_compaction", listed or None),
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(like, limits),
+            long_context=raised,
         )
 
     def _match(self, model: str, provider: str | None) -> _Match | None:

@@ -7,24 +7,29 @@ sizes of the parts of its request.
 from __future__ import annotations
 
 import codecs
+import dataclasses
 from collections.abc import Callable, Mapping
 
 import msgspec
+from cachetools import TTLCache
 from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits.budget import CAUTION_PART, enough, may_lower, output_reserve
-from proxy.overflow import Overflow
+from proxy.limits.learned import GUESS_SECONDS, LEARNED_ENTRIES
+from proxy.overflow import Overflow, refuses_bytes
 from proxy.overflow.errors import message_site
+from proxy.overflow.patterns import TIER_LIMIT
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.budget import TokenBudgets, leaves_no_prompt, smaller_input
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange
-from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.job import CompactionInput, around_messages
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.pipeline.rules import request_rules
+from proxy.store.forgetting import drop
 
 EMPTY, OVERFLOW = "empty", "overflow"
 """The causes of retries in records."""
@@ -33,6 +38,9 @@ OUTPUT_PART = "output asked for (max_tokens)"
 
 BLIND_PART = 4
 """The requested output is divided by this if the upstream counts more tokens than the proxy, or names no limit."""
+
+GATE_DOUBT = 0.9
+"""Share of a plan's limit. Smaller prompts than this weren't refused for their length, even if counts differ."""
 
 StaleAfter = Callable[[Exchange, CompactionInput], int]
 """Returns the number of units whose reasoning is invalid once the request is compacted further."""
@@ -45,6 +53,21 @@ class Overflows:
         self._budgets = budgets
         self._compactor = compactor
         self._stale_after = stale_after
+        self._bytes: TTLCache[tuple[str, str, str], int] = TTLCache(LEARNED_ENTRIES, GUESS_SECONDS)
+
+    def apply(self, exchange: Exchange) -> None:
+        """Keep a request below the bytes that its upstream refused within the last hour."""
+        if known := self._bytes.get(exchange.place):
+            _limit_bytes(exchange, known)
+
+    def succeeded(self, exchange: Exchange) -> None:
+        """Remember the refused bytes, because a request below them succeeded."""
+        if exchange.refused_bytes is not None:
+            self._bytes[exchange.place] = exchange.refused_bytes
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the bounds of forgotten tenants, and return those tenants."""
+        return drop(self._bytes, forgotten, 2)
 
     async def early_end(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return the same attempt once, because the upstream ended a stream before it wrote anything.
@@ -62,16 +85,24 @@ class Overflows:
         """Return an attempt with less output or fewer messages; ``None`` if neither would help."""
         exchange = run.exchange
         overflow = start.overflow or await self._silent(exchange, attempt, start)
-        if overflow is None or not _enforced(attempt) or exchange.body.continues:
-            return None
-        unconfirmed = exchange.provisional is not None and (
-            exchange.provisional.silent or exchange.provisional.contradicted
-        )
-        # The request already keeps to a limit from an empty response, or to one that an earlier answer contradicts.
-        # One more empty response without a limit doesn't show that a smaller prompt would help.
-        if overflow.kind == "silent" and overflow.limit is None and unconfirmed:
+        if overflow is not None and overflow.gate:
+            counted = await self._size(attempt) * attempt.budget.factor
+            if counted < GATE_DOUBT * TIER_LIMIT:
+                start.overflow = overflow = None
+        refused = overflow is None and start.answer.status == 413
+        refused = refused and refuses_bytes(await readable(start.answer, start.first))
+        if not (overflow or refused) or not _enforced(attempt) or exchange.body.continues:
             return None
         if run.retries.count(OVERFLOW) >= exchange.caller.policy.overflow_retries:
+            return None
+        if overflow is None:
+            return await self._fewer_bytes(run, attempt)
+        # The request already keeps to a limit from an empty response, or to one that an earlier answer contradicts.
+        # One more empty response without a limit doesn't show that a smaller prompt would help.
+        doubtful = exchange.provisional is not None and (
+            exchange.provisional.silent or exchange.provisional.contradicted
+        )
+        if overflow.kind == "silent" and overflow.limit is None and doubtful:
             return None
         return await self._smaller(run, attempt, overflow)
 
@@ -133,6 +164,20 @@ class Overflows:
         after = again.after
         return None if again.outcome.messages is None or after is None or after >= sent else again
 
+    async def _fewer_bytes(self, run: Run, attempt: Attempt) -> Attempt | None:
+        """Return an attempt with fewer bytes than the refused one; ``None`` if there is none."""
+        exchange, input, sent = run.exchange, attempt.input, attempt.outcome.messages
+        size = len(input.body.raw) if sent is None else sum(map(len, sent)) + around_messages(input.body)
+        if size > (exchange.profile.max_bytes or size):
+            return None  # the proxy couldn't keep to the known bound
+        exchange.refused_bytes = size
+        _limit_bytes(exchange, size)
+        rules = request_rules(exchange, attempt.budget, refused=True)
+        stale = self._stale_after(exchange, input)
+        smaller = replace(input, rules=rules, stale_reasoning=stale, attempt=run.next_number)
+        again = await run.attempt(attempt.budget, smaller, may_ask=OVERFLOW in run.retries)
+        return None if again.outcome.messages is None else again
+
     def _less_output(self, exchange: Exchange, attempt: Attempt, overflow: Overflow, sent: int) -> int | None:
         """Return an output with which the prompt of ``sent`` tokens may fit; ``None`` if only a smaller prompt may."""
         body, asked = exchange.body, attempt.output or exchange.body.max_output
@@ -158,6 +203,10 @@ class Overflows:
         if attempt.after is not None:
             return attempt.after
         return await self._compactor.size(attempt.input.body, attempt.input.counter, attempt.input.tenant)
+
+
+def _limit_bytes(exchange: Exchange, most: int) -> None:
+    exchange.profile = dataclasses.replace(exchange.profile, max_bytes=min(most, exchange.profile.max_bytes or most))
 
 
 def _enforced(attempt: Attempt) -> bool:

@@ -125,10 +125,7 @@ FOR_THE_UPSTREAM = {
         }.items()
         for value in values
     },
-    "where it goes, by its own account": fields(
-        '"api_base":"http://127.0.0.1:9/","base_url":"http://127.0.0.1:9/","api_key":"sk-x","custom_llm_provider":"x",'
-        '"mock_response":"x","extra_body":{"api_base":"http://127.0.0.1:9/","litellm_params":{"api_key":"x"}}'
-    ),
+    "an answer of its own": fields('"mock_response":"x","extra_body":{"mock_response":"x"}'),
     "a byte order mark": b"\xef\xbb\xbf" + chat(),
     "UTF-16": chat().decode().encode("utf-16"),
     "UTF-32": chat().decode().encode("utf-32-le"),
@@ -158,6 +155,18 @@ CASES: Sequence[Case] = (
             "a model of half a surrogate pair": '"\\ud83d"',
             "a model with a glob": '"*"',
         }.items()
+    ),
+    # The proxy ignores these fields. A gateway behind it may follow them, past the team's list of models.
+    *(
+        Case(f"where it goes, by its own account: {text}", fields(text), PASSED, (403, "model_not_allowed"))
+        for text in (
+            '"api_base":"http://127.0.0.1:9/"',
+            '"base_url":"http://127.0.0.1:9/"',
+            '"api_key":"sk-x"',
+            '"custom_llm_provider":"x"',
+            '"extra_body":{"api_base":"http://127.0.0.1:9/"}',
+            '"extra_body":{"litellm_params":{"api_key":"x"}}',
+        )
     ),
     Case("a model of another team", model('"gpt-4o"'), PASSED, (403, "model_not_allowed")),
     Case(

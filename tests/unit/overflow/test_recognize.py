@@ -837,5 +837,5 @@ def test_wordings_that_were_misread(message: str, figures: tuple[int | None, int
 def test_a_plan_without_long_prompts_shows_their_limit(message: str, status: int) -> None:
     body = json.dumps({"type": "error", "error": {"type": "rate_limit_error", "message": message}}).encode()
     told = recognise(status, body, request=EchoedRequest(b'{"messages": "' + b"x " * 400_000 + b'"}'))
-    assert told == Overflow("input", 200_000, "input", None, None, "compact")
+    assert told == Overflow("input", 200_000, "input", None, None, "compact", gate=True)
     assert recognise(status, body, request=EchoedRequest(b"{}")) is None
