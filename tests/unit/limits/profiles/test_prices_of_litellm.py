@@ -178,9 +178,6 @@ DIFFERENT: Mapping[str, Callable[[Case], object]] = {
     "tiers of Fireworks, which LiteLLM's table has and its code ignores": lambda case: (
         provider_of(case.model) == "fireworks_ai" and case.answer["service_tier"] in ("flex", "priority", "fast")
     ),
-    "audio at a tier, whose price LiteLLM loses when it reads its table": lambda case: (
-        "input_cost_per_audio_token_priority" in TABLE[case.model] and _details(case).get("audio_tokens")
-    ),
     "cached tokens and tiers of Perplexity, which LiteLLM's code ignores": lambda case: (
         provider_of(case.model) == "perplexity"
     ),
@@ -218,7 +215,6 @@ def usage_case(model: str, tier: str | None = None, **details: int) -> Case:
 EXAMPLES = [
     (usage_case("deepseek/deepseek-chat", cache_write_tokens=100_000), 0.028, 0.0),
     (usage_case("fireworks_ai/accounts/fireworks/models/glm-5p2", "priority"), 0.175, 0.14),
-    (usage_case("gemini/gemini-2.5-flash-lite", "priority", audio_tokens=100_000), 0.054, 0.03),
     (usage_case("perplexity/openai/gpt-5.1", cached_tokens=100_000), 0.0125, 0.125),
     (usage_case("together-ai-21.1b-41b"), 0.08, 0.01),
     (usage_case("moonshotai.kimi-k2.5", "priority"), 0.105, 0.06),
