@@ -218,6 +218,7 @@ class _Responses(SummaryForm):
         if answer.get("error") or answer.get("status") == "failed":
             raise SummaryFailed("the response contains an error")
         items = [item for item in _objects(answer["output"]) if item.get("type") == "message"]
+        items = [item for item in items if item.get("phase") != "commentary"]
         parts = [part for item in items for part in _objects(item.get("content"))]
         called = any(str(item.get("type")).endswith("_call") for item in _objects(answer["output"]))
         finish = "length" if answer.get("status") == "incomplete" else "tool_calls" if called else "stop"
@@ -281,7 +282,9 @@ def _objects(content: Any) -> list[Mapping[str, Any]]:
 def _text(parts: list[Mapping[str, Any]]) -> str:
     """Return the text of content parts, without reasoning and images."""
     return "\n".join(
-        part["text"] for part in parts if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str)
+        part["text"]
+        for part in parts
+        if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str) and part.get("thought") is not True
     )
 
 

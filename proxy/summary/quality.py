@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from proxy.compaction.format import TextCounter
+from proxy.summary.prompt import continuation
 
 # A short answer that begins like this is a refusal or asks for the transcript again. Refusals in other languages pass
 # unless the API marks them or they have another fault.
@@ -92,15 +93,37 @@ _QUOTED = 60
 
 _PLACEHOLDER = re.compile(r"\W{0,4}\([^()\n]{0,80}\)\W{0,2}")
 
-_TAGS = ("think", "thinking", "thought", "reasoning", "reflection", "analysis", "scratchpad")
-_THOUGHTS = (
-    *((f"<{name}>", f"</{name}>") for name in _TAGS),
-    ("◁think▷", "◁/think▷"),
-    ("[THINK]", "[/THINK]"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+_HEADS = "|".join(re.findall(r"^\d\. (\w+)", continuation(0), re.MULTILINE))
+_SECTION = re.compile(
+    rf"^[^\w\n]{{0,6}}(?:\d[^\w\n]{{1,4}})?(?:{_HEADS})\b[\w ]{{0,30}}[^\w\n]{{0,4}}(?:[:：—–-]|$)",
+    re.IGNORECASE | re.MULTILINE,
 )
-_FINAL = "<|channel|>final<|message|>"
-_CLOSING_ALONE = re.compile(r"(?:^|\n)[ \t]{0,8}(?:</think(?:ing)?>|◁/think▷)[ \t]{0,8}(?=\n|$)")
+"""A heading that the prompt asks for."""
+_MOST_THOUGHTS = 20
+_THOUGHT = (
+    r"(?:\w{1,20}[:_])?(?:think|thought|reason|reflect|analy[sz]|scratch|plann|ponder|deliberat|monolog|cot\b)\w{0,30}"
+)
+_KEPT = (
+    rf"(?:{_HEADS}|notes?|\w*summary|answer|final\w*|output|response|result|text|html|body|main|article|section|table|strong"
+    r"|code|markdown|document|context|conversation|begin_of_solution|(?:\w{1,20}:)?(?:tool\w*|function\w*|invoke)|user|assistant)\b"
+)
+_TAG = re.compile(
+    rf"(?:<[|｜ ]?(?=[^\W\d])|[\[(](?=(?:think|thinking|thoughts?|reasoning)[\])])|◁|【)(?!{_KEPT})"
+    r"([^\W\d][\w:.-]{2,40})(?:\s[^<>\n]{0,200})?[|｜ ]?[>\]▷】)]",
+    re.IGNORECASE,
+)
+_FINAL = re.compile(r"<\|channel\|>final\b[^<]{0,40}<\|message\|>|assistantfinal", re.IGNORECASE)
+_HARMONY = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=\S)", re.IGNORECASE)
+_CLOSING_ALONE = re.compile(rf"(?:</|◁/|\[/|<\|end_of_){_THOUGHT}(?:\|?>|▷|\])[ \t]{{0,8}}(?=\n|$)", re.IGNORECASE)
+_FENCED = re.compile(
+    rf"```[ \t]{{0,4}}(?:{_THOUGHT}|(?=\n\s*<{_THOUGHT}>))[^\n]{{0,40}}\n.*?\n```[ \t]*(?:\n|$)",
+    re.IGNORECASE | re.DOTALL,
+)
+_LABEL = re.compile(r"[^\w\n]{0,6}(?:think|thought|reasoning)\w{0,9}(?: process)?[^\w\n]{0,3}(?::|\n)", re.IGNORECASE)
+_DONE = re.compile(
+    r"(\w{1,20})(?:\.{3}|…)\s.*?^\W{0,6}done \1\W*$|<(unused\d|\|channel)\d?>thought.*?<(?:\2\d|channel\|)>|<!--.*?-->",
+    re.IGNORECASE | re.DOTALL | re.MULTILINE,
+)
 
 _BROKEN_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
 _CALLED = {"tool_calls", "function_call", "tool_use"}
@@ -174,23 +197,45 @@ def notes_in(written: Written) -> Written:
 def without_thoughts(text: str) -> str:
     """Return the text without the reasoning at its beginning, or ``""`` if the reasoning never ends."""
     text = text.lstrip()
-    if text.startswith("<|") and _FINAL in text:
-        text = text.rpartition(_FINAL)[2].partition("<|")[0].lstrip()
-    place = 0
-    while True:
-        lower = text[place : place + 32].lower()
-        closing = next((end for begin, end in _THOUGHTS if lower.startswith(begin.lower())), None)
-        if closing is None:
+    if _HARMONY.match(text) and (final := [*_FINAL.finditer(text)]):
+        text = text[final[-1].end() :].partition("<|")[0].lstrip()
+    elif text.startswith(("<|channel|>analysis", "<|start|>")):
+        return ""
+    whole = ""
+    for _ in range(_MOST_THOUGHTS):
+        if block := _FENCED.match(text) or _DONE.match(text):
+            end = block.end()
+        elif opening := _TAG.match(text):
+            end = _end_of(opening, text)
+            if not re.match(_THOUGHT, opening[1], re.IGNORECASE):
+                whole = whole or text
+        # Some servers omit the opening tag, because it is part of their prompt.
+        elif (alone := _CLOSING_ALONE.search(text)) and not _SECTION.match(text) and f"<{alone[0][2:]}" not in text:
+            end = alone.end()
+        else:
             break
-        end = re.compile(rf"{re.escape(closing)}\s*", re.IGNORECASE).search(text, place)
-        if end is None:
-            return ""
-        place = end.end()
-    text = text[place:]
-    # Some servers omit the opening tag, because it is part of their prompt.
-    for match in _CLOSING_ALONE.finditer(text):
-        return text[match.end() :].lstrip()
-    return text
+        text = text[end:].lstrip()
+    if _LABEL.match(text) and (section := _SECTION.search(text)):
+        text = text[section.start() :].lstrip()
+    return text or whole
+
+
+def _end_of(opening: re.Match[str], text: str) -> int:
+    """Return the end of the part that a tag opens. A tag that nothing closes opens the whole text."""
+    name = opening[1]
+    ending = re.sub(r"^(begin|start)(?=_)", "end", name, flags=re.IGNORECASE)
+    close = f"[|｜]?{re.escape(ending)}" if ending != name else f"(?:[|｜]?/|/[|｜]?) ?{re.escape(name)}"
+    tags = re.compile(
+        rf"([<\[(◁【] ?)(?:({close})|[|｜]?{re.escape(name)})\b[^<>\n]{{0,200}}?[|｜]?[>\])▷】]", re.IGNORECASE
+    )
+    depth, last = 0, len(text)
+    for tag in tags.finditer(text):
+        depth += -1 if tag[2] else 1
+        if tag[2]:
+            last = tag.end()
+        if depth == 0:
+            break
+    return last
 
 
 def _is_hollow(text: str) -> bool:

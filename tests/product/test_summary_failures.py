@@ -71,6 +71,7 @@ FAILURES = {
     "whitespace": Reply(content=" \n\t "),
     "reasoning in its field": completion({"content": None, "reasoning_content": BAD}),
     "reasoning in tags": Reply(content=f"<think>{BAD}</think>\n"),
+    "reasoning in other tags": Reply(content=f"<seed:think>{BAD} in a/b.py"),
     "reasoning that never ends": Reply(content=f"<think>{BAD} and so on"),
     "reasoning as parts": completion({"content": [{"type": "thinking", "thinking": BAD}]}),
     "refusal in its field": completion({"content": None, "refusal": BAD}),
@@ -210,3 +211,17 @@ def test_a_prefix_that_failed_three_times_keeps_its_digest(
         hopeless = [request for request in upstream.conversations if "Hopeless" in request.raw.decode()]
         assert len({request.raw for request in hopeless}) == 1, "the prompt stays the same"
         assert len([request for request in upstream.summaries if "Hopeless" in request.raw.decode()]) == 3
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    ["<seed:think>{}</seed:think>", "◁think▷{}◁/think▷", "Thinking...\n{}\n...done thinking.\n", "{}\n</think>\n"],
+)
+def test_notes_behind_thoughts_are_the_summary(thoughts: str, tmp_path: Path) -> None:
+    text = thoughts.format(f"Hm, {BAD} in a/b.py?") + "The user asks about OPS-4711, and it is in a/b.py."
+    upstream = StandIn(window=WINDOW, max_output=15_000, summariser=lambda body: Reply(content=text))
+    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
+        assert ask(caller, talk("Whatever they think"))["x-compaction-summary"] == "made"
+    sent = upstream.conversations[0].raw.decode()
+    assert "it is in a/b.py." in sent
+    assert BAD not in sent

@@ -114,6 +114,7 @@ def test_models_that_do_not(model: str) -> None:
         ({"content": [{"type": "thinking", "thinking": "hm"}]}, ""),
         ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Notes."}]}, "Notes."),
         ({"content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "Notes."}]}, "Notes."),
+        ({"content": [{"type": "text", "text": "hm", "thought": True}, {"type": "text", "text": "Notes."}]}, "Notes."),
         ({"content": ["x", None, 5, {"text": "Notes."}]}, "Notes."),
         ({}, ""),
     ],

@@ -197,3 +197,66 @@ def test_a_summary_may_quote_the_transcript() -> None:
     written = Written(quoted, "stop")
     transcript = f"{quoted} Never touch users.\n[tool result] ok"
     assert checked(written, transcript=transcript, source_tokens=100, max_tokens=50, count=words) == quoted
+
+
+NOTES = "Goal: fix the tests in /srv/app. State: m21.py was read."
+HM = "They want notes.\nGoal: hm, /srv/app?"
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [
+        f"<THINK>{HM}</THINK>",
+        f'<reasoning effort="high">\n{HM}\n</reasoning>\n',
+        f"[THINK]{HM}[/THINK]",
+        f"◁think▷{HM}◁/think▷",
+        f"<seed:think><seed:cot_budget>x</seed:cot_budget>{HM}</seed:think>",
+        f"<|channel|>analysis<|message|>{HM}<|end|><|start|>assistant<|channel|>final<|message|>",
+        f"<|start|>assistant<|channel|>analysis<|message|>{HM}<|end|><|start|>assistant<|channel|>final<|message|>",
+        f"analysisHm. {HM}assistantfinal",
+        f"<|channel>thought\n{HM}<channel|>",
+        f"<unused94>thought\n{HM}<unused95>",
+        f"Thinking...\n{HM}\n...done thinking.\n\n",
+        f"Thinking…\n{HM}\n…done thinking.\n\n",
+        f"```thinking\n{HM}\n```\n",
+        f"```\n<think>{HM}</think>\n```\n",
+        "They want notes.</think>\n",
+        "They want notes.\n</THINKING>\n",
+        f"<think>a<think>b</think>{HM}</think>",
+        f"<think></think>\n<thought>{HM}</thought>\n",
+        f"<think>{HM}</think>\n</think>\n",
+        f"<|begin_of_thought|>{HM}<|end_of_thought|>",
+        f"<|START_THINKING|>{HM}<|END_THINKING|>",
+        f"<｜think｜>{HM}<｜/think｜>",
+        f"<assistant_musings>{HM}</assistant_musings>",
+        f"<!-- {HM} -->\n",
+        "## Reasoning\nThey want notes.\n\n",
+        f'<details type="reasoning">\n<summary>Thought for 3 s</summary>\n> {HM}\n</details>\n',
+    ],
+)
+def test_notes_behind_thoughts_of_any_form_are_kept(thoughts: str) -> None:
+    assert check(thoughts + NOTES, source=5000, most=900) == NOTES
+
+
+@pytest.mark.parametrize("opening", ["<think>", "<|channel|>analysis<|message|>", "[THINK]", "◁think▷", "<seed:think>"])
+def test_thoughts_that_never_end_are_nothing(opening: str) -> None:
+    with pytest.raises(SummaryRejected, match="empty"):
+        check(opening + HM, source=5000, most=900)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<objective>Fix it</objective>\n<todo>m3.py</todo>",
+        "[planned] m4.py\n[done] m3.py",
+        "<plan>Read m4.py",
+        "<Button> is fixed.",
+    ],
+)
+def test_notes_in_tags_are_notes(text: str) -> None:
+    assert check(text) == text
+
+
+def test_words_after_a_call_are_no_notes() -> None:
+    with pytest.raises(SummaryRejected, match="called a tool"):
+        check('<acme:tool_call>{"name": "ls"}</acme:tool_call>\nThen a.py.')
