@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from proxy.compaction.format import TextCounter
 from proxy.constants import DAY
-from proxy.dialects.answers import LARGEST, AnswerTail
+from proxy.dialects.answers import AnswerTail
 from proxy.dialects.usage import usage_of
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
@@ -44,7 +44,7 @@ RESPONSES = 10_000
 BACKGROUND_SECONDS = DAY
 """Seconds for which a response in the background is remembered."""
 
-PACKED_BYTES = LARGEST
+PACKED_BYTES = 6_400_000
 """Bytes of a compressed answer to keep, and of its text."""
 
 _FAILS = re.compile(

@@ -99,7 +99,8 @@ class CheckpointSummaries:
         """Return the lineage of a conversation, which its last texts identify. Clients change results and old ones."""
         said = [turn.facts.digest for turn in job.body if turn.facts.kind in ("user", "assistant")][-MARKED:]
         ends = range(len(said), min(2, len(said) - 1), -1)
-        marks = [hashlib.sha256(b"".join(said[max(0, end - 3) : end])).hexdigest() for end in ends]
+        model = f"{job.case.upstream}\0{job.case.body.model}\0".encode()
+        marks = [hashlib.sha256(model + b"".join(said[max(0, end - 3) : end])).hexdigest() for end in ends]
         return self._summaries.lineage(job.case.tenant, job.case.request, marks)
 
     def _patience(self, job: CompactionJob, position: int) -> Patience:

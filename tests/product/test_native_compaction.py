@@ -86,14 +86,17 @@ def test_thinking_stays_behind_a_compaction_of_the_provider(tmp_path: Path) -> N
     asked = compactions(upstream)
     assert len(asked) >= 3
     assert not any("idempotency-key" in received.headers for received in asked)
-    assert [received for received in upstream.requests if received.summary] == asked, "there are no other summaries"
+    # A summary that is prepared behind the newest message may be unable to continue the last prompt.
+    others = [received for received in upstream.requests if received.summary and received not in asked]
+    assert len(others) <= 1
     behind_block = [received for received in upstream.conversations if with_block(received)]
     assert len(behind_block) > TURNS // 2
     assert {received.headers["anthropic-beta"] for received in behind_block} == {f"some-beta,{BETA}"}
     assert kept_thinking(upstream) > 1.2 * kept_thinking(own)
     summaries = [call for call in records_in(tmp_path / "native" / "store.db") if call.kind == "summary"]
-    assert len(summaries) == len(asked)
-    assert {(call.usage.input, call.usage.output) for call in summaries if call.usage} == {(1_000, 100)}
+    assert len(summaries) == len(asked) + len(others)
+    usages = [(call.usage.input, call.usage.output) for call in summaries if call.usage]
+    assert usages.count((1_000, 100)) == len(asked)
 
 
 def test_replicas_send_the_same_block(tmp_path: Path) -> None:

@@ -197,4 +197,5 @@ def _replaceable(job: CompactionJob, position: int) -> bool:
     if any(turn.facts.kind == "system" for turn in body[:position]):
         return False
     bound = job.case.counter.format.binds_reasoning == "always"
-    return not bound or body[position - 1].facts.role != body[position].facts.role
+    following = body[position].facts.role if position < len(body) else "assistant"  # the answer to this request
+    return not bound or body[position - 1].facts.role != following

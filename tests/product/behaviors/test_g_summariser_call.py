@@ -65,7 +65,8 @@ def test_59_it_is_a_plain_request(door: Front) -> None:
         max_completion_tokens=100,
     )
     (request,) = seen.summaries
-    assert set(request.body) <= {"model", "messages", "stream", "max_tokens", "max_completion_tokens"}
+    own = {"model", "messages", "stream", "max_tokens", "max_completion_tokens"}
+    assert set(request.body) <= {*own, "user", "metadata"}, "and what says who pays"
     assert request.body["stream"] is False
     assert request.body["model"] == "m"
     assert {message["role"] for message in request.body["messages"]} <= {"system", "user"}
