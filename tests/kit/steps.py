@@ -104,6 +104,8 @@ class Counted:
         if op is codes.GROUPREF_EXISTS:
             ways = [self._all(one or [], then) for one in value[1:]]
             return lambda at: ways[self.groups.get(value[0], (-1, -1))[1] < 0](at)
+        if op is codes.FAILURE:  # Python 3.13's form of `(?!)`
+            return lambda at: -1
         assert op is codes.GROUPREF, op
         return self._same(value, then)
 
