@@ -38,7 +38,8 @@ COVERED = {
     "product/test_refused_thinking.py": "pipeline/features/reasoning",
     "unit/dialects/responses/test_state.py": "pipeline/features/server_state",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages "
-    "upstream/bridge/over_responses upstream/bridge/responses",
+    "upstream/bridge/completions upstream/bridge/over_responses upstream/bridge/responses "
+    "upstream/bridge/responses_answers",
     "product/test_continued_summaries.py": "pipeline/features/continued_notes",
     "product/test_native_compaction.py": "pipeline/features/native_summary",
     "hostile/test_web_pages.py": "access/web_origins",

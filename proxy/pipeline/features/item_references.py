@@ -16,7 +16,7 @@ from proxy.pipeline.job import Outcome
 from proxy.pipeline.response_start import ResponseStart, header, is_encoded
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.watching import AnswerReader
-from proxy.upstream.bridge.chat import is_unique
+from proxy.upstream.bridge.completions import is_unique
 
 LARGEST = 4_000_000
 """Bytes of a decompressed answer whose items are remembered."""

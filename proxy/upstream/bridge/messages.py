@@ -11,7 +11,8 @@ import msgspec
 from proxy.errors import RequestError, anthropic_type
 from proxy.http import sse
 from proxy.overflow import recognise
-from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, with_reasoning
+from proxy.upstream.bridge.chat import ChatTranslation, chat_translator
+from proxy.upstream.bridge.completions import with_reasoning
 
 _ADAPTERS = "litellm.llms.anthropic.pass_through.adapters"
 

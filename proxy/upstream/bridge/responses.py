@@ -1,22 +1,17 @@
-"""Translate ``/v1/responses`` to chat completions with LiteLLM's transformation, and build the answer.
-
-LiteLLM's own iterator writes reasoning as a message, calls of custom tools as calls of functions, and done events in
-another order than OpenAI. OpenAI's SDK fails on some of these streams.
-"""
+"""Translate ``/v1/responses`` to chat completions with LiteLLM's transformation."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
-import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgspec
 
 from proxy.errors import RequestError
 from proxy.http import sse
-from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, unique, with_reasoning
+from proxy.upstream.bridge.chat import ChatTranslation, chat_translator
+from proxy.upstream.bridge.responses_answers import ResponseBuilder
 from proxy.upstream.bridge.transport import openai_error
 
 _PACKAGE = "litellm.responses.litellm_completion_transformation"
@@ -35,25 +30,6 @@ NO_REFERENCES = (
     "This model's upstream has no Responses API, and the proxy doesn't have one of the items. Send the items "
     "themselves instead of 'item_reference', for example with store: false."
 )
-
-Event = dict[str, Any]
-
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-
-_ECHOED = (
-    *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "reasoning", "temperature", "text"),
-    *("tool_choice", "tools", "top_p", "truncation", "user"),
-)
-_DEFAULTS: Mapping[str, Any] = {
-    **dict.fromkeys(("instructions", "max_output_tokens", "temperature", "top_p", "user", "previous_response_id")),
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "tool_choice": "auto",
-    "tools": [],
-    "reasoning": {"effort": None, "summary": None},
-    "text": {"format": {"type": "text"}},
-    "truncation": "disabled",
-}
 
 
 class ResponsesTranslation(ChatTranslation):
@@ -96,202 +72,6 @@ class ResponsesTranslation(ChatTranslation):
         return ResponseBuilder(self._asked, custom, sealed)
 
 
-class ResponseBuilder:
-    """One response. ``custom`` are the names of custom tools, whose argument ``content`` is their input.
-
-    ``sealed`` encodes thinking with signatures, so that a client can send it back.
-    """
-
-    def __init__(self, asked: Mapping[str, Any], custom: frozenset[str], sealed: Any) -> None:
-        self._custom = custom
-        self._sealed = sealed
-        self._numbers = itertools.count()
-        self._text: dict[str, Any] | None = None
-        self._reasoning: dict[str, Any] | None = None
-        self._calls: dict[int, dict[str, Any]] = {}
-        self._arguments: dict[int, str] = {}
-        self._thinking: list[dict[str, Any]] = []
-        self._reason: str | None = None
-        echoed = {name: asked[name] for name in _ECHOED if asked.get(name) is not None}
-        self.response: dict[str, Any] = {
-            "id": "",
-            "object": "response",
-            "created_at": 0,
-            "model": asked["model"],
-            "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
-            "output": [],
-            **_DEFAULTS,
-            **echoed,
-            "store": False,
-            "usage": None,
-        }
-
-    def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a chunk."""
-        if not self.response["id"]:
-            self.response["id"] = unique("resp")
-            self.response["created_at"] = chunk.get("created") or 0
-            self.response["model"] = chunk.get("model") or self.response["model"]
-            yield self._event("response.created", response=self._snapshot())
-            yield self._event("response.in_progress", response=self._snapshot())
-        for choice in (chunk.get("choices") or ())[:1]:
-            delta = choice.get("delta") or {}
-            with_reasoning(delta)
-            yield from self._delta(delta)
-            self._reason = choice.get("finish_reason") or self._reason
-        if usage := chunk.get("usage"):
-            self.response["usage"] = _usage(usage)
-        if (tier := chunk.get("service_tier")) and tier != self.response.get("service_tier"):
-            # In front of the caller's metadata, as in OpenAI's responses.
-            self.response = {"service_tier": tier, **self.response} | {"service_tier": tier}
-
-    def finish(self) -> Iterator[Event]:
-        """Yield the events at the end of a stream."""
-        yield from self._close_reasoning()
-        yield from self._close_text()
-        for index in self._calls:
-            yield from self._close_call(index)
-        incomplete = _INCOMPLETE.get(self._reason or "")
-        self.response["status"] = "incomplete" if incomplete else "completed"
-        self.response["incomplete_details"] = {"reason": incomplete} if incomplete else None
-        yield self._event(f"response.{self.response['status']}", response=self.response)
-
-    def whole(self, completion: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the response for a chat completion."""
-        choice = completion["choices"][0]
-        message = dict(choice["message"])
-        message["tool_calls"] = [{**call, "index": n} for n, call in enumerate(message.get("tool_calls") or ())]
-        chunk = {**completion, "choices": [{**choice, "delta": message}]}
-        for _ in (*self.feed(chunk), *self.finish()):
-            pass
-        return self.response
-
-    def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        self._thinking += delta.get("thinking_blocks") or ()
-        if text := delta.get("reasoning_content"):
-            yield from self._reasons(text)
-        for kind in ("content", "refusal"):
-            if text := delta.get(kind):
-                yield from self._writes(kind, text)
-        for call in delta.get("tool_calls") or ():
-            yield from self._call(call)
-
-    def _reasons(self, text: str) -> Iterator[Event]:
-        if self._reasoning is None:
-            self._reasoning = self._item({"type": "reasoning", "id": unique("rs"), "summary": []})
-            yield self._added(self._reasoning)
-            self._reasoning["summary"] = [{"type": "summary_text", "text": ""}]
-            part = {"type": "summary_text", "text": ""}
-            yield self._of(self._reasoning, "response.reasoning_summary_part.added", summary_index=0, part=part)
-        self._reasoning["summary"][0]["text"] += text
-        yield self._of(self._reasoning, "response.reasoning_summary_text.delta", summary_index=0, delta=text)
-
-    def _close_reasoning(self) -> Iterator[Event]:
-        sealed = self._sealed(_merged(self._thinking)) if self._thinking else None
-        if self._reasoning is None and sealed is not None:
-            self._reasoning = self._item({"type": "reasoning", "id": unique("rs"), "summary": []})
-            yield self._added(self._reasoning)
-        item, self._reasoning = self._reasoning, None
-        if item is None:
-            return
-        if sealed is not None:
-            item["encrypted_content"] = sealed
-        for part in item["summary"]:
-            name = "response.reasoning_summary_text.done"
-            yield self._of(item, name, summary_index=0, text=part["text"])
-            yield self._of(item, "response.reasoning_summary_part.done", summary_index=0, part=part)
-        self._thinking = []
-        yield self._done(item)
-
-    def _writes(self, kind: str, text: str) -> Iterator[Event]:
-        if self._text is None:
-            yield from self._close_reasoning()
-            fields = {"role": "assistant", "status": "in_progress", "content": []}
-            self._text = self._item({"type": "message", "id": unique("msg"), **fields})
-            yield self._added(self._text)
-        key, type = ("text", "output_text") if kind == "content" else ("refusal", "refusal")
-        parts = self._text["content"]
-        if not parts or parts[-1]["type"] != type:
-            empty: dict[str, Any] = {"type": type, key: ""}
-            parts.append({**empty, "annotations": [], "logprobs": []} if key == "text" else empty)
-            yield self._of(
-                self._text, "response.content_part.added", content_index=len(parts) - 1, part=dict(parts[-1])
-            )
-        parts[-1][key] += text
-        extra: dict[str, Any] = {"logprobs": []} if key == "text" else {}
-        yield self._of(self._text, f"response.{type}.delta", content_index=len(parts) - 1, delta=text, **extra)
-
-    def _close_text(self) -> Iterator[Event]:
-        item, self._text = self._text, None
-        if item is None:
-            return
-        for index, part in enumerate(item["content"]):
-            key = "text" if "text" in part else "refusal"
-            extra: dict[str, Any] = {"logprobs": []} if key == "text" else {}
-            yield self._of(item, f"response.{part['type']}.done", content_index=index, **{key: part[key]}, **extra)
-            yield self._of(item, "response.content_part.done", content_index=index, part=part)
-        item["status"] = "completed"
-        yield self._done(item)
-
-    def _call(self, call: Mapping[str, Any]) -> Iterator[Event]:
-        function = call.get("function") or {}
-        index = call.get("index") or 0
-        if index not in self._calls:
-            yield from self._close_reasoning()
-            yield from self._close_text()
-            name, id = str(function.get("name") or ""), str(call.get("id") or unique("call"))
-            fields: dict[str, Any] = {"call_id": id, "name": name, "status": "in_progress"}
-            if name in self._custom:
-                item = {"type": "custom_tool_call", "id": unique("ctc"), **fields, "input": ""}
-            else:
-                item = {"type": "function_call", "id": unique("fc"), **fields, "arguments": ""}
-            self._calls[index] = self._item(item)
-            self._arguments[index] = ""
-            yield self._added(item)
-        text = function.get("arguments") or ""
-        self._arguments[index] += text
-        item = self._calls[index]
-        if text and item["type"] == "function_call":
-            yield self._of(item, "response.function_call_arguments.delta", delta=text)
-
-    def _close_call(self, index: int) -> Iterator[Event]:
-        item, arguments = self._calls[index], self._arguments[index]
-        item["status"] = "completed"
-        if item["type"] == "function_call":
-            item["arguments"] = arguments
-            name = "response.function_call_arguments.done"
-            yield self._of(item, name, arguments=arguments, name=item["name"])
-        else:
-            item["input"] = _input(arguments)
-            yield self._of(item, "response.custom_tool_call_input.delta", delta=item["input"])
-            yield self._of(item, "response.custom_tool_call_input.done", input=item["input"])
-        yield self._done(item)
-
-    def _item(self, item: dict[str, Any]) -> dict[str, Any]:
-        self.response["output"].append(item)
-        return item
-
-    def _snapshot(self) -> dict[str, Any]:
-        return {**self.response, "output": []}
-
-    def _added(self, item: dict[str, Any]) -> Event:
-        return self._event("response.output_item.added", output_index=self._position(item), item=dict(item))
-
-    def _done(self, item: dict[str, Any]) -> Event:
-        return self._event("response.output_item.done", output_index=self._position(item), item=item)
-
-    def _of(self, item: dict[str, Any], type: str, **fields: Any) -> Event:
-        return self._event(type, item_id=item["id"], output_index=self._position(item), **fields)
-
-    def _position(self, item: dict[str, Any]) -> int:
-        return next(n for n, one in enumerate(self.response["output"]) if one is item)
-
-    def _event(self, type: str, **fields: Any) -> Event:
-        return {"type": type, "sequence_number": next(self._numbers), **fields}
-
-
 def _without_added_tools(given: Any) -> tuple[Any, list[dict[str, Any]]]:
     """Return the input without its items that add tools, and these tools. Chat completions have tools in one place."""
     if isinstance(given, str):
@@ -299,42 +79,6 @@ def _without_added_tools(given: Any) -> tuple[Any, list[dict[str, Any]]]:
     rest = [item for item in given if item.get("type") != "additional_tools"]
     adding = (item for item in given if item.get("type") == "additional_tools")
     return rest, [tool for item in adding for tool in item.get("tools") or ()]
-
-
-def _merged(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return thinking blocks from the parts of a stream. A signature ends its block."""
-    blocks: list[dict[str, Any]] = []
-    for part in parts:
-        last = blocks[-1] if blocks else {}
-        if part.get("type") != "thinking" or last.get("type") != "thinking" or last.get("signature"):
-            blocks.append(dict(part))
-            continue
-        last["thinking"] = (last.get("thinking") or "") + (part.get("thinking") or "")
-        last["signature"] = part.get("signature")
-    return blocks
-
-
-def _input(arguments: str) -> str:
-    """Return the input of a custom tool's call, which LiteLLM's request declares as the argument ``content``."""
-    try:
-        return str(json.loads(arguments)["content"])
-    except (ValueError, KeyError, TypeError):
-        return arguments
-
-
-def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    sent, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    details = usage.get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens") or 0
-    put = details.get("cache_write_tokens") or details.get("cache_creation_tokens") or 0
-    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
-    return {
-        "input_tokens": sent,
-        "input_tokens_details": {"cached_tokens": cached, **({"cache_write_tokens": put} if put else {})},
-        "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": sent + written,
-    }
 
 
 def _translation(litellm: Any, body: dict[str, Any]) -> ResponsesTranslation:
