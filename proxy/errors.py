@@ -10,19 +10,21 @@ from typing import Literal
 
 import msgspec
 
-ErrorShape = Literal["openai", "anthropic"]
-"""The API whose error format a client expects."""
+ErrorShape = Literal["openai", "responses", "anthropic"]
+"""The API whose error format a client expects. ``responses`` differs from ``openai`` only in streams."""
 
-# https://docs.claude.com/en/api/errors. Anthropic's 529 is a 503 here, so that every HTTP client understands it.
+# https://docs.claude.com/en/api/errors. The proxy's own errors have 503 instead of 529, which few HTTP clients know.
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    402: "billing_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
+    529: "overloaded_error",
 }
 
 
@@ -181,6 +183,10 @@ class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):
 
 class UpstreamInterrupted(UpstreamError, code="upstream_interrupted"):
     """The upstream broke off in the middle of its answer."""
+
+
+class TranslationFailed(UpstreamInterrupted, status=500, code="translation_failed"):
+    """The proxy has a fault, so it can't translate a request or an answer. Nobody else is to blame."""
 
 
 def error_body(message: str, *, type: str, code: str | None, param: str | None = None) -> bytes:

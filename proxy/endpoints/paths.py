@@ -105,4 +105,6 @@ def is_anthropic(scope: Scope) -> bool:
 
 def error_shape(scope: Scope) -> ErrorShape:
     """Return the shape in which the client of a request expects errors."""
-    return "anthropic" if is_anthropic(scope) else "openai"
+    if is_anthropic(scope):
+        return "anthropic"
+    return "responses" if scope["path"].startswith(RESPONSES) else "openai"

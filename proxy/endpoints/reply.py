@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 from starlette.types import Send
 
-from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, error_body
+from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, anthropic_type, error_body
 from proxy.http import sse
 from proxy.http.headers import encoded
 from proxy.http.request_body import note_complete, note_error
@@ -31,6 +31,8 @@ QUOTED_BYTES = 500
 _LAST = rb"(?:message_stop|response\.(?:completed|incomplete|failed))"
 _ENDS = re.compile(rb"^(?:data: ?\[DONE\]|event: ?" + _LAST + rb'\r?$|data: ?{"type": ?"' + _LAST + rb'")', re.M)
 """The last event of a stream, in each API."""
+
+_NUMBER = re.compile(rb'"sequence_number": ?(\d{1,15})')
 
 
 Hide = Callable[[bytes], bytes]
@@ -110,8 +112,17 @@ async def send_error_event(send: Send, error: ProxyError, shape: ErrorShape = "o
     await send({"type": "http.response.body", "body": _event(error.body(shape), shape)})
 
 
-def _event(data: bytes, shape: ErrorShape = "openai") -> bytes:
-    return sse.encode(data, "error" if shape == "anthropic" else "")
+def _event(data: bytes, shape: ErrorShape, sent: bytes = b"") -> bytes:
+    """Return the event for an error's body. ``sent`` are the last events before it, which may have numbers."""
+    if shape == "responses":
+        stated = json.loads(data)["error"]
+        error = stated if isinstance(stated, dict) else {"message": stated}
+        numbers = _NUMBER.findall(sent)
+        # Documented are fields of the event. OpenAI sends an object, and its SDK raises an exception for it.
+        fields = {name: error.get(name) for name in ("code", "message", "param")} | {"error": error}
+        event = {"type": "error", "sequence_number": int(numbers[-1]) + 1 if numbers else 0, **fields}
+        data = json.dumps(event, separators=(",", ":")).encode()
+    return sse.encode(data, "" if shape == "openai" else "error")
 
 
 async def _error_of(start: ResponseStart, shape: ErrorShape) -> bytes:
@@ -126,14 +137,14 @@ async def _error_of(start: ResponseStart, shape: ErrorShape) -> bytes:
         return json.dumps(error, separators=(",", ":")).encode()
     if status >= 400:
         text = body[:QUOTED_BYTES].decode("utf-8", "replace").strip()
-        kind = "invalid_request_error" if status < 500 else "server_error"
         said = f"The upstream returned status {status}: {text}"
     else:
-        kind = "server_error"
-        said = f"The upstream returned status {status} but no event stream. "
+        status = UpstreamInterrupted.status
+        said = f"The upstream returned status {start.answer.status} but no event stream. "
         said += "Send the request without 'stream', or try again."
     if shape == "anthropic":
-        return json.dumps({"type": "error", "error": {"type": kind, "message": said}}).encode()
+        return json.dumps({"type": "error", "error": {"type": anthropic_type(status), "message": said}}).encode()
+    kind = "invalid_request_error" if status < 500 else "server_error"
     return error_body(said, type=kind, code="upstream_error")
 
 
@@ -205,6 +216,6 @@ async def _send_events(
         # The proxy drops the incomplete event and sends an error event.
         note_error(send, error)
         log.warning("upstream.interrupted", reason=error.message)
-        last = (b"\n\n" if buffer.midway else b"") + _event(error.body(shape), shape)
+        last = (b"\n\n" if buffer.midway else b"") + _event(error.body(shape), shape, sent)
     await heartbeat.stop()
     await send({"type": "http.response.body", "body": last})

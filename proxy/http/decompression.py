@@ -151,7 +151,7 @@ class Unpacking:
         names = [name for part in encoding.split(",") if (name := part.strip().lower()) not in ("", "identity")]
         known = len(names) <= 2 and _DECODERS.keys() >= set(names)
         self._decoders = [_DECODERS[name]() for name in reversed(names)] if known else []
-        self._left = most * len(names)
+        self._most = self._left = most * len(names)
         self.beginning = bytearray()
 
     @property
@@ -171,6 +171,13 @@ class Unpacking:
                 self.beginning += piece
         except _ERRORS:
             self._decoders = []
+
+    def take(self) -> bytes:
+        """Remove and return the output so far. Then the limit applies to the output that follows."""
+        taken = bytes(self.beginning)
+        self.beginning.clear()
+        self._left = self._most
+        return taken
 
     def _within(self, decoder: _Decoder, pieces: Iterator[bytes]) -> Iterator[bytes]:
         for data in chain.from_iterable(map(_slices, pieces)):

@@ -13,8 +13,6 @@ from proxy.upstream.bridge.completions import UNREADABLE, chunks, give_ids, orde
 from proxy.upstream.bridge.transport import Translation, Translator, without_compression
 from proxy.upstream.transport import CHAT_PATH, Outgoing, output_field
 
-UNTRANSLATABLE = "The proxy can't translate the request to chat completions. Check its messages and tools."
-
 FIELDS = frozenset(
     {
         *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "stop"),
@@ -55,7 +53,7 @@ class ChatTranslation(Translation):
 def chat_translator(
     translation: Callable[[Any, dict[str, Any]], ChatTranslation],
     error: Callable[[Mapping[str, Any], int], dict[str, Any]],
-    error_event: Callable[[Mapping[str, Any]], bytes],
+    error_event: Callable[[Mapping[str, Any], int, int], bytes],
     shape: ErrorShape,
 ) -> Translator:
     """Return the translator of an API to chat completions.
@@ -77,7 +75,7 @@ def chat_translator(
         body = msgspec.json.encode(chat)
         return msgspec.structs.replace(request, body=body, path=CHAT_PATH, query="", headers=headers), made
 
-    return Translator(translate, _is_completion, error, error_event, UNTRANSLATABLE, UNREADABLE, shape)
+    return Translator(translate, _is_completion, error, error_event, UNREADABLE, shape)
 
 
 def _body_of(request: Outgoing) -> dict[str, Any]:

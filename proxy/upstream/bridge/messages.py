@@ -108,9 +108,7 @@ def _error(fields: Mapping[str, Any], status: int) -> dict[str, Any]:
     return {"type": "error", "error": {"type": anthropic_type(status), "message": message}}
 
 
-def _error_event(fields: Mapping[str, Any]) -> bytes:
-    stated = fields.get("status") or fields.get("code")
-    status = stated if isinstance(stated, int) and 400 <= stated <= 599 else 500
+def _error_event(fields: Mapping[str, Any], status: int, number: int) -> bytes:
     return sse.encode(msgspec.json.encode(_error(fields, status)), "error")
 
 

@@ -28,7 +28,6 @@ from proxy.upstream.litellm import answers
 from proxy.upstream.litellm.library import MESSAGE_FIELDS, PARAMETERS
 from proxy.upstream.transport import RESPONSES_PATH, Outgoing
 
-UNTRANSLATABLE = "The proxy can't translate the request to /v1/responses. Check its messages and tools."
 UNREADABLE = "The upstream's answer isn't a response of /v1/responses. Ask the operator to check the setting 'speaks'."
 
 _MODULE = "litellm.completion_extras.litellm_responses_transformation.transformation"
@@ -178,8 +177,8 @@ def _is_response(value: Mapping[str, Any]) -> bool:
     return not value.get("error")
 
 
-def _error_event(fields: Mapping[str, Any]) -> bytes:
-    return _event(openai_error(fields, 500))
+def _error_event(fields: Mapping[str, Any], status: int, number: int) -> bytes:
+    return _event(openai_error(fields, status))
 
 
 TRANSLATOR = Translator(
@@ -187,7 +186,5 @@ TRANSLATOR = Translator(
     is_answer=_is_response,
     error=openai_error,
     error_event=_error_event,
-    untranslatable=UNTRANSLATABLE,
     unreadable=UNREADABLE,
-    same_errors=True,
 )

@@ -94,13 +94,13 @@ def _translation(litellm: Any, body: dict[str, Any]) -> ResponsesTranslation:
     return ResponsesTranslation(litellm, body)
 
 
-def _error_event(fields: Mapping[str, Any]) -> bytes:
+def _error_event(fields: Mapping[str, Any], status: int, number: int) -> bytes:
     event = {
         "type": "error",
         "code": fields.get("code") or fields.get("type"),
         "message": str(fields.get("message") or "The upstream returned an error."),
         "param": fields.get("param"),
-        "sequence_number": 0,
+        "sequence_number": number,
     }
     return sse.encode(msgspec.json.encode(event), "error")
 

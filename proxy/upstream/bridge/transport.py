@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ import msgspec
 import structlog
 
 from proxy.config.upstreams import Api
-from proxy.errors import BadBody, ErrorShape, RequestError, UpstreamInterrupted
+from proxy.errors import BadBody, ErrorShape, RequestError, TranslationFailed, UpstreamInterrupted
+from proxy.http.decompression import Unpacking
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
+from proxy.overflow.errors import read_errors
 from proxy.upstream.litellm import library as litellm_library
 from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
 
@@ -43,8 +46,27 @@ ANSWER_BYTES = 16_000_000
 
 _REPLACED = frozenset({"content-type", "content-length", "content-encoding"})
 
-# LiteLLM's functions expect valid requests and answers, and raise any of these for others.
-_INVALID = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_STATUSES = (
+    (429, re.compile(r"rate_limit|quota|too_many|exhausted|429")),
+    (503, re.compile(r"overload|unavailable|slow_down|capacity|503|529")),
+    (504, re.compile(r"timeout|timed_out|504")),
+    (400, re.compile(r"prompt|image|exceeded|policy|400")),
+    (401, re.compile(r"authentication|api_key|unauthorized|401")),
+    (403, re.compile(r"permission|forbidden|403")),
+    (404, re.compile(r"not_found|404")),
+    (413, re.compile(r"too_large|413")),
+    (400, re.compile(r"invalid|unsupported|bad_request|422")),
+)
+"""Statuses of errors in answers with status 200, by their codes and types. The first one that matches holds."""
+
+_LISTS = ("messages", "input", "tools")
+
+UNDECODABLE = "The upstream's answer isn't compressed as its header 'content-encoding' says, or is too long. Try again."
+
+FAILED = (
+    "The proxy failed to translate the {of}. This is the proxy's fault. Fix: report it to the operator. The log line "
+    "'translation.failed' has the cause."
+)
 
 
 class Translation(ABC):
@@ -66,19 +88,17 @@ class Translator:
     ``translate`` gets LiteLLM, the request, and whether LiteLLM translates the result once more. It raises
     ``RequestError`` for a request that the other API can't express, and may raise any error for one that isn't valid.
     ``is_answer`` returns whether a JSON object is an answer and not an error. ``error`` returns an error in the
-    client's API for the fields of the upstream's error and a status, and ``error_event`` the event for one in a stream.
-    ``untranslatable`` and ``unreadable`` are the messages for requests and answers that aren't valid. ``shape`` is the
-    shape of the client's errors. ``same_errors`` says that both APIs have the same shape, so that errors stay as sent.
+    client's API for the fields of the upstream's error and a status. ``error_event`` returns the event for one in a
+    stream, and also gets the number of the events before it. ``unreadable`` is the message for an answer that isn't
+    valid. ``shape`` is the shape of the client's errors.
     """
 
     translate: Callable[[Any, Outgoing, bool], tuple[Outgoing, Translation]]
     is_answer: Callable[[Mapping[str, Any]], bool]
     error: Callable[[Mapping[str, Any], int], dict[str, Any]]
-    error_event: Callable[[Mapping[str, Any]], bytes]
-    untranslatable: str
+    error_event: Callable[[Mapping[str, Any], int, int], bytes]
     unreadable: str
     shape: ErrorShape = "openai"
-    same_errors: bool = False
 
 
 class ErrorInStream(Exception):
@@ -119,23 +139,22 @@ class Bridge(Transport):
     def _translate(self, litellm: Any, request: Outgoing) -> tuple[Outgoing, Translation]:
         try:
             return self._translator.translate(litellm, request, self._translated)
-        except _INVALID as error:
+        except RequestError:
+            raise
+        except Exception as error:
             log.exception("translation.failed", of="request")
-            raise BadBody(self._translator.untranslatable) from error
+            if where := _misshapen(msgspec.json.decode(request.body)):
+                raise BadBody(f"The proxy can't translate the request: {where}. Fix: correct it.") from error
+            raise TranslationFailed(FAILED.format(of="request")) from error
 
     async def exchange(self, request: Outgoing, translation: Translation) -> Answer:
         """Send a translated request, and translate its answer."""
-        answer = await self._transport.send(request)
-        if self._translator.same_errors and answer.status != 200:
-            return answer
+        answer = _decompressed(await self._transport.send(request))
         try:
             if answer.status >= 400:
                 return await self._error(answer, await self._read(Held(answer)))
             if request.stream and _is_stream(answer):
-                events = self._events(answer, translation)
-                return Answer(
-                    200, [EVENT_STREAM, *_kept(answer)], events, answer.close, answer.keeps_request, answer.begun
-                )
+                return await self._stream(answer, translation)
             return await self._whole(answer, translation)
         except BaseException:
             await answer.close()
@@ -154,30 +173,56 @@ class Bridge(Transport):
             return await self._error(answer, raw)
         try:
             translated = await asyncio.to_thread(translation.whole, value)
-        except _INVALID as error:
+        except UpstreamInterrupted:
+            raise
+        except Exception as error:
             log.exception("translation.failed", of="response")
-            raise self._unreadable() from error
+            raise TranslationFailed(FAILED.format(of="answer")) from error
         await answer.close()
         return Answer.whole(200, [JSON, *_kept(answer)], msgspec.json.encode(translated))
 
     async def _error(self, answer: Answer, raw: bytes) -> Answer:
-        """Return an error in the shape of the client's API. An error with a success status gets 400 or 502."""
+        """Return an error in the shape of the client's API. An error with a success status gets one that it names."""
         await answer.close()
         status = answer.status
         if status < 400:
-            status = 400 if recognise(status, raw, answer.headers) is not None else 502
+            status = 400 if recognise(status, raw, answer.headers) is not None else _stated(raw)
         body = msgspec.json.encode(self._translator.error(_error_fields(raw), status))
         return Answer.whole(status, [JSON, *_kept(answer)], body)
+
+    async def _stream(self, answer: Answer, translation: Translation) -> Answer:
+        """Return a translated stream, or an error with its own status if the stream has nothing before it."""
+        events, begun = self._events(answer, translation), answer.begun or asyncio.get_running_loop().time()
+        made = Answer(200, [EVENT_STREAM, *_kept(answer)], events, answer.close, answer.keeps_request, begun)
+        try:
+            first = await anext(Held(made), None)
+        except ErrorInStream as error:
+            return await self._error(answer, _error_bytes(error))
+        made.body = self._reported(first, made.body)
+        return made
+
+    async def _reported(self, first: bytes | None, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield events. An error in the stream becomes the last one."""
+        count = 0
+        try:
+            if first is not None:
+                count = 1
+                yield first
+            async for event in events:
+                count += 1
+                yield event
+        except ErrorInStream as error:
+            yield self._translator.error_event(error.error, _stated(_error_bytes(error)), count)
 
     async def _events(self, answer: Answer, translation: Translation) -> AsyncIterator[bytes]:
         try:
             async for event in translation.events(answer.body):
                 yield event
-        except ErrorInStream as error:
-            yield self._translator.error_event(error.error)
-        except _INVALID as error:
+        except (ErrorInStream, UpstreamInterrupted):
+            raise
+        except Exception as error:
             log.exception("translation.failed", of="stream")
-            raise self._unreadable() from error
+            raise TranslationFailed(FAILED.format(of="answer")) from error
         finally:
             await answer.close()
 
@@ -220,7 +265,62 @@ def openai_error(fields: Mapping[str, Any], status: int) -> dict[str, Any]:
 
 def without_compression(headers: Headers) -> Headers:
     """Return headers for a request whose answer the proxy reads."""
-    return [pair for pair in headers if pair[0] != "accept-encoding"]
+    return [*(pair for pair in headers if pair[0] != "accept-encoding"), ("accept-encoding", "identity")]
+
+
+def _decompressed(answer: Answer) -> Answer:
+    """Return an answer without compression. Some servers and CDNs compress although the request asks for none."""
+    encoding = ",".join(value for name, value in answer.headers if name == "content-encoding")
+    if encoding.strip().lower() in ("", "identity"):
+        return answer
+    headers = [pair for pair in answer.headers if pair[0] not in ("content-encoding", "content-length")]
+    return msgspec.structs.replace(answer, headers=headers, body=_unpacked(answer.body, encoding))
+
+
+async def _unpacked(body: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
+    """Decompress a body. One that isn't compressed as its header says is yielded as it is."""
+    unpacking, begun = Unpacking(encoding, ANSWER_BYTES), False
+    async for chunk in body:
+        unpacking.feed(chunk)
+        piece = unpacking.take()
+        if not unpacking.ended:
+            yield piece
+        elif begun:
+            raise UpstreamInterrupted(UNDECODABLE)
+        else:
+            yield chunk
+            async for rest in body:
+                yield rest
+        begun = True
+
+
+def _misshapen(value: Mapping[str, Any], path: str = "", names: tuple[str, ...] = _LISTS) -> str | None:
+    """Return what is wrong with the form of a request's messages, items, tools, parts, or calls."""
+    for name in names:
+        listed = value.get(name)
+        if not isinstance(listed, list):
+            if not isinstance(listed, str | None) or name in ("messages", "tools"):
+                return f"'{path}{name}' must be an array"
+            continue
+        for number, one in enumerate(listed):
+            here = f"{path}{name}[{number}]"
+            if not isinstance(one, dict):
+                return f"'{here}' must be an object"
+            if name == "messages" and not isinstance(one.get("role"), str):
+                return f"'{here}.role' must be a string"
+            if not path and (where := _misshapen(one, f"{here}.", ("content", "tool_calls"))):
+                return where
+    return None
+
+
+def _stated(raw: bytes) -> int:
+    """Return the status that an error in an answer with status 200 names, by default 502."""
+    codes = {code for error in read_errors(200, raw) for code in error.codes}
+    return next((status for status, named in _STATUSES if any(map(named.search, codes))), 502)
+
+
+def _error_bytes(error: ErrorInStream) -> bytes:
+    return msgspec.json.encode({"error": error.error})
 
 
 def _error_fields(raw: bytes) -> dict[str, Any]:
