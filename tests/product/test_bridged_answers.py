@@ -320,7 +320,7 @@ def test_known_references_become_items(stream: bool, tmp_path: Path) -> None:
         with pytest.raises(openai.BadRequestError, match="doesn't have one of the items"):
             response(gpt, stream=stream, input=[*history, unknown])
     _, assistant, *results = upstream.requests[-1].body["messages"]
-    assert assistant["content"] == [{"type": "text", "text": "I look at both."}]
+    assert assistant["content"] == "I look at both."
     assert [call["id"] for call in assistant["tool_calls"]] == ["call_1", "call_2"]
     assert [result["tool_call_id"] for result in results] == ["call_1", "call_2"]
     assert upstream.faults == []

@@ -1,26 +1,36 @@
-"""Translate ``/v1/responses`` to chat completions with LiteLLM's transformation."""
+"""Translate ``/v1/responses`` to chat completions.
+
+A tool that the client runs becomes a function, whatever its type. Its calls come back as items of that type.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-from collections.abc import AsyncIterator, Mapping
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from proxy.dialects.parts import OPAQUE, RESPONSES, SILENT, Part
+from proxy.dialects.walk import file_text, row_of, strings, value_at
 from proxy.errors import RequestError
 from proxy.http import sse
 from proxy.upstream.bridge.chat import ChatTranslation, chat_translator
-from proxy.upstream.bridge.responses_answers import ResponseBuilder
+from proxy.upstream.bridge.responses_answers import CallItem, ResponseBuilder
 from proxy.upstream.bridge.transport import openai_error
 
-_PACKAGE = "litellm.responses.litellm_completion_transformation"
+_Object = dict[str, Any]
+
+_SEALING = "litellm.responses.litellm_completion_transformation.reasoning_items"
+
+_SAME = ("parallel_tool_calls", "safety_identifier", "service_tier", "temperature", "top_p", "user")
+"""Fields that both APIs have."""
 
 _STATE = ("previous_response_id", "conversation", "prompt")
 """Fields that refer to something stored at the server."""
-
-_TOOLS = frozenset({"function", "custom"})
-"""Types of tools that the client runs. An upstream without the API has no hosted ones."""
 
 NO_STATE = (
     "This model's upstream has no Responses API, so it keeps no responses. Send the whole conversation in 'input', "
@@ -30,27 +40,103 @@ NO_REFERENCES = (
     "This model's upstream has no Responses API, and the proxy doesn't have one of the items. Send the items "
     "themselves instead of 'item_reference', for example with store: false."
 )
+NO_PART = (
+    "{path}: the upstream has chat completions only, which can't take this '{kind}'. Fix: send its text, or its data "
+    "as a data: URL, or use a model with the Responses API."
+)
+NO_TOOL = (
+    "tool_choice: the upstream has chat completions only, and can't be told to call {tool}. Fix: use 'auto', or a tool "
+    "in 'tools' that the client runs."
+)
+
+_TEXT, _NUMBER = {"type": "string"}, {"type": "integer"}
+_TEXTS = {"type": "array", "items": _TEXT}
+_OPERATION = {"type": "string", "enum": ["create_file", "update_file", "delete_file"]}
+_DIFF = {"type": "string", "description": "A V4A diff, without the lines that begin and end the patch."}
+
+_CLIENT_TOOLS: Mapping[str, tuple[_Object, _Object]] = {
+    "function": ({}, {}),
+    "custom": ({"content": ""}, {"content": _TEXT}),
+    "tool_search": ({}, {}),
+    "local_shell": (
+        {"type": "exec", "command": [], "env": {}},
+        {"command": _TEXTS, "working_directory": _TEXT, "timeout_ms": _NUMBER},
+    ),
+    "shell": ({"commands": []}, {"commands": _TEXTS, "timeout_ms": _NUMBER, "max_output_length": _NUMBER}),
+    "apply_patch": ({"type": "update_file", "path": ""}, {"type": _OPERATION, "path": _TEXT, "diff": _DIFF}),
+}
+"""Tools that the client runs: the fields that each call has, and the properties of parameters without a schema."""
+
+_LONGEST_NAME = 64
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 class ResponsesTranslation(ChatTranslation):
     """A request of ``/v1/responses`` as a chat request, and the way back."""
 
     def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
-        config = importlib.import_module(f"{_PACKAGE}.transformation").LiteLLMCompletionResponsesConfig
-        self._model = str(body["model"])
-        given, added = _without_added_tools(body["input"])
-        tools = [tool for tool in [*(body.get("tools") or ()), *added] if tool.get("type") in _TOOLS]
-        fields = {name: value for name, value in body.items() if name not in ("input", "tools", "stream")}
-        self._asked = {**fields, "tools": tools} if tools else fields
-        self.request: dict[str, Any] = config.transform_responses_api_request_to_chat_completion_request(
-            model=self._model,
-            input=given,
-            responses_api_request=self._asked,
-            custom_llm_provider="custom_openai",
-            stream=body.get("stream"),
-        )
+        given = body["input"]
+        items: list[_Object] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        loading = (item for item in items if _row(item).effect == "loads")
+        self._asked = body
+        self._sealing = importlib.import_module(_SEALING)
+        self._functions = _Functions(tool for holder in (body, *loading) for tool in holder.get("tools") or ())
         effort = (body.get("reasoning") or {}).get("effort")
-        self.request["reasoning_effort"] = effort if effort and litellm.supports_reasoning(self._model) else None
+        self.request = {
+            **{name: body[name] for name in _SAME if name in body},
+            "messages": self._messages(items),
+            "tool_choice": self._functions.choice(body.get("tool_choice")),
+            "tools": list(self._functions.chat.values()),
+            "max_tokens": body.get("max_output_tokens"),
+            "response_format": _response_format((body.get("text") or {}).get("format") or {}),
+            "reasoning_effort": effort if effort and litellm.supports_reasoning(body["model"]) else None,
+        }
+
+    def _messages(self, items: Iterable[_Object]) -> list[_Object]:
+        """Return the messages. What the assistant thinks, says, and calls before a result is one message."""
+        instructions = self._asked.get("instructions")
+        made: list[_Object] = [{"role": "system", "content": instructions}] if instructions else []
+        called: set[str] = set()
+        for number, item in enumerate(items):
+            for message in self._translated(item, f"input[{number}]", called):
+                if made and made[-1]["role"] == message["role"] == "assistant":
+                    _join(made[-1], message)
+                else:
+                    made.append(message)
+        return made
+
+    def _translated(self, item: _Object, path: str, called: set[str]) -> list[_Object]:
+        kind, row, id = _kind(item), _row(item), item.get("call_id") or item.get("id")
+        if row.plays == "reference":
+            raise RequestError(NO_REFERENCES, param="input")
+        if row.plays == "message":
+            return _message(item.get("role") or "user", item.get("content"), path)
+        if row.plays == "reasoning":
+            return _thought(item, self._sealing.decode_thinking_blocks(item.get("encrypted_content")))
+        if row.plays == "call" and id:
+            called.add(id)
+            name = self._functions.name(item.get("namespace") or "", item.get("name") or kind.removesuffix("_call"))
+            call = {"id": id, "type": "function", "function": {"name": name, "arguments": _arguments(item, row)}}
+            return [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        if row.plays == "answer" and id in called:
+            return [message | {"tool_call_id": id} for message in _message("tool", self._output(item, row), path)]
+        text = _inlined(item)
+        if kind == "compaction_trigger" or (row.plays == "prefix" and not text):
+            raise RequestError(NO_PART.format(path=path, kind=kind), param=path)
+        role = {"answer": "user", "prefix": "user", "system": "system"}.get(row.plays, "assistant")
+        return [] if kind == "additional_tools" else [{"role": role, "content": f"[{kind}]\n{text}".rstrip()}]
+
+    def _output(self, item: _Object, row: Part) -> Any:
+        """Return the output of a call: a text, or a list of parts."""
+        if row.effect == "loads":
+            loaded = [self._functions.name(space, name) for space, name, _ in _flat(item.get("tools") or ())]
+            return json.dumps({"loaded": loaded})
+        output = item.get("output") or ""
+        if isinstance(output, dict):
+            return [output]
+        if not isinstance(output, str) and not all(isinstance(part, dict) and part.get("type") for part in output):
+            output = json.dumps(output, ensure_ascii=False)
+        return f"[failed]\n{output}" if item.get("status") == "failed" else output
 
     def of_completion(self, completion: dict[str, Any]) -> dict[str, Any]:
         """Return the response for a chat completion."""
@@ -66,19 +152,176 @@ class ResponsesTranslation(ChatTranslation):
             yield sse.encode(msgspec.json.encode(event), event["type"])
 
     def _builder(self) -> ResponseBuilder:
-        tools = self._asked.get("tools") or ()
-        custom = frozenset(str(tool.get("name")) for tool in tools if tool.get("type") == "custom")
-        sealed = importlib.import_module(f"{_PACKAGE}.reasoning_items").encode_thinking_blocks
-        return ResponseBuilder(self._asked, custom, sealed)
+        return ResponseBuilder(self._asked, self._functions.calls, self._sealing.encode_thinking_blocks)
 
 
-def _without_added_tools(given: Any) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the input without its items that add tools, and these tools. Chat completions have tools in one place."""
-    if isinstance(given, str):
-        return given, []
-    rest = [item for item in given if item.get("type") != "additional_tools"]
-    adding = (item for item in given if item.get("type") == "additional_tools")
-    return rest, [tool for item in adding for tool in item.get("tools") or ()]
+class _Functions:
+    """The functions for a request's tools. ``chat`` has their definitions, and ``calls`` the items for their calls."""
+
+    def __init__(self, tools: Iterable[_Object]) -> None:
+        self.chat: dict[str, _Object] = {}
+        self.calls: dict[str, CallItem] = {}
+        self._names: dict[tuple[str, str], str] = {}
+        for tool in sorted(_flat(tools), key=lambda one: one[0] != ""):  # names without a namespace don't change
+            self._offer(*tool)
+
+    def name(self, namespace: str, name: str) -> str:
+        """Return the name of a function. In a namespace, it's one that no other function has."""
+        chosen = name
+        if namespace and (namespace, name) not in self._names:
+            chosen = _NOT_IN_NAMES.sub("_", f"{namespace.rstrip('_')}__{name}")
+            if len(chosen) > _LONGEST_NAME or chosen in self._names.values():
+                digest = hashlib.sha256(f"{namespace}\n{name}".encode()).hexdigest()[:8]
+                chosen = f"{chosen[: _LONGEST_NAME - 9]}_{digest}"
+        return self._names.setdefault((namespace, name), chosen)
+
+    def choice(self, asked: Any) -> Any:
+        """Return the choice of a tool. Raises ``RequestError`` for one that the client doesn't run.
+
+        Few servers know a choice of several functions, so the others are no longer offered.
+        """
+        mode = asked.get("type") if isinstance(asked, dict) else asked
+        if mode not in (None, "auto", "none", "required", "any", "tool"):
+            listed = asked.get("allowed_tools") or asked
+            wanted = listed["tools"] if mode == "allowed_tools" else [asked]
+            names = [name for name, call in self.calls.items() if any(_means(one, name, call) for one in wanted)]
+            if len(names) == 1 and mode != "allowed_tools":
+                return {"type": "function", "function": {"name": names[0]}}
+            self.chat = {name: self.chat[name] for name in names}
+            mode = listed.get("mode")
+        if mode not in ("auto", "none") and asked is not None:
+            if not self.chat:
+                raise RequestError(NO_TOOL.format(tool=json.dumps(asked)), param="tool_choice")
+            mode = "required"
+        return mode
+
+    def _offer(self, namespace: str, name: str, tool: _Object) -> None:
+        kind, chosen = tool["type"], self.name(namespace, name)
+        if kind not in _CLIENT_TOOLS or not _is_local(tool):
+            return
+        always, properties = _CLIENT_TOOLS[kind]
+        schema = {"properties": properties, "required": [one for one in properties if one in always]}
+        function = {
+            "name": chosen,
+            "description": _description(tool),
+            "parameters": {"type": "object", **(tool.get("parameters") or schema)},
+        }
+        self.chat[chosen] = {
+            "type": "function",
+            "function": function | ({"strict": True} if tool.get("strict") else {}),
+        }
+        fields = {"name": name, **({"namespace": namespace} if namespace else {})}
+        if kind not in ("function", "custom"):
+            fields = {"execution": "client"} if kind == "tool_search" else {}
+        self.calls[chosen] = CallItem("custom_tool_call" if kind == "custom" else f"{kind}_call", always, fields)
+
+
+def _flat(tools: Iterable[_Object]) -> Iterator[tuple[str, str, _Object]]:
+    """Yield tools with their namespaces and names. The first of a namespace has the namespace's description, too."""
+    for tool in tools:
+        if tool["type"] != "namespace":
+            whole = tool | (tool.get("function") or {})
+            yield "", whole.get("name") or tool["type"], whole
+            continue
+        for number, inner in enumerate(tool.get("tools") or ()):
+            texts = (inner.get("description"), "" if number else tool.get("description"))
+            yield tool["name"], inner["name"], inner | {"description": "\n\n".join(filter(None, texts))}
+
+
+def _is_local(tool: _Object) -> bool:
+    """Return whether the client runs a tool. The provider runs some searches, and shells in containers."""
+    if tool["type"] == "tool_search":
+        return bool(tool.get("execution") == "client")
+    return not str(value_at(tool, "environment.type")).startswith("container")
+
+
+def _description(tool: _Object) -> str:
+    format, skills = tool.get("format") or {}, value_at(tool, "environment.skills")
+    grammar = f"Format:\n```{format.get('syntax')}\n{format['definition']}\n```" if format.get("definition") else ""
+    return "\n\n".join(filter(None, (tool.get("description"), grammar, json.dumps(skills) if skills else "")))
+
+
+def _means(choice: _Object, name: str, call: CallItem) -> bool:
+    """Return whether a choice of a tool means a function."""
+    kind, namespace = choice.get("type"), call.fields.get("namespace")
+    if kind in ("function", "custom"):
+        wanted = choice.get("name") or value_at(choice, "function.name")
+        return wanted in (name, call.fields.get("name")) and choice.get("namespace") in (None, namespace)
+    return call.type == f"{kind}_call" if kind != "namespace" else namespace == choice.get("name")
+
+
+def _kind(item: _Object) -> str:
+    return item.get("type") or ("message" if "role" in item else "item_reference")
+
+
+def _row(item: _Object) -> Part:
+    return row_of(item | {"type": _kind(item)}, RESPONSES)
+
+
+def _join(message: _Object, more: _Object) -> None:
+    """Add what the assistant does next to its message."""
+    for name in more.keys() - {"role"}:
+        old, new = message.get(name), more[name]
+        both = f"{old}\n{new}" if isinstance(new, str) else [*(old or ()), *(new or ())]
+        message[name] = both if old and new else old or new
+
+
+def _thought(item: _Object, blocks: Iterable[Any] | None) -> list[_Object]:
+    """Return reasoning as a message that the assistant's next one joins. Only its writer reads what is encrypted."""
+    texts = [part.get("text") for part in item.get("content") or item.get("summary") or ()]
+    fields = {"reasoning_content": "\n".join(filter(None, texts)), "thinking_blocks": list(blocks or ())}
+    kept = {name: value for name, value in fields.items() if value}
+    return [{"role": "assistant", "content": None, **kept}] if kept else []
+
+
+def _arguments(item: _Object, row: Part) -> str:
+    given = item.get(row.arguments) or {}
+    if row.answer == "custom_tool_call_output":
+        given = {"content": item.get(row.arguments)}
+    more = {path: value for path in row.reads or () if (value := value_at(item, path))}
+    return given if isinstance(given, str) else json.dumps(given | more, ensure_ascii=False)
+
+
+def _message(role: str, content: Any, path: str) -> list[_Object]:
+    """Return a message. Media that only a user or a result may have follow in a message of the user's."""
+    if not isinstance(content, list):
+        return [{"role": role, "content": content or ""}]
+    parts = [_part(part, f"{path}.content[{number}]") for number, part in enumerate(content)]
+    texts = [part["text"] for part in parts if part["type"] == "text"]
+    if len(texts) == len(parts):
+        return [{"role": role, "content": "\n".join(texts)}]
+    if role in ("user", "tool"):
+        return [{"role": role, "content": parts}]
+    media = [part for part in parts if part["type"] != "text"]
+    return [{"role": role, "content": "\n".join(texts)}, {"role": "user", "content": media}]
+
+
+def _part(part: Any, path: str) -> _Object:
+    kind = str(part.get("type")) if isinstance(part, dict) else ""
+    if row_of(part, RESPONSES).plays != "media":
+        return {"type": "text", "text": file_text(part) or _inlined(part)}
+    if isinstance(url := part.get("image_url"), str) and url:
+        detail = {"original": "high"}.get(part.get("detail"), part.get("detail"))
+        return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
+    if part.get("file_data"):
+        return {"type": "file", "file": {name: part[name] for name in ("filename", "file_data") if part.get(name)}}
+    if isinstance(part.get(kind), dict):  # chat completions' own parts, such as audio
+        return {"type": kind, kind: part[kind]}
+    raise RequestError(NO_PART.format(path=path, kind=kind), param=path)
+
+
+def _inlined(part: Any) -> str:
+    """Return the text of a part, or an unknown part as JSON."""
+    if isinstance(part, dict) and row_of(part, RESPONSES) is OPAQUE:
+        part = json.dumps({name: part[name] for name in part if name not in SILENT}, ensure_ascii=False)
+    return part if isinstance(part, str) else "\n".join(text for _, text in strings(part, RESPONSES))
+
+
+def _response_format(format: _Object) -> _Object | None:
+    if format.get("type") != "json_schema":
+        return format if format.get("type") == "json_object" else None
+    schema = {name: value for name, value in format.items() if name != "type" and value is not None}
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def _translation(litellm: Any, body: dict[str, Any]) -> ResponsesTranslation:
@@ -89,8 +332,6 @@ def _translation(litellm: Any, body: dict[str, Any]) -> ResponsesTranslation:
     items = body.get("input")
     if not isinstance(items, str) and not (isinstance(items, list) and all(isinstance(one, dict) for one in items)):
         raise RequestError("'input' must be a string or an array of objects.", param="input")
-    if any(item.get("type") == "item_reference" for item in items if isinstance(item, dict)):
-        raise RequestError(NO_REFERENCES, param="input")
     return ResponsesTranslation(litellm, body)
 
 

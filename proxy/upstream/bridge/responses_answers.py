@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from proxy.dialects.parts import RESPONSES
 from proxy.upstream.bridge.completions import unique, with_reasoning
 
 Event = dict[str, Any]
@@ -33,19 +35,42 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CallItem:
+    """The item for a call of a function. ``fields`` are added. Arguments that are an object also have ``always``."""
+
+    type: str
+    always: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+    def begin(self, id: str) -> dict[str, Any]:
+        """Return the item without arguments."""
+        own = {"type": self.type, "id": unique("".join(word[0] for word in self.type.split("_"))), "call_id": id}
+        return {**own, **self.fields, "status": "in_progress", **self.arguments("")}
+
+    def arguments(self, text: str) -> dict[str, Any]:
+        """Return the field for the arguments. A custom tool's input is the argument ``content``."""
+        value: Any = text
+        if self.type != "function_call":
+            given = _object(text)
+            custom = self.type == "custom_tool_call"
+            value = str(given.get("content", text)) if custom else {**self.always, **given}
+        return {RESPONSES[self.type].arguments: value}
+
+
 class ResponseBuilder:
-    """One response. ``custom`` are the names of custom tools, whose argument ``content`` is their input.
+    """One response. ``calls`` has the items for calls by the names of functions.
 
     ``sealed`` encodes thinking with signatures, so that a client can send it back.
     """
 
-    def __init__(self, asked: Mapping[str, Any], custom: frozenset[str], sealed: Any) -> None:
-        self._custom = custom
+    def __init__(self, asked: Mapping[str, Any], calls: Mapping[str, CallItem], sealed: Any) -> None:
+        self._items = calls
         self._sealed = sealed
         self._numbers = itertools.count()
         self._text: dict[str, Any] | None = None
         self._reasoning: dict[str, Any] | None = None
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._calls: dict[int, tuple[dict[str, Any], CallItem]] = {}
         self._arguments: dict[int, str] = {}
         self._thinking: list[dict[str, Any]] = []
         self._reason: str | None = None
@@ -179,29 +204,24 @@ class ResponseBuilder:
             yield from self._close_reasoning()
             yield from self._close_text()
             name, id = str(function.get("name") or ""), str(call.get("id") or unique("call"))
-            fields: dict[str, Any] = {"call_id": id, "name": name, "status": "in_progress"}
-            if name in self._custom:
-                item = {"type": "custom_tool_call", "id": unique("ctc"), **fields, "input": ""}
-            else:
-                item = {"type": "function_call", "id": unique("fc"), **fields, "arguments": ""}
-            self._calls[index] = self._item(item)
+            kind = self._items.get(name) or CallItem("function_call", fields={"name": name})
+            item = self._item(kind.begin(id))
+            self._calls[index] = item, kind
             self._arguments[index] = ""
             yield self._added(item)
         text = function.get("arguments") or ""
         self._arguments[index] += text
-        item = self._calls[index]
+        item, _ = self._calls[index]
         if text and item["type"] == "function_call":
             yield self._of(item, "response.function_call_arguments.delta", delta=text)
 
     def _close_call(self, index: int) -> Iterator[Event]:
-        item, arguments = self._calls[index], self._arguments[index]
-        item["status"] = "completed"
+        (item, kind), arguments = self._calls[index], self._arguments[index]
+        item |= {"status": "completed", **kind.arguments(arguments)}
         if item["type"] == "function_call":
-            item["arguments"] = arguments
             name = "response.function_call_arguments.done"
             yield self._of(item, name, arguments=arguments, name=item["name"])
-        else:
-            item["input"] = _input(arguments)
+        elif item["type"] == "custom_tool_call":
             yield self._of(item, "response.custom_tool_call_input.delta", delta=item["input"])
             yield self._of(item, "response.custom_tool_call_input.done", input=item["input"])
         yield self._done(item)
@@ -242,12 +262,13 @@ def _merged(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return blocks
 
 
-def _input(arguments: str) -> str:
-    """Return the input of a custom tool's call, which LiteLLM's request declares as the argument ``content``."""
+def _object(text: str) -> dict[str, Any]:
+    """Return a call's arguments. Those that aren't an object stay a text in the field ``arguments``."""
     try:
-        return str(json.loads(arguments)["content"])
-    except (ValueError, KeyError, TypeError):
-        return arguments
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"arguments": text} if text else {}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

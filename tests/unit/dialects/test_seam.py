@@ -23,6 +23,7 @@ ELSEWHERE = {
     "upstream/bridge/completions.py": "reads chat completions, and puts their calls in order",
     "upstream/bridge/messages.py": "completes LiteLLM's translations",
     "upstream/bridge/over_responses.py": "completes LiteLLM's translations",
+    "upstream/bridge/responses.py": "writes chat requests for items",
     "upstream/bridge/responses_answers.py": "builds responses from chat streams",
     "summary/model.py": "measures requests of its own",
     "summary/forms.py": "sends requests of its own",
