@@ -313,7 +313,7 @@ def _part(part: Any, path: str) -> _Object:
 def _inlined(part: Any) -> str:
     """Return the text of a part, or an unknown part as JSON."""
     if isinstance(part, dict) and row_of(part, RESPONSES) is OPAQUE:
-        part = json.dumps({name: part[name] for name in part if name not in SILENT}, ensure_ascii=False)
+        part = json.dumps({name: part[name] for name in part if name not in SILENT - {"type"}}, ensure_ascii=False)
     return part if isinstance(part, str) else "\n".join(text for _, text in strings(part, RESPONSES))
 
 
