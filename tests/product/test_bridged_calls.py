@@ -225,15 +225,18 @@ def test_each_call_has_a_finish_reason(tmp_path: Path) -> None:
 
 
 def test_a_call_streams_while_the_upstream_writes_it(tmp_path: Path) -> None:
-    """Only later calls and texts wait."""
-    parts = ['{"x":', " ", "1", "}"]
+    """Only later calls and texts wait, and arguments that Anthropic's SDK might not be able to read."""
+    parts = ['{"x": "', *("y" * 600 for _ in range(6)), '"}']
     deltas = [{"content": "A"}, {"content": "B"}, calls(piece(0, "a", "f", ""))]
     upstream = Scripted([*deltas, *(calls(piece(0, text=part)) for part in parts)])
     with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
         with claude.messages.stream(model="m", max_tokens=500, messages=HELLO, tools=[TOOL]) as events:
             written = [event.delta for event in events if event.type == "content_block_delta"]
         streamed = list(gpt.responses.create(model="m", input=HELLO, tools=[FUNCTION], stream=True))
-    assert [delta.text if delta.type == "text_delta" else delta.partial_json for delta in written] == ["A", "B", *parts]
+    assert [delta.text for delta in written if delta.type == "text_delta"] == ["A", "B"]
+    arguments = [delta.partial_json for delta in written if delta.type == "input_json_delta"]
+    assert "".join(arguments) == "".join(parts)
+    assert len(arguments) > 3
     assert [event.delta for event in streamed if event.type.endswith(".delta")] == ["A", "B", *parts]
 
 

@@ -39,7 +39,7 @@ COVERED = {
     "unit/dialects/responses/test_state.py": "pipeline/features/server_state",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages "
     "upstream/bridge/completions upstream/bridge/over_responses upstream/bridge/responses "
-    "upstream/bridge/responses_answers",
+    "upstream/bridge/messages_answers upstream/bridge/responses_answers",
     "product/test_continued_summaries.py": "pipeline/features/continued_notes",
     "product/test_native_compaction.py": "pipeline/features/native_summary",
     "hostile/test_web_pages.py": "access/web_origins",

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from proxy.errors import BadBody, ErrorShape
-from proxy.upstream.bridge.completions import UNREADABLE, chunks, give_ids, ordered
-from proxy.upstream.bridge.transport import Translation, Translator, without_compression
+from proxy.errors import BadBody, ErrorShape, UpstreamInterrupted
+from proxy.http import sse
+from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Completion, Event
+from proxy.upstream.bridge.transport import (
+    BROKEN,
+    Translation,
+    Translator,
+    decoded_object,
+    event_data,
+    without_compression,
+)
 from proxy.upstream.transport import CHAT_PATH, Outgoing, output_field
 
 FIELDS = frozenset(
@@ -22,6 +32,9 @@ FIELDS = frozenset(
 )
 """Fields of a translated request. LiteLLM's own and the ones of hosted tools aren't for the upstream."""
 
+_BATCH = 100
+"""Events between two turns of other requests."""
+
 _MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 _FOR_TRANSLATION = frozenset({"thinking_blocks", "cache_control"})
 _CALL_FIELDS = ("id", "type", "function")
@@ -32,22 +45,42 @@ class ChatTranslation(Translation):
 
     request: Mapping[str, Any]
 
+    @abstractmethod
+    def builder(self) -> AnswerBuilder:
+        """Return a builder of the answer."""
+
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer for a chat completion."""
-        give_ids(answer)
-        return self.of_completion(answer)
+        builder = self.builder()
+        completion = Completion(builder)
+        for _ in itertools.chain(completion.feed(answer), completion.finish()):
+            pass
+        return builder.answer
 
-    def events(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the events for a chat stream."""
-        return self.of_chunks(ordered(chunks(body)))
+    async def events(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the events for a chat stream. Raises ``UpstreamInterrupted`` if it has no finish reason."""
+        completion = Completion(self.builder())
+        sent = itertools.count(1)
+        async for made in _steps(completion, body):
+            for event in made:
+                yield sse.encode(msgspec.json.encode(event), event["type"])
+                if next(sent) % _BATCH == 0:
+                    await asyncio.sleep(0)
 
-    @abstractmethod
-    def of_completion(self, completion: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer for a chat completion whose calls have ids."""
 
-    @abstractmethod
-    def of_chunks(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-        """Yield the events for the chunks of a chat stream, with its calls in order."""
+async def _steps(completion: Completion, body: AsyncIterator[bytes]) -> AsyncIterator[Iterator[Event]]:
+    """Yield the events of each chunk, and of the end."""
+    try:
+        async for data in event_data(body):
+            if data == b"[DONE]":
+                break
+            yield completion.feed(decoded_object(data, UNREADABLE))
+    except UpstreamInterrupted:
+        if completion.reason is None:
+            raise
+    if completion.reason is None:
+        raise UpstreamInterrupted(BROKEN)
+    yield completion.finish()
 
 
 def chat_translator(

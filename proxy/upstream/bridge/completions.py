@@ -1,4 +1,4 @@
-"""Read chat completions and chat streams as servers send them, and put their calls in order.
+"""Read chat completions and chat streams in all forms that servers send, and put their calls in order.
 
 Servers stream parallel calls in turns, without an index, or with equal ids. A block of ``/v1/messages`` is streamed
 whole before the next one, and each call has an id of its own. So a stream's calls are put in order before they are
@@ -7,50 +7,245 @@ translated.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from proxy.errors import UpstreamInterrupted
-from proxy.upstream.bridge.transport import BROKEN, ErrorInStream, decoded_object, event_data
+from proxy.upstream.bridge.transport import ErrorInStream
 
 UNREADABLE = "The upstream's answer isn't a chat completion. Ask the operator to check the setting 'speaks'."
 
-Delta = dict[str, Any]
+FAILED = "The model's server ended the answer with the reason '{}'. Send the request again."
+CONTINUED = "The model's server sent arguments after the end of their call. Send the request again."
+NAMELESS = "The model's server sent a call without a name. Send the request again."
 
-_CONTENT = frozenset({"content", "refusal", "reasoning_content", "thinking_blocks"})
+Delta = dict[str, Any]
+Event = dict[str, Any]
+
+_FRAME = ("id", "created", "model", "service_tier")
+_TEXTS = ("text", "thinking", "reasoning", "summary", "refusal", "transcript", "content")
+"""Fields with the text of a part. It may be in parts inside, as Mistral's thinking."""
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+"""Fields with reasoning. If a server fills two of them, they have the same text."""
+_FIGURES: Mapping[str, Sequence[str]] = {
+    "sent": ("prompt_tokens", "input_tokens"),
+    "written": ("completion_tokens", "output_tokens"),
+    "cached": ("cached_tokens", "cache_read_input_tokens", "prompt_cache_hit_tokens"),
+    "put": ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens"),
+    "reasoned": ("reasoning_tokens",),
+}
+_ENDS = (
+    ("error", re.compile(r"error|fail|abort|cancel|malformed|insufficient|interrupt|time_?out")),
+    ("length", re.compile(r"length|max_|limit|context|truncat|incomplete")),
+    (
+        "content_filter",
+        re.compile(r"filter|safety|refus|sensitive|recitation|prohibit|blocked|blocklist|spii|guardrail|moderat"),
+    ),
+)
+"""Ends of an answer by the words in their reasons. All others are the model's own."""
 
 _UNIQUE = re.compile(r"[a-z]+_proxy[0-9a-f]{32}")
+_ANY: Any = object()
 
 
-def with_reasoning(part: dict[str, Any]) -> None:
-    """Rename ``reasoning`` of a message or delta, as vLLM and OpenRouter write it, to LiteLLM's name."""
-    if isinstance(part.get("reasoning"), str) and not part.get("reasoning_content"):
-        part["reasoning_content"] = part["reasoning"]
-    part.pop("reasoning", None)
+class AnswerBuilder(ABC):
+    """Builds an answer in another API. ``answer`` is whole after ``finish``."""
+
+    answer: dict[str, Any]
+
+    @abstractmethod
+    def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events of a chunk in the form of ``Completion``."""
+
+    @abstractmethod
+    def finish(self) -> Iterator[Event]:
+        """Yield the events at the end of the answer."""
 
 
-async def chunks(body: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
-    """Yield the chunks of a chat stream up to its end.
+class Completion:
+    """A chat completion, whole or in chunks, on its way to a builder.
 
-    Raises ``ErrorInStream`` at an error, and ``UpstreamInterrupted`` if the stream ends without a finish reason.
+    The builder's chunks have one choice at most. Its delta has only ``content``, ``refusal``, and ``reasoning_content``
+    as texts, ``thinking_blocks``, URLs in ``images``, and ``tool_calls`` with one part of one call. Each call is whole
+    before the next call or text. Its first part has its index, id, and name, the others its index and arguments. The
+    last chunk's finish reason is ``stop``, ``length``, ``tool_calls``, or ``content_filter``. If a server such as vLLM
+    names the text that it stopped at, it's the ``stop_sequence``.
     """
-    finished = False
-    async for data in event_data(body):
-        if data == b"[DONE]":
-            return
-        chunk = decoded_object(data, UNREADABLE)
-        if isinstance(error := chunk.get("error"), Mapping | str):
-            raise ErrorInStream(error if isinstance(error, Mapping) else {"message": error})
-        for choice in chunk.get("choices") or ():
-            finished = finished or choice.get("finish_reason") is not None
-            with_reasoning(choice.setdefault("delta", {}))
-        yield chunk
-    if not finished:
-        raise UpstreamInterrupted(BROKEN)
+
+    def __init__(self, builder: AnswerBuilder) -> None:
+        self.reason: str | None = None
+        self._stop: Any = None
+        self._builder = builder
+        self._order = _Order()
+        self._index: Any = _ANY
+        self._written: defaultdict[str, list[Any]] = defaultdict(list)
+
+    def feed(self, value: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the events of a completion or a chunk. Raises ``ErrorInStream``."""
+        choices = _objects(value.get("choices"))
+        choice, delta = self._chosen(choices)
+        _raise_error(value, choice)
+        frame = {name: value[name] for name in _FRAME if value.get(name) is not None}
+        if isinstance(usage := value.get("usage") or choice.get("usage"), Mapping):
+            frame["usage"] = usage
+        yield from self._builder.feed(frame)
+        for one in self._order.feed(delta):
+            yield from self._builder.feed(_chunk(one))
+        reason = _reason(choice.get("finish_reason"))
+        if reason == "error":
+            raise ErrorInStream({"message": FAILED.format(choice["finish_reason"]), "type": "server_error"})
+        self.reason = (reason or self.reason) if self.reason in (None, "stop") else self.reason
+        self._stop = choice.get("stop_reason") or self._stop
+
+    def finish(self) -> Iterator[Event]:
+        """Yield the events at the end of the answer. Raises ``UpstreamInterrupted``."""
+        for one in self._order.finish():
+            yield from self._builder.feed(_chunk(one))
+        reason = self.reason or "stop"
+        called = reason == "stop" and self._order.has_calls
+        end = _chunk({}, "tool_calls" if called else reason)
+        end["choices"][0]["stop_sequence"] = self._stop if isinstance(self._stop, str) else None
+        yield from self._builder.feed(end)
+        yield from self._builder.finish()
+
+    def _chosen(self, choices: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Delta]:
+        """Return the first choice with content and its delta. From then on, return the ones with its index."""
+        read = [(one, self._delta(one)) for one in choices if self._index in (_ANY, one.get("index"))]
+        chosen, delta = next((one for one in read if one[1]), read[0] if read else ({}, {}))
+        if delta:
+            self._index = chosen.get("index")
+        for name, value in delta.items():
+            self._written[name] += [value] if isinstance(value, str) else value
+        return chosen, delta
+
+    def _delta(self, choice: Mapping[str, Any]) -> Delta:
+        if isinstance(delta := choice.get("delta"), Mapping) and delta:
+            return _read(delta)
+        message = choice.get("message")
+        read = _read(message if isinstance(message, Mapping) else {"content": choice.get("text")}, whole=True)
+        return {name: new for name, value in read.items() if (new := self._unwritten(name, value))}
+
+    def _unwritten(self, name: str, value: Any) -> Any:
+        """Return the new part of a message's field. A message at the end of a stream repeats what came before."""
+        before = self._written[name]
+        if not isinstance(value, str):
+            return [] if before else value
+        written = "".join(before)
+        return value.removeprefix(written) if value.startswith(written) else ""
+
+
+def _chunk(delta: Delta, reason: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    listed = value if isinstance(value, list) else [value]
+    return [one for one in listed if isinstance(one, Mapping)]
+
+
+def _raise_error(value: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
+    """Raise ``ErrorInStream`` if an object has an error, or is one."""
+    error = value.get("error") or choice.get("error")
+    if not error and not value.get("choices"):
+        error = value if value.get("message") else value.get("detail")
+    if error:
+        raise ErrorInStream(error if isinstance(error, Mapping) else {"message": str(error)})
+
+
+def _reason(stated: Any) -> str | None:
+    """Return a finish reason, or ``error``. SGLang's own API has an object, and some servers ``""`` or ``"null"``."""
+    stated = str((stated.get("type") if isinstance(stated, Mapping) else stated) or "").lower()
+    if stated in ("", "null", "none"):
+        return None
+    return next((name for name, words in _ENDS if words.search(stated)), "stop")
+
+
+def _read(message: Mapping[str, Any], *, whole: bool = False) -> Delta:
+    """Return the delta for a message or delta in any form, without empty fields."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for part in _listed(message.get("content") or _text(message.get("audio"))):
+        kind, text = _part(part)
+        found[kind].append(text)
+    found["refusal"].append(_text(message.get("refusal")))
+    if reasoning := next(filter(None, (_text(message.get(name)) for name in _REASONING)), ""):
+        found["reasoning_content"] = [reasoning]
+    delta: Delta = {name: "".join(found[name]) for name in ("reasoning_content", "content", "refusal")}
+    delta["thinking_blocks"] = _objects(message.get("thinking_blocks"))
+    delta["images"] = [*found["images"], *filter(None, map(_url, _listed(message.get("images"))))]
+    calls = _objects(message.get("tool_calls"))
+    calls = calls or [{"index": 0, "function": one} for one in _objects(message.get("function_call"))]
+    delta["tool_calls"] = [_call(one, number if whole else None) for number, one in enumerate(calls)]
+    return {name: value for name, value in delta.items() if value}
+
+
+def _part(part: Any) -> tuple[str, str]:
+    """Return the field of the delta for a part of a content, and its text or URL. A part without a text is JSON."""
+    if not isinstance(part, Mapping):
+        return "content", str(part)
+    kind = str(part.get("type"))
+    if "image" in kind and (url := _url(part)):
+        return "images", url
+    text = _text(part)
+    if "think" in kind or "reason" in kind:
+        return "reasoning_content", text
+    if "refusal" in part:
+        return "refusal", text
+    return "content", text if any(name in part for name in _TEXTS) else msgspec.json.encode(part).decode()
+
+
+def _text(value: Any) -> str:
+    """Return the text of a field or part, with the texts of the parts inside."""
+    if isinstance(value, Mapping):
+        return _text(next((value[name] for name in _TEXTS if value.get(name)), None))
+    return value if isinstance(value, str) else "".join(map(_text, value)) if isinstance(value, list) else ""
+
+
+def _url(image: Any) -> str | None:
+    """Return the URL of an image in any form."""
+    if isinstance(image, Mapping):
+        data = image.get("b64_json")
+        return f"data:image/png;base64,{data}" if data else _url(image.get("image_url") or image.get("url"))
+    return image if isinstance(image, str) else None
+
+
+def _call(part: Mapping[str, Any], number: int | None) -> dict[str, Any]:
+    """Return a part of a call. ``number`` replaces a missing index."""
+    function = part.get("function")
+    function = function if isinstance(function, Mapping) else part
+    index, id, arguments = part.get("index"), part.get("id"), function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = "" if arguments is None else msgspec.json.encode(arguments).decode()
+    return {
+        "index": index if isinstance(index, int) else number,
+        "id": "" if id is None else str(id),
+        "type": "function",
+        "function": {"name": str(function.get("name") or ""), "arguments": arguments},
+    }
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def figures(usage: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tokens of the prompt, of the answer, read from a cache, written to one, and of the reasoning."""
+    fields = dict(usage)
+    for details in ("prompt_tokens_details", "input_tokens_details", "completion_tokens_details"):
+        fields |= inner if isinstance(inner := usage.get(details), Mapping) else {}
+    return {kind: _figure(fields, names) for kind, names in _FIGURES.items()}
+
+
+def _figure(fields: Mapping[str, Any], names: Sequence[str]) -> int:
+    stated = (fields.get(name) for name in names)
+    return next((int(one) for one in stated if isinstance(one, int | float) and one > 0), 0)
 
 
 def is_unique(id: str) -> bool:
@@ -63,99 +258,51 @@ def unique(prefix: str) -> str:
     return f"{prefix}_proxy{uuid.uuid4().hex}"
 
 
-async def ordered(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-    """Yield the chunks with one part of one call in each, and each call whole before the next call or text.
-
-    The first part of a call has its index, id, and name. The others have its index and arguments. The finish reason
-    follows all calls, because servers may end each call with one.
-    """
-    order = _Order()
-    last: dict[str, Any] = {}
-    end: dict[str, Any] | None = None
-    async for chunk in chunks:
-        choice: Mapping[str, Any] = next(iter(chunk.get("choices") or ()), {})
-        delta = choice.get("delta") or {}
-        content = bool(delta.get("tool_calls")) or any(delta.get(name) for name in _CONTENT)
-        reason = choice.get("finish_reason")
-        if end is not None and not content and not reason:
-            for one in order.finish():
-                yield _with(end, one)
-            yield end
-            end = None
-        if reason:
-            if end is not None and reason == "stop":
-                reason = end["choices"][0]["finish_reason"]
-            end = _with({**(end or {}), **chunk}, {}, reason)
-            chunk = {name: value for name, value in chunk.items() if name != "usage"}
-        if content:
-            for one in order.feed(delta):
-                yield _with(chunk, one)
-        elif not reason:
-            yield chunk
-        last = chunk
-    for one in order.finish():
-        yield _with(last, one)
-    if end is not None:
-        yield end
-
-
-def give_ids(completion: Mapping[str, Any]) -> None:
-    """Give each call of a completion an id of its own."""
-    taken: set[str] = set()
-    for call in completion["choices"][0]["message"].get("tool_calls") or ():
-        call["id"] = _untaken(call.get("id"), taken)
-
-
-def _with(chunk: Mapping[str, Any], delta: Delta, reason: str | None = None) -> dict[str, Any]:
-    choice = next(iter(chunk.get("choices") or ()), {"index": 0})
-    return {**chunk, "choices": [{**choice, "delta": delta, "finish_reason": reason}]}
-
-
-def _untaken(id: str | None, taken: set[str]) -> str:
-    """Return an id, or a new one if it's missing or taken. Add it to ``taken``."""
-    chosen = id if id and id not in taken else unique("call")
-    taken.add(chosen)
-    return chosen
-
-
 class _StreamedCall:
     """One call. ``number`` is its position in the answer, whatever the upstream's index."""
 
-    def __init__(self, number: int, part: Mapping[str, Any]) -> None:
+    def __init__(self, number: int, index: int | None) -> None:
         self.number = number
-        self.closed = False
-        self.name = ""
-        self.index = part.get("index")
+        self.index = index
         self.id = ""
-        self._fields = part
+        self.name = ""
+        self.closed = False
         self._opened = False
-        self.arguments = ""
+        self._texts: list[str] = []
+        self._length = 0
         self._sent = 0
         self._complete: bool | None = None
 
+    @property
+    def arguments(self) -> str:
+        """The arguments up to now."""
+        return "".join(self._texts)
+
     def add(self, part: Mapping[str, Any]) -> None:
-        """Add a part. Raises ``ValueError`` if the client has the whole call already."""
-        name, text = _function(part)
+        """Add a part. Raises ``UpstreamInterrupted`` if the client has the whole call already."""
+        text = part["function"]["arguments"]
         if self.closed and text.strip():
-            raise ValueError("arguments after the end of a call")
-        self.id = self.id or part.get("id") or ""
-        self.name = self.name or name
-        self.arguments += text
+            raise UpstreamInterrupted(CONTINUED)
+        self.id = self.id or part["id"]
+        self.name = self.name or part["function"]["name"]
+        self._texts.append(text)
+        self._length += len(text)
         self._complete = None
 
     def matches(self, part: Mapping[str, Any]) -> bool:
         """Return whether neither index nor id says that a part belongs to another call."""
-        index, id = part.get("index"), part.get("id")
+        index, id = part["index"], part["id"]
         return (index is None or self.index is None or index == self.index) and (not id or self.id in ("", id))
 
     def repeats(self, part: Mapping[str, Any]) -> bool:
         """Return whether a part is the whole call again, as some servers send it at the end of a stream."""
-        name, text = _function(part)
-        return part.get("id") == self.id != "" and name == self.name and text == self.arguments and self.complete()
+        if part["id"] != self.id or not self.id or len(part["function"]["arguments"]) != self._length:
+            return False
+        return part["function"] == {"name": self.name, "arguments": self.arguments} and self.complete()
 
     def precedes(self, part: Mapping[str, Any]) -> bool:
         """Return whether a part with the same index or id begins another call."""
-        name, text = _function(part)
+        name, text = part["function"]["name"], part["function"]["arguments"]
         if not name or not self.name:
             return False
         return name != self.name or (bool(text.strip()) and self.complete())
@@ -170,55 +317,69 @@ class _StreamedCall:
         """Yield what the client doesn't have yet."""
         if not self.name:
             return
-        text = self.arguments[self._sent :]
-        self._sent = len(self.arguments)
-        part: dict[str, Any] = {"index": self.number, "function": {"arguments": text}}
+        text = "".join(self._texts[self._sent :])
+        self._sent = len(self._texts)
         if not self._opened:
             self._opened = True
-            function = {**(self._fields.get("function") or {}), "name": self.name, "arguments": text}
-            part = {**self._fields, **part, "id": _untaken(self.id, taken), "type": "function", "function": function}
-        elif not text:
-            return
-        yield {"tool_calls": [part]}
+            id = self.id if self.id and self.id not in taken else unique("call")
+            taken.add(id)
+            opening = {"id": id, "type": "function", "function": {"name": self.name, "arguments": text}}
+            yield {"tool_calls": [{"index": self.number, **opening}]}
+        elif text:
+            yield {"tool_calls": [{"index": self.number, "function": {"arguments": text}}]}
 
 
 class _Order:
     """The calls and texts of one answer. Those behind an incomplete call wait."""
 
     def __init__(self) -> None:
-        self._calls: list[_StreamedCall] = []
+        self._number = itertools.count()
+        self._newest: dict[tuple[Any, Any], _StreamedCall] = {}
         self._waiting: deque[_StreamedCall | Delta] = deque()
         self._taken: set[str] = set()
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether the client has got a call."""
+        return bool(self._taken)
+
     def feed(self, delta: Mapping[str, Any]) -> Iterator[Delta]:
         """Yield the deltas that a delta makes ready."""
-        rest = {name: value for name, value in delta.items() if name != "tool_calls"}
-        if any(rest.get(name) for name in _CONTENT):
+        if rest := {name: value for name, value in delta.items() if name != "tool_calls"}:
             self._waiting.append(rest)
         for part in delta.get("tool_calls") or ():
             self._add(part)
         yield from self._ready(ended=False)
 
     def finish(self) -> Iterator[Delta]:
-        """Yield all that waits. Raises ``ValueError`` for a call that has arguments and no name."""
+        """Yield all that waits. Raises ``UpstreamInterrupted`` for a call that has arguments and no name."""
         yield from self._ready(ended=True)
 
     def _add(self, part: Mapping[str, Any]) -> None:
-        call = next((one for one in reversed(self._calls) if one.matches(part)), None)
+        call = self._call_of(part)
         if call is not None and call.repeats(part):
             return
         if call is None or call.precedes(part):
-            call = _StreamedCall(len(self._calls), part)
-            self._calls.append(call)
+            call = _StreamedCall(next(self._number), part["index"])
             self._waiting.append(call)
         call.add(part)
+        for key in itertools.product({call.index, _ANY}, {call.id, _ANY}):
+            if key not in self._newest or self._newest[key].number < call.number:
+                self._newest[key] = call
+
+    def _call_of(self, part: Mapping[str, Any]) -> _StreamedCall | None:
+        """Return the newest call that a part may belong to."""
+        indexes = (_ANY,) if part["index"] is None else (part["index"], None)
+        ids = (part["id"], "") if part["id"] else (_ANY,)
+        found = (self._newest.get(key) for key in itertools.product(indexes, ids))
+        return max((one for one in found if one and one.matches(part)), key=lambda one: one.number, default=None)
 
     def _ready(self, *, ended: bool) -> Iterator[Delta]:
         while self._waiting:
             first = self._waiting[0]
             if isinstance(first, _StreamedCall):
                 if ended and first.arguments and not first.name:
-                    raise ValueError("a call without a name")
+                    raise UpstreamInterrupted(NAMELESS)
                 yield from first.release(self._taken)
                 if not ended and (len(self._waiting) == 1 or not first.complete()):
                     return
@@ -226,11 +387,6 @@ class _Order:
             else:
                 yield first
             self._waiting.popleft()
-
-
-def _function(part: Mapping[str, Any]) -> tuple[str, str]:
-    function = part.get("function") or {}
-    return function.get("name") or "", function.get("arguments") or ""
 
 
 def _is_object(text: str) -> bool:

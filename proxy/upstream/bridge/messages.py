@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from proxy.errors import RequestError, anthropic_type
 from proxy.http import sse
 from proxy.overflow import recognise
 from proxy.upstream.bridge.chat import ChatTranslation, chat_translator
-from proxy.upstream.bridge.completions import with_reasoning
+from proxy.upstream.bridge.messages_answers import MessageBuilder
 
 _ADAPTERS = "litellm.llms.anthropic.pass_through.adapters"
 
@@ -36,6 +36,7 @@ class MessagesTranslation(ChatTranslation):
     def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
         self._litellm = litellm
         self._model = body["model"]
+        self._stops = body.get("stop_sequences") or ()
         self._adapter = importlib.import_module(f"{_ADAPTERS}.transformation").LiteLLMAnthropicMessagesAdapter()
         fields = {name: value for name, value in body.items() if name in _FIELDS and value is not None}
         fields["tools"] = [tool for tool in fields.get("tools") or () if tool.get("type") in (None, "custom")]
@@ -51,44 +52,9 @@ class MessagesTranslation(ChatTranslation):
         value = effort.get("effort") if isinstance(effort, Mapping) else effort
         return value if value and self._litellm.supports_reasoning(self._model) else None
 
-    def of_completion(self, completion: dict[str, Any]) -> dict[str, Any]:
-        """Return the message for a chat completion."""
-        for choice in completion["choices"]:
-            with_reasoning(choice["message"])
-        response = self._litellm.ModelResponse(**completion)
-        message: dict[str, Any] = dict(self._adapter.translate_openai_response_to_anthropic(response, self._names))
-        message["content"] = [block for block in message["content"] if block != {"type": "text", "text": ""}]
-        for block in message["content"]:
-            _with_signature(block)
-        message["id"] = _message_id(str(message["id"]))
-        return message
-
-    async def of_chunks(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-        """Yield the events for the chunks of a chat stream."""
-        wrapper = importlib.import_module(f"{_ADAPTERS}.streaming_iterator").AnthropicStreamWrapper(
-            self._parsed(chunks), model=self._model, tool_name_mapping=self._names
-        )
-        async for event in wrapper:
-            match event["type"]:
-                case "message_delta":
-                    event["delta"].setdefault("stop_sequence", None)
-                case "content_block_start":
-                    _with_signature(event["content_block"])
-            yield sse.encode(msgspec.json.encode(event), event["type"])
-
-    async def _parsed(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[Any]:
-        async for chunk in chunks:
-            yield self._litellm.types.utils.ModelResponseStream(**chunk)
-
-
-def _with_signature(block: dict[str, Any]) -> None:
-    """Give thinking from a server without signatures an empty one, as the SDK's types require."""
-    if block.get("type") == "thinking" and block.get("signature") is None:
-        block["signature"] = ""
-
-
-def _message_id(id: str) -> str:
-    return id if id.startswith("msg_") else f"msg_{id}"
+    def builder(self) -> MessageBuilder:
+        """Return a builder of the message."""
+        return MessageBuilder(self._model, self._names, self._stops)
 
 
 def _translation(litellm: Any, body: dict[str, Any]) -> MessagesTranslation:

@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -138,20 +138,8 @@ class ResponsesTranslation(ChatTranslation):
             output = json.dumps(output, ensure_ascii=False)
         return f"[failed]\n{output}" if item.get("status") == "failed" else output
 
-    def of_completion(self, completion: dict[str, Any]) -> dict[str, Any]:
-        """Return the response for a chat completion."""
-        return self._builder().whole(completion)
-
-    async def of_chunks(self, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-        """Yield the events for the chunks of a chat stream."""
-        builder = self._builder()
-        async for chunk in chunks:
-            for event in builder.feed(chunk):
-                yield sse.encode(msgspec.json.encode(event), event["type"])
-        for event in builder.finish():
-            yield sse.encode(msgspec.json.encode(event), event["type"])
-
-    def _builder(self) -> ResponseBuilder:
+    def builder(self) -> ResponseBuilder:
+        """Return a builder of the response."""
         return ResponseBuilder(self._asked, self._functions.calls, self._sealing.encode_thinking_blocks)
 
 

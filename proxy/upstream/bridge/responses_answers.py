@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.dialects.parts import RESPONSES
-from proxy.upstream.bridge.completions import unique, with_reasoning
-
-Event = dict[str, Any]
+from proxy.upstream.bridge.completions import AnswerBuilder, Event, figures, unique
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -58,7 +56,7 @@ class CallItem:
         return {RESPONSES[self.type].arguments: value}
 
 
-class ResponseBuilder:
+class ResponseBuilder(AnswerBuilder):
     """One response. ``calls`` has the items for calls by the names of functions.
 
     ``sealed`` encodes thinking with signatures, so that a client can send it back.
@@ -74,8 +72,10 @@ class ResponseBuilder:
         self._arguments: dict[int, str] = {}
         self._thinking: list[dict[str, Any]] = []
         self._reason: str | None = None
+        self._cut = False
+        self._positions: dict[str, int] = {}
         echoed = {name: asked[name] for name in _ECHOED if asked.get(name) is not None}
-        self.response: dict[str, Any] = {
+        self.answer: dict[str, Any] = {
             "id": "",
             "object": "response",
             "created_at": 0,
@@ -92,43 +92,32 @@ class ResponseBuilder:
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the events of a chunk."""
-        if not self.response["id"]:
-            self.response["id"] = unique("resp")
-            self.response["created_at"] = chunk.get("created") or 0
-            self.response["model"] = chunk.get("model") or self.response["model"]
+        if not self.answer["id"]:
+            self.answer["id"] = unique("resp")
+            self.answer["created_at"] = chunk.get("created") or 0
+            self.answer["model"] = chunk.get("model") or self.answer["model"]
             yield self._event("response.created", response=self._snapshot())
             yield self._event("response.in_progress", response=self._snapshot())
-        for choice in (chunk.get("choices") or ())[:1]:
-            delta = choice.get("delta") or {}
-            with_reasoning(delta)
-            yield from self._delta(delta)
-            self._reason = choice.get("finish_reason") or self._reason
+        for choice in chunk.get("choices") or ():
+            yield from self._delta(choice["delta"])
+            self._reason = choice["finish_reason"]
         if usage := chunk.get("usage"):
-            self.response["usage"] = _usage(usage)
-        if (tier := chunk.get("service_tier")) and tier != self.response.get("service_tier"):
+            self.answer["usage"] = _usage(usage)
+        if (tier := chunk.get("service_tier")) and tier != self.answer.get("service_tier"):
             # In front of the caller's metadata, as in OpenAI's responses.
-            self.response = {"service_tier": tier, **self.response} | {"service_tier": tier}
+            self.answer = {"service_tier": tier, **self.answer} | {"service_tier": tier}
 
     def finish(self) -> Iterator[Event]:
         """Yield the events at the end of a stream."""
+        incomplete = _INCOMPLETE.get(self._reason or "")
+        self._cut = bool(incomplete)
         yield from self._close_reasoning()
         yield from self._close_text()
         for index in self._calls:
             yield from self._close_call(index)
-        incomplete = _INCOMPLETE.get(self._reason or "")
-        self.response["status"] = "incomplete" if incomplete else "completed"
-        self.response["incomplete_details"] = {"reason": incomplete} if incomplete else None
-        yield self._event(f"response.{self.response['status']}", response=self.response)
-
-    def whole(self, completion: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the response for a chat completion."""
-        choice = completion["choices"][0]
-        message = dict(choice["message"])
-        message["tool_calls"] = [{**call, "index": n} for n, call in enumerate(message.get("tool_calls") or ())]
-        chunk = {**completion, "choices": [{**choice, "delta": message}]}
-        for _ in (*self.feed(chunk), *self.finish()):
-            pass
-        return self.response
+        self.answer["status"] = "incomplete" if incomplete else "completed"
+        self.answer["incomplete_details"] = {"reason": incomplete} if incomplete else None
+        yield self._event(f"response.{self.answer['status']}", response=self.answer)
 
     def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:
         self._thinking += delta.get("thinking_blocks") or ()
@@ -137,6 +126,8 @@ class ResponseBuilder:
         for kind in ("content", "refusal"):
             if text := delta.get(kind):
                 yield from self._writes(kind, text)
+        for url in delta.get("images") or ():
+            yield from self._draws(url)
         for call in delta.get("tool_calls") or ():
             yield from self._call(call)
 
@@ -194,7 +185,20 @@ class ResponseBuilder:
             extra: dict[str, Any] = {"logprobs": []} if key == "text" else {}
             yield self._of(item, f"response.{part['type']}.done", content_index=index, **{key: part[key]}, **extra)
             yield self._of(item, "response.content_part.done", content_index=index, part=part)
-        item["status"] = "completed"
+        item["status"] = self._status(item)
+        yield self._done(item)
+
+    def _draws(self, url: str) -> Iterator[Event]:
+        data = url.partition(";base64,")[2]
+        if not data:
+            yield from self._writes("content", f"\n![image]({url})\n")
+            return
+        yield from self._close_reasoning()
+        yield from self._close_text()
+        fields = {"id": unique("ig"), "status": "completed", "result": data}
+        item = self._item({"type": "image_generation_call", **fields})
+        yield self._added(item)
+        yield self._of(item, "response.image_generation_call.completed")
         yield self._done(item)
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[Event]:
@@ -217,7 +221,7 @@ class ResponseBuilder:
 
     def _close_call(self, index: int) -> Iterator[Event]:
         (item, kind), arguments = self._calls[index], self._arguments[index]
-        item |= {"status": "completed", **kind.arguments(arguments)}
+        item |= {"status": self._status(item), **kind.arguments(arguments)}
         if item["type"] == "function_call":
             name = "response.function_call_arguments.done"
             yield self._of(item, name, arguments=arguments, name=item["name"])
@@ -226,24 +230,25 @@ class ResponseBuilder:
             yield self._of(item, "response.custom_tool_call_input.done", input=item["input"])
         yield self._done(item)
 
+    def _status(self, item: dict[str, Any]) -> str:
+        return "incomplete" if self._cut and item is self.answer["output"][-1] else "completed"
+
     def _item(self, item: dict[str, Any]) -> dict[str, Any]:
-        self.response["output"].append(item)
+        self._positions[item["id"]] = len(self.answer["output"])
+        self.answer["output"].append(item)
         return item
 
     def _snapshot(self) -> dict[str, Any]:
-        return {**self.response, "output": []}
+        return {**self.answer, "output": []}
 
     def _added(self, item: dict[str, Any]) -> Event:
-        return self._event("response.output_item.added", output_index=self._position(item), item=dict(item))
+        return self._event("response.output_item.added", output_index=self._positions[item["id"]], item=dict(item))
 
     def _done(self, item: dict[str, Any]) -> Event:
-        return self._event("response.output_item.done", output_index=self._position(item), item=item)
+        return self._event("response.output_item.done", output_index=self._positions[item["id"]], item=item)
 
     def _of(self, item: dict[str, Any], type: str, **fields: Any) -> Event:
-        return self._event(type, item_id=item["id"], output_index=self._position(item), **fields)
-
-    def _position(self, item: dict[str, Any]) -> int:
-        return next(n for n, one in enumerate(self.response["output"]) if one is item)
+        return self._event(type, item_id=item["id"], output_index=self._positions[item["id"]], **fields)
 
     def _event(self, type: str, **fields: Any) -> Event:
         return {"type": type, "sequence_number": next(self._numbers), **fields}
@@ -272,15 +277,12 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    sent, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-    details = usage.get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens") or 0
-    put = details.get("cache_write_tokens") or details.get("cache_creation_tokens") or 0
-    reasoning = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
+    known = figures(usage)
+    put = {"cache_write_tokens": known["put"]} if known["put"] else {}
     return {
-        "input_tokens": sent,
-        "input_tokens_details": {"cached_tokens": cached, **({"cache_write_tokens": put} if put else {})},
-        "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": reasoning},
-        "total_tokens": sent + written,
+        "input_tokens": known["sent"],
+        "input_tokens_details": {"cached_tokens": known["cached"], **put},
+        "output_tokens": known["written"],
+        "output_tokens_details": {"reasoning_tokens": known["reasoned"]},
+        "total_tokens": known["sent"] + known["written"],
     }

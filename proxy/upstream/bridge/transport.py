@@ -173,6 +173,8 @@ class Bridge(Transport):
             return await self._error(answer, raw)
         try:
             translated = await asyncio.to_thread(translation.whole, value)
+        except ErrorInStream as error:
+            return await self._error(answer, _error_bytes(error))
         except UpstreamInterrupted:
             raise
         except Exception as error:

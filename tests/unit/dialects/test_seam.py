@@ -21,7 +21,7 @@ ELSEWHERE = {
     "overflow/errors.py": "tells an answer from an error",
     "upstream/bridge/chat.py": "checks LiteLLM's translations",
     "upstream/bridge/completions.py": "reads chat completions, and puts their calls in order",
-    "upstream/bridge/messages.py": "completes LiteLLM's translations",
+    "upstream/bridge/messages_answers.py": "builds messages from chat streams",
     "upstream/bridge/over_responses.py": "completes LiteLLM's translations",
     "upstream/bridge/responses.py": "writes chat requests for items",
     "upstream/bridge/responses_answers.py": "builds responses from chat streams",
