@@ -95,7 +95,7 @@ def chat_translator(
     """
 
     def translate(litellm: Any, request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
-        made = translation(litellm, {**_body_of(request), "model": request.model})
+        made = translation(litellm, {**body_of(request), "model": request.model})
         chat = plain(made.request, request.model, translated=translated)
         if request.alternated is not None:
             chat["messages"] = request.alternated(chat["messages"])
@@ -111,7 +111,8 @@ def chat_translator(
     return Translator(translate, _is_completion, error, error_event, UNREADABLE, shape)
 
 
-def _body_of(request: Outgoing) -> dict[str, Any]:
+def body_of(request: Outgoing) -> dict[str, Any]:
+    """Return a request's body. Raises ``BadBody`` if it isn't a JSON object."""
     try:
         body = msgspec.json.decode(request.body if request.expanded is None else request.expanded())
     except (ValueError, RecursionError) as error:
