@@ -301,7 +301,7 @@ def _misshapen(value: Mapping[str, Any], path: str = "", names: tuple[str, ...] 
     for name in names:
         listed = value.get(name)
         if not isinstance(listed, list):
-            if not isinstance(listed, str | None) or name in ("messages", "tools"):
+            if listed is not None and (not isinstance(listed, str) or name in ("messages", "tools")):
                 return f"'{path}{name}' must be an array"
             continue
         for number, one in enumerate(listed):

@@ -1,0 +1,263 @@
+"""Compressed answers, broken streams, and errors behind a bridge, as clients of each API see them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import zlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import brotli
+import httpx
+import openai
+import pytest
+import zstandard
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from structlog.testing import capture_logs
+
+from tests.kit.three_apis import PATHS, Answer, event
+from tests.product.test_bridged_answers import HELLO, clients, entrance, message, response
+
+PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "br": brotli.compress,
+    "zstd": zstandard.ZstdCompressor().compress,
+    "unknown": bytes,
+    "mislabeled gzip": bytes,
+}
+BRIDGES = [("messages", "chat"), ("responses", "chat"), ("messages", "responses"), ("chat", "responses")]
+NAMES = {"chat": "messages", "messages": "messages", "responses": "input"}
+
+
+class Upstream:
+    """An upstream of one API. ``answer`` returns the status, headers, and body for a request's body."""
+
+    def __init__(self, api: str, answer: Callable[[dict[str, Any]], Response]) -> None:
+        self.heads: list[Any] = []
+        self._answer = answer
+        self.app = Starlette(routes=[Route(PATHS[api], self._serve, methods=["POST"])])
+
+    async def _serve(self, request: Request) -> Response:
+        self.heads.append(request.headers)
+        return self._answer(json.loads(await request.body()))
+
+
+def whole(api: str, *, stream: bool) -> tuple[str, bytes]:
+    """The content type and the body of an answer."""
+    events, body = Answer("Hello to you, and to all the others.").parts(api, stream=stream)
+    return ("text/event-stream", b"".join(events)) if stream else ("application/json", body)
+
+
+def failing(status: int, fields: dict[str, Any], **headers: str) -> Callable[[dict[str, Any]], Response]:
+    body = json.dumps({"error": fields})
+    return lambda asked: Response(body, status, headers=headers, media_type="application/json")
+
+
+def ask(url: str, api: str, *, stream: bool) -> httpx.Response:
+    """Send a request of an API."""
+    fields = {"model": "m", "max_tokens": 50, NAMES[api]: HELLO, "stream": stream}
+    with httpx.Client(trust_env=False, timeout=60) as http:
+        return http.post(f"{url}{PATHS[api]}", json=fields)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("encoding", PACKED)
+@pytest.mark.parametrize(("api", "behind"), BRIDGES)
+def test_compressed_answers_and_errors(api: str, behind: str, encoding: str, stream: bool, tmp_path: Path) -> None:
+    """Some servers and CDNs compress without being asked."""
+    pack, name = PACKED[encoding], encoding.rpartition(" ")[2]
+    refused = b'{"error": {"message": "Unsupported value: temperature", "type": "invalid_request_error"}}'
+
+    def answer(asked: dict[str, Any]) -> Response:
+        if len(upstream.heads) > 1:
+            return Response(pack(refused), 400, {"content-encoding": name}, "application/json")
+        kind, body = whole(behind, stream=stream)
+        return Response(pack(body), 200, {"content-encoding": name}, kind)
+
+    upstream = Upstream(behind, answer)
+    with entrance(upstream.app, tmp_path, speaks=[behind]) as url:
+        answered, error = ask(url, api, stream=stream), ask(url, api, stream=stream)
+    assert {head["accept-encoding"] for head in upstream.heads} == {"identity"}
+    assert answered.status_code == 200
+    for word in ("Hello", "others."):
+        assert word in answered.text
+    assert error.status_code == 400
+    assert error.json()["error"]["message"] == "Unsupported value: temperature"
+
+
+def test_a_compressed_answer_is_bounded(tmp_path: Path) -> None:
+    bomb = zlib.compress(b"a" * 64_000_000)
+    upstream = Upstream("chat", lambda asked: Response(bomb, headers={"content-encoding": "deflate"}))
+    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url:
+        assert ask(url, "responses", stream=False).status_code == 502
+
+
+def cut(api: str) -> Callable[[dict[str, Any]], Response]:
+    """An answer that breaks off in the middle of its text."""
+    kind, body = whole(api, stream=True)
+
+    async def part() -> AsyncIterator[bytes]:
+        yield body[: body.index(b"\n\n", body.index(b"others")) + 2]
+        raise OSError("cut")
+
+    return lambda asked: StreamingResponse(part(), media_type=kind)
+
+
+@pytest.mark.parametrize("behind", ["responses", "chat"])
+def test_a_broken_stream_ends_with_an_event_of_its_api(behind: str, tmp_path: Path) -> None:
+    with entrance(Upstream(behind, cut(behind)).app, tmp_path, speaks=[behind]) as url:
+        texts = {api: ask(url, api, stream=True).text for api in PATHS}
+        with clients(url) as (_, gpt), pytest.raises(openai.APIError, match="broke off"):
+            response(gpt, stream=True)
+    lasts = {api: text.strip().rpartition("\n\n")[2] for api, text in texts.items()}
+    errors = {api: json.loads(last.rpartition("data: ")[2]) for api, last in lasts.items()}
+    assert lasts["responses"].startswith("event: error\n")
+    assert lasts["messages"].startswith("event: error\n")
+    assert (errors["responses"]["type"], errors["responses"]["code"]) == ("error", "upstream_interrupted")
+    numbers = [int(number) for number in re.findall(r'"sequence_number": ?(\d+)', texts["responses"])]
+    assert numbers == [*range(len(numbers))]
+    assert (errors["messages"]["type"], errors["messages"]["error"]["type"]) == ("error", "api_error")
+    assert errors["chat"]["error"]["code"] == "upstream_interrupted"
+
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+@pytest.mark.parametrize("status", TYPES)
+@pytest.mark.parametrize("behind", ["chat", "responses"])
+def test_errors_have_anthropics_types(behind: str, status: int, tmp_path: Path) -> None:
+    upstream = Upstream(behind, failing(status, {"message": "No."}, **{"retry-after": "3"}))
+    with entrance(upstream.app, tmp_path, speaks=[behind]) as url:
+        answered = ask(url, "messages", stream=False)
+    assert answered.status_code == status
+    assert answered.json()["error"] == {"type": TYPES[status], "message": "No."}
+    assert answered.headers["retry-after"] == "3"
+
+
+NAMED = {
+    "rate_limit_exceeded": 429,
+    "insufficient_quota": 429,
+    "server_is_overloaded": 503,
+    "slow_down": 503,
+    "vector_store_timeout": 504,
+    "invalid_prompt": 400,
+    "context_length_exceeded": 400,
+    "image_content_policy_violation": 400,
+    "image_file_not_found": 400,
+    "invalid_api_key": 401,
+    "model_not_found": 404,
+    "server_error": 502,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("code", NAMED)
+@pytest.mark.parametrize("api", ["chat", "messages"])
+def test_failed_responses_have_the_status_of_their_code(api: str, code: str, stream: bool, tmp_path: Path) -> None:
+    begun = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "in_progress", "output": []}
+    failed = {**begun, "status": "failed", "error": {"code": code, "message": "It failed."}}
+    events = [{"type": "response.created", "response": begun}, {"type": "response.failed", "response": failed}]
+
+    def answer(asked: dict[str, Any]) -> Response:
+        headers = {"retry-after": "3"}
+        if stream:
+            return Response(b"".join(map(event, events)), headers=headers, media_type="text/event-stream")
+        return Response(json.dumps(failed), headers=headers, media_type="application/json")
+
+    with entrance(Upstream("responses", answer).app, tmp_path, speaks=["responses"]) as url:
+        answered = ask(url, api, stream=stream)
+    assert answered.status_code == NAMED[code]
+    assert "It failed." in answered.json()["error"]["message"]
+    assert answered.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize("type", ["overloaded_error", "rate_limit_error"])
+def test_an_error_late_in_a_stream_keeps_its_type(type: str, tmp_path: Path) -> None:
+    kind, body = whole("chat", stream=True)
+    failed = body.rpartition(b'data: {"id')[0].rpartition(b'data: {"id')[0] + event({"error": {"message": "No."}})
+    failed = failed.replace(b'"No."', b'"No.", "type": "%b"' % type.encode()).replace(b"event: error\n", b"")
+    upstream = Upstream("chat", lambda asked: Response(failed, media_type=kind))
+    with (
+        entrance(upstream.app, tmp_path, speaks=["chat"]) as url,
+        clients(url) as (claude, _),
+        pytest.raises(anthropic.APIStatusError) as raised,
+    ):
+        message(claude, stream=True)
+    body_of: Any = raised.value.body
+    assert body_of["error"] == {"type": type, "message": "No."}
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "named"),
+    [
+        ("chat", {"messages": ["x"]}, "messages[0]"),
+        ("chat", {"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
+        ("chat", {"tools": ["x"]}, "tools[0]"),
+    ],
+)
+def test_a_request_of_another_form_is_refused_by_its_path(
+    api: str, fields: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    upstream = Upstream("responses", failing(500, {"message": "Not this one."}))
+    asked = {"model": "m", "max_tokens": 50, "messages": HELLO, **fields}
+    with (
+        entrance(upstream.app, tmp_path, speaks=["responses"]) as url,
+        httpx.Client(trust_env=False, timeout=60) as http,
+    ):
+        answered = http.post(f"{url}{PATHS[api]}", json=asked)
+    assert (answered.status_code, upstream.heads) == (400, [])
+    assert f"'{named}" in answered.json()["error"]["message"]
+
+
+FUNCTIONS = {
+    ("chat", "request"): "chat.without_compression",
+    ("chat", "answer"): "chat.ChatTranslation",
+    ("responses", "request"): "over_responses.without_compression",
+    ("responses", "answer"): "over_responses.ChatOverResponses",
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("part", ["request", "answer"])
+@pytest.mark.parametrize(("api", "behind"), [("messages", "chat"), ("responses", "chat"), ("chat", "responses")])
+def test_a_fault_of_a_translation_blames_nobody_else(
+    api: str, behind: str, part: str, stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has a valid request, and the upstream a valid answer."""
+
+    def fault(*_: object, **__: object) -> Any:
+        raise ImportError("a function that moved")
+
+    def answer(asked: dict[str, Any]) -> Response:
+        kind, body = whole(behind, stream=stream)
+        return Response(body, media_type=kind)
+
+    upstream = Upstream(behind, answer)
+    with capture_logs() as logs, entrance(upstream.app, tmp_path, speaks=[behind]) as url:
+        assert ask(url, api, stream=stream).status_code == 200
+        for name in ("events", "whole") if part == "answer" else ("",):
+            monkeypatch.setattr(f"proxy.upstream.bridge.{FUNCTIONS[behind, part]}.{name}".rstrip("."), fault)
+        answered = ask(url, api, stream=stream)
+    assert answered.status_code == 500
+    assert "report it" in answered.json()["error"]["message"]
+    assert [line["exc_info"] for line in logs if line["event"] == "translation.failed"]
