@@ -93,11 +93,11 @@ class Format(ABC):
 
     @abstractmethod
     def in_effect(self, raw: bytes) -> Sequence[bytes]:
-        """Return, for each of the ``effects`` of a unit, a unit with only what it needs. Reasoning isn't a part."""
+        """Return, for each of the ``effects`` of a unit, a unit with only what it needs, without reasoning."""
 
     @abstractmethod
     def single_calls(self, raw: bytes) -> Mapping[str, bytes]:
-        """Return, by the ids of a unit's calls, a unit of its own with only the calls that have this id."""
+        """Return, by the ids of a unit's calls, a unit with only the calls that have this id, and unbound reasoning."""
 
     @abstractmethod
     def with_result(self, raw: bytes, text: str) -> bytes:

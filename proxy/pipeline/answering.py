@@ -74,6 +74,7 @@ class Answering:
             self.budgets,
             self.costs,
             self.native,
+            self.reasoning,
             self.alternation,
             self.recall,
             self.additions,
@@ -185,7 +186,7 @@ class Answering:
         if start.succeeded:
             self.budgets.succeeded(exchange)
             self.overflows.succeeded(exchange)
-            self.reasoning.succeeded(exchange, attempt.outcome)
+            self.reasoning.succeeded(exchange, attempt.outcome, kept=attempt.input.keeps_reasoning)
         refused = self.additions.answered(run, attempt, start)
         if run.refused is not None and "tool" in run.taken and (refused or (run.recall and run.recall.found)):
             self.recall.refuse(exchange, run.refused.answer.status)  # or its rounds, which stay without the tool
@@ -252,6 +253,7 @@ class _Run(Run):
             kept=caller.kept,
             allowance=runtime.money.budgets.of(caller),
             stale_reasoning=self._answering.reasoning.stale(exchange),
+            keeps_reasoning=self._answering.reasoning.demanded(exchange),
             request=exchange.record.id,
             deadline=exchange.configuration.settings.server.deadline,
         )

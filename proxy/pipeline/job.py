@@ -159,7 +159,8 @@ class CompactionInput(msgspec.Struct, eq=False):
     ``strict`` is true if the upstream requires user and assistant messages to alternate. ``kept`` is true if the proxy
     may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
     ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
-    Reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it.
+    Bound reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it. With
+    ``keeps_reasoning`` none is removed, because the upstream demands it.
     ``deadline`` is the seconds that a summary may take if no request waits for it.
     """
 
@@ -176,6 +177,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     kept: bool = True
     allowance: Budget | None = None
     stale_reasoning: int = 0
+    keeps_reasoning: bool = False
     request: str = ""
     attempt: int = 0
     largest_budget: int | None = None
@@ -429,8 +431,8 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, r
     stale = case.stale_reasoning - head
     plan = dataclasses.replace(
         plan,
-        stale_reasoning=max(plan.stale_reasoning, stale),
-        stale_otherwise=max(plan.stale_otherwise, stale),
+        stale_reasoning=0 if case.keeps_reasoning else max(plan.stale_reasoning, stale),
+        stale_otherwise=0 if case.keeps_reasoning else max(plan.stale_otherwise, stale),
     )
     outside = zip(case.body.OVERHEAD, case.body.overhead, strict=False)
     prompt = [raw for name, raw in outside if name in ("system", "instructions")]

@@ -65,7 +65,7 @@ class MessagesUnits(Units[Message]):
 
     def without_reasoning(self, raw: bytes) -> bytes:
         blocks = decode(raw).get("content")
-        if not isinstance(blocks, list) or not any(type_of(block) in THINKING for block in blocks):
+        if not isinstance(blocks, list) or not any(map(is_sealed, blocks)):
             return raw
         kept = [block for block in blocks if type_of(block) not in THINKING]
         return replace_field(raw, "content", kept) if kept else b""
@@ -116,11 +116,13 @@ class MessagesUnits(Units[Message]):
         ]
 
     def single_calls(self, raw: bytes) -> dict[str, bytes]:
+        blocks = blocks_of(decode(raw))
+        thoughts = [canonical(block) for block in blocks if type_of(block) in THINKING and not is_sealed(block)]
         calls: dict[str, list[Any]] = {}
-        for use in blocks_of(decode(raw)):
+        for use in blocks:
             if type_of(use) == "tool_use":
                 call = {name: value for name, value in canonical(use).items() if name != "caller"}
-                calls.setdefault(str(use.get("id")), []).append(call)
+                calls.setdefault(str(use.get("id")), [*thoughts]).append(call)
         return {id: encode({"role": "assistant", "content": content}) for id, content in calls.items()}
 
     def opening(self, unit: Message) -> str:
@@ -200,6 +202,11 @@ def type_of(block: object) -> str:
     """Return the type of a block; empty if it has none."""
     found = block.get("type") if isinstance(block, dict) else None
     return found if isinstance(found, str) else ""
+
+
+def is_sealed(block: Any) -> bool:
+    """Return whether a block is thinking that its server checks. Thinking without a signature is a mere text."""
+    return type_of(block) in THINKING and (not block.get("thinking") or bool(block.get("signature")))
 
 
 def kind_of(message: Message) -> Kind:

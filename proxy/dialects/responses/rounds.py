@@ -16,6 +16,7 @@ from proxy.dialects.responses.units import (
     calls_of,
     is_client_call,
     is_message,
+    is_readable,
     is_reasoning,
     items_of,
     joined,
@@ -134,7 +135,7 @@ class ResponsesTool(HiddenTool):
     def unit(self, answer: Mapping[str, Any], parts: Sequence[Any]) -> bytes:
         """Return items as a unit. A server that stores nothing refuses reasoning without its encrypted content."""
         stored = answer.get("store") is not False
-        kept = [item for item in parts if stored or not is_reasoning(item) or item.get("encrypted_content")]
+        kept = [i for i in parts if stored or not is_reasoning(i) or i.get("encrypted_content") or is_readable(i)]
         return joined([encode(item) for item in kept])
 
     def shown(self, round: WholeRound) -> dict[str, Any]:

@@ -43,13 +43,13 @@ _KINDS: dict[str, Kind] = {"answer": "result", "system": "system"}
 # A rule about ids, not about parts: the API accepts these items of the assistant without one.
 _REMOVABLE_IDS = ("message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call", "tool_search_call")
 
-# These prefixes are OpenAI's. A reference without one may be a call.
-_REASONING_ID, _MESSAGE_ID = "rs_", "msg_"
+# These prefixes are OpenAI's, except that of bridges. A reference without one may be a call.
+_REASONING_ID, _BRIDGED_ID, _MESSAGE_ID = "rs_", "rs_proxy", "msg_"
 
 FUNCTION, CUSTOM = "function_call_output", "custom_tool_call_output"
 """The kinds of results. Some clients answer a call with the output of another type, but never a custom one."""
 
-_BOUND = ("id", "caller")
+_BOUND = ("id", "caller", "encrypted_content")
 """Fields of an item in effect that lead to items which aren't there."""
 
 
@@ -96,9 +96,11 @@ class ResponsesUnits(Units[list[Message]]):
         return [joined(list(map(_unbound, items))) for _, items in in_effect(items_of(raw))]
 
     def single_calls(self, raw: bytes) -> dict[str, bytes]:
+        items = items_of(raw)
+        thoughts = list(map(_unbound, filter(is_readable, items)))
         calls: dict[str, list[bytes]] = {}
-        for item in filter(is_client_call, items_of(raw)):
-            calls.setdefault(str(item.get("call_id")), []).append(_unbound(item))
+        for item in filter(is_client_call, items):
+            calls.setdefault(str(item.get("call_id")), [*thoughts]).append(_unbound(item))
         return {id: joined(same) for id, same in calls.items()}
 
     def opening(self, unit: list[Message]) -> str:
@@ -335,29 +337,40 @@ def is_reasoning(item: Message) -> bool:
     return plays == "reasoning" or (plays == "reference" and str(item.get("id")).startswith(_REASONING_ID))
 
 
+def is_readable(item: Message) -> bool:
+    """Return whether an item is reasoning that is a text, rather than sealed or stored at the server.
+
+    OpenAI's reasoning has no text besides its summary. Servers such as DeepSeek's demand the text with later calls.
+    """
+    id_ = str(item.get("id") or "")
+    sealed = item.get("encrypted_content") or (id_.startswith(_REASONING_ID) and not id_.startswith(_BRIDGED_ID))
+    fields = ("content",) if sealed else ("content", "summary")
+    return item.get("type") == "reasoning" and any(content_text(item.get(name), RESPONSES) for name in fields)
+
+
 def without_reasoning(raw: bytes) -> bytes:
-    """Return a unit without its reasoning, and without the ids that the API would look for reasoning by.
+    """Return a unit without its bound reasoning, and without the ids that the API would look for reasoning by.
 
     A run with items that can't go without an id, such as references and hosted calls, stays as it is: the API refuses
     them without their reasoning.
     """
-    items = items_of(raw)
-    rest = [item for item in items if not is_reasoning(item)]
+    rest = [item for item in items_of(raw) if not is_reasoning(item)]
     if any(item.get("type", "message") not in _REMOVABLE_IDS for item in rest):
         return raw
     return rewritten_items(raw, _without_binding)
 
 
 def _without_binding(item: Message, raw: bytes) -> bytes:
-    if is_reasoning(item):
+    if is_reasoning(item) and not is_readable(item):
         return b""
-    if not item.get("type") or not ("id" in item or "status" in item) or kind_of(item) != "assistant":
+    bound = ("encrypted_content",) if is_reasoning(item) else ("id", "status")
+    if not item.get("type") or item.keys().isdisjoint(bound) or kind_of(item) != "assistant":
         return raw
     try:
-        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        fields: Message = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     except UNDECODABLE:
-        return encode({name: value for name, value in item.items() if name not in ("id", "status")})
-    return msgspec.json.encode({name: value for name, value in fields.items() if name not in ("id", "status")})
+        fields = item
+    return encode({name: value for name, value in fields.items() if name not in bound})
 
 
 def visible(item: Message) -> str:

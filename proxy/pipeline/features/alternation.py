@@ -14,6 +14,7 @@ from proxy.constants import DAY
 from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.response_start import ResponseStart, readable
+from proxy.store.forgetting import drop
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +52,4 @@ class Alternation:
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the models of forgotten tenants, and return those tenants."""
-        tenants = {place[2] for place in self._strict if forgotten(place[2])}
-        for place in [place for place in self._strict if place[2] in tenants]:
-            del self._strict[place]
-        return tenants
+        return drop(self._strict, forgotten, 2)

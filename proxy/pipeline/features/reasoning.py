@@ -1,22 +1,27 @@
-"""Keep reasoning valid that a model binds to the prompt before it.
+"""Keep reasoning valid that a model binds to the prompt before it, and keep what an upstream demands.
 
-Newer models refuse or drop reasoning if earlier messages change. The proxy removes what it knows to be invalid. If an
-upstream still refuses a prompt that the proxy changed, it sends the request once without any reasoning.
+Newer models refuse or drop reasoning if earlier messages change, and other models demand it with the calls after it.
+The proxy removes what it knows to be invalid. If an upstream still refuses a prompt that the proxy changed, the proxy
+sends the request once without any bound reasoning, or once with all of it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 
+from cachetools import TTLCache
 from msgspec.structs import replace
 
+from proxy.constants import DAY
 from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, readable
-from proxy.pipeline.sent_prompts import SentPrompts
+from proxy.pipeline.sent_prompts import MOST, SentPrompts
+from proxy.store.forgetting import drop
 
 _REFUSES_REASONING = re.compile(
     rb"bound to a different conversation|(?:invalid|corrupted) [^\w\s]{0,4}(?:thought[ _])?signature"
@@ -29,6 +34,9 @@ _REFUSES_REASONING = re.compile(
 Relays pass them on, so neither the API nor the model's name decides which can come.
 """
 
+_NAMES_REASONING = re.compile(rb"(?<![-\w/])(?:reasoning(?:_content|_text|_details)?|thinking)(?![-\w]|\.\w)", re.I)
+"""A part of a message, rather than a model or a parameter such as ``reasoning.effort``."""
+
 
 class Reasoning:
     """The reasoning in conversations. ``prompts`` are those that were sent last."""
@@ -36,12 +44,16 @@ class Reasoning:
     def __init__(self, prompts: SentPrompts, compactor: Compactor) -> None:
         self._prompts = prompts
         self._compactor = compactor
+        self._demanding: TTLCache[tuple[str, str, str], bool] = TTLCache(MOST, DAY)
+
+    def demanded(self, exchange: Exchange) -> bool:
+        """Return whether the upstream is known to demand all reasoning. What it refused itself goes nevertheless."""
+        return exchange.place in self._demanding and not self.stale(exchange)
 
     def stale(self, exchange: Exchange) -> int:
         """Return the number of units whose reasoning is known to be invalid."""
-        if not self._prompts.stale(exchange.conversation):
-            return 0
-        self._prompts.verify(exchange.conversation, exchange.mark)
+        if self._prompts.stale(exchange.conversation):
+            self._prompts.verify(exchange.conversation, exchange.mark)
         return self._prompts.stale(exchange.conversation)
 
     async def compact(self, exchange: Exchange, input: CompactionInput, *, may_ask: bool) -> Outcome:
@@ -61,7 +73,7 @@ class Reasoning:
 
         0 if the outcome has none of it.
         """
-        if outcome.messages is None or outcome.prompt is None:
+        if outcome.messages is None or outcome.prompt is None or input.keeps_reasoning:
             return 0
         await self._prompts.find(exchange.conversation, outcome.prompt)
         self._prompts.verify(exchange.conversation, exchange.mark)
@@ -72,35 +84,51 @@ class Reasoning:
 
     def stale_after_overflow(self, exchange: Exchange, input: CompactionInput) -> int:
         """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""
-        if exchange.binding != "always":
+        if exchange.binding != "always" or input.keeps_reasoning:
             return input.stale_reasoning
         self._expire(exchange)
         return len(exchange.body.units)
 
     async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
-        """Return an attempt without the reasoning that the upstream refused.
+        """Return an attempt without the reasoning that the upstream refused, or with the reasoning that it demands.
 
         ``None`` if it refused something else, or if the proxy changed neither this prompt nor the one before. Then the
         client caused the refusal.
         """
         exchange, outcome = run.exchange, attempt.outcome
-        if start.answer.status != 400 or not await _refuses_reasoning(start):
-            return None
+        shown = await readable(start.answer, start.first) if start.answer.status == 400 else b""
+        if not _REFUSES_REASONING.search(shown):
+            named = start.overflow is None and _NAMES_REASONING.search(shown)
+            return await self._complete(run, attempt) if named else None
         if outcome.messages is None:
             await self._prompts.find(exchange.conversation)
             self._prompts.verify(exchange.conversation, exchange.mark)
             if not self._prompts.changed(exchange.conversation):
                 return None
         self._expire(exchange)
-        input = replace(attempt.input, stale_reasoning=len(exchange.body.units), attempt=run.next_number)
+        self._demanding.pop(exchange.place, None)
+        stale, number = len(exchange.body.units), run.next_number
+        input = replace(attempt.input, stale_reasoning=stale, keeps_reasoning=False, attempt=number)
         stripped = await run.attempt(attempt.budget, input, may_ask=False)
         if stripped.outcome.messages is None:
             outcome = await self._compactor.without_reasoning(input)
             stripped = replace(stripped, outcome=outcome, output=None, tool=None)
         return stripped
 
-    def succeeded(self, exchange: Exchange, outcome: Outcome) -> None:
-        """Remember a prompt that was answered."""
+    async def _complete(self, run: Run, attempt: Attempt) -> Attempt | None:
+        """Return an attempt with the reasoning that the proxy removed; ``None`` if it removed none."""
+        input = attempt.input
+        removes = not input.keeps_reasoning and (run.exchange.binding != "never" or input.stale_reasoning)
+        if attempt.outcome.messages is None or not removes:
+            return None
+        input = replace(input, stale_reasoning=0, keeps_reasoning=True, attempt=run.next_number)
+        return await run.attempt(attempt.budget, input, may_ask=False)
+
+    def succeeded(self, exchange: Exchange, outcome: Outcome, *, kept: bool = False) -> None:
+        """Remember a prompt that was answered. ``kept``: with all reasoning, because the upstream demands it."""
+        if kept:
+            self._demanding[exchange.place] = True
+            self._prompts.expire(exchange.conversation, 0, exchange.mark(0))
         if exchange.binding == "always":
             messages, changed = len(exchange.body.units), outcome.messages is not None
             mark = exchange.mark(messages)
@@ -111,7 +139,6 @@ class Reasoning:
         messages = len(exchange.body.units)
         self._prompts.expire(exchange.conversation, messages, exchange.mark(messages))
 
-
-async def _refuses_reasoning(start: ResponseStart) -> bool:
-    shown = await readable(start.answer, start.first)
-    return _REFUSES_REASONING.search(shown) is not None
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the models of forgotten tenants, and return those tenants."""
+        return drop(self._demanding, forgotten, 2)

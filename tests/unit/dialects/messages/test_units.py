@@ -64,6 +64,17 @@ def test_a_breakpoint_changes_nothing_that_plans_depend_on() -> None:
     assert FORMAT.read(result("x", **MARK)).digest == FORMAT.read(result([text("x", **MARK)])).digest
 
 
+@pytest.mark.parametrize("unsigned", [{}, {"signature": ""}, {"signature": None}])
+def test_thinking_without_a_signature_stays_with_its_calls(unsigned: dict[str, Any]) -> None:
+    thinking = {"type": "thinking", "thinking": "I look.", **unsigned}
+    unit = assistant(thinking, USE)
+    assert FORMAT.without_reasoning(unit) is unit
+    called = json.loads(FORMAT.single_calls(unit)[USE["id"]])["content"]
+    assert [block["type"] for block in called] == ["thinking", "tool_use"]
+    assert json.loads(FORMAT.without_reasoning(assistant(thinking, THINKING, USE)))["content"] == [USE]
+    assert FORMAT.without_reasoning(assistant({**thinking, "thinking": ""})) == b""
+
+
 def test_text_leaves_out_thinking() -> None:
     raw = assistant(THINKING, {"type": "redacted_thinking", "data": "AAAA"}, text("I write."), USE)
     assert FORMAT.text(raw) == "I write."

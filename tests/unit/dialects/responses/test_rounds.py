@@ -176,6 +176,12 @@ def test_reasoning_without_its_content_is_not_sent_to_a_server_that_keeps_none()
         assert [one["type"] for one in (unit if isinstance(unit, list) else [unit])] == types
 
 
+def test_readable_reasoning_is_sent_to_every_server() -> None:
+    readable = {**reasoning(), "encrypted_content": None, "content": [{"type": "reasoning_text", "text": "I look."}]}
+    _, round = run(events_of(readable, call("r1", NAME), store=False))
+    assert [one["type"] for one in json.loads(round.unit)] == ["reasoning", "function_call"]
+
+
 def whole(*items: Any, response: VisibleResponse, store: bool = False, id: str = "resp1") -> WholeRound:
     value = {"id": id, "output": list(items), "store": store, "usage": USAGE}
     return ResponsesTool().whole(NAME, json.dumps(value).encode(), response)

@@ -17,6 +17,7 @@ from tests.unit.dialects.responses.test_request import CALL, COMPACTION, MESSAGE
 COUNTER = ResponsesCounter(Profile("gpt-5"))
 FORMAT = COUNTER.format
 REFERENCE = {"type": "item_reference", "id": "rs_1"}
+THOUGHT = {"type": "reasoning_text", "text": "I look."}
 SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "news"}}
 
 
@@ -35,6 +36,29 @@ def test_without_reasoning_the_other_items_have_no_ids(reasoning: Any) -> None:
     assert json.loads(FORMAT.without_reasoning(raw([reasoning, CALL]))) == bare(CALL)
     assert FORMAT.without_reasoning(stripped) is stripped
     assert FORMAT.without_reasoning(raw(reasoning)) == b""
+
+
+@pytest.mark.parametrize("fields", [{"summary": [THOUGHT]}, {"summary": [], "content": [THOUGHT], "id": "rs_1"}])
+def test_readable_reasoning_stays_with_its_calls(fields: dict[str, Any]) -> None:
+    for id_ in (None, "rs_proxy1"):
+        thought = {"type": "reasoning", **({"id": id_} if id_ else {}), **fields}
+        unit = raw([thought, CALL])
+        assert json.loads(FORMAT.without_reasoning(unit)) == [thought, bare(CALL)]
+        assert FORMAT.without_reasoning(raw(thought)) == raw(thought)
+        called = json.loads(FORMAT.single_calls(unit)[CALL["call_id"]])
+        assert [item["type"] for item in called] == ["reasoning", "function_call"]
+
+
+@pytest.mark.parametrize("fields", [{"id": "rs_1"}, {"encrypted_content": "sealed"}])
+def test_a_summary_of_sealed_or_stored_reasoning_goes(fields: dict[str, Any]) -> None:
+    thought = {"type": "reasoning", "summary": [THOUGHT], **fields}
+    assert json.loads(FORMAT.without_reasoning(raw([thought, CALL]))) == bare(CALL)
+
+
+def test_readable_reasoning_loses_its_seal() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [THOUGHT]}
+    unit = raw([{**thought, "encrypted_content": "sealed"}, CALL])
+    assert json.loads(FORMAT.without_reasoning(unit)) == [thought, bare(CALL)]
 
 
 @pytest.mark.parametrize("other", [SEARCH, {"type": "item_reference", "id": "msg_1"}])
