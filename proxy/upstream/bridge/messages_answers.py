@@ -36,6 +36,7 @@ class MessageBuilder(AnswerBuilder):
         self._stops = stops
         self._begun = False
         self._refused = False
+        self._cut = False
         self._open: dict[str, Any] | None = None
         self._arguments = _Arguments()
         self.answer = {
@@ -65,6 +66,8 @@ class MessageBuilder(AnswerBuilder):
     def finish(self) -> Iterator[Event]:
         """Yield the events at the end of the message."""
         yield from self._close()
+        if self._cut and self.answer["stop_reason"] == "tool_use":  # or the client would run half a call
+            self.answer["stop_reason"] = "max_tokens"
         delta = {name: self.answer[name] for name in ("stop_reason", "stop_sequence")}
         yield {"type": "message_delta", "delta": delta, "usage": self.answer["usage"]}
         yield {"type": "message_stop"}
@@ -131,7 +134,7 @@ class MessageBuilder(AnswerBuilder):
         if block is None:
             return
         if block["type"] == "tool_use":
-            block["input"], rest = self._arguments.end()
+            block["input"], rest, self._cut = self._arguments.end()
             if rest:
                 yield self._change("input_json_delta", partial_json=rest)
         yield self._event("content_block_stop")
@@ -166,13 +169,17 @@ class _Arguments:
                 return written[sent:]
         return ""
 
-    def end(self) -> tuple[msgspec.Raw, str]:
-        """Return the arguments as an object, and what the client doesn't have yet. Raises ``UpstreamInterrupted``."""
+    def end(self) -> tuple[msgspec.Raw, str, bool]:
+        """Return the arguments as an object, what the client doesn't have yet, and whether they are cut.
+
+        Raises ``UpstreamInterrupted``.
+        """
         written = "".join(self._texts)
         made, readable = _object(written)
         if self._sent and not readable:
             raise UpstreamInterrupted(UNREADABLE_CALL)
-        return msgspec.Raw(made), written[self._sent :] if readable else made.decode()
+        cut = readable and made != written.encode()
+        return msgspec.Raw(made), written[self._sent :] if self._sent else made.decode(), cut
 
 
 def _object(text: str) -> tuple[bytes, bool]:
