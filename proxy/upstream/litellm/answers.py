@@ -59,7 +59,7 @@ _SECRETS = re.compile(r"\b(?:sk|key|AIza)[-_]?[A-Za-z0-9_-]{16,}")
 _TOP = ("id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier")
 _CHOICE = ("index", "finish_reason", "logprobs")
 _MESSAGE = (
-    *("role", "content", "refusal", "tool_calls", "function_call", "audio", "annotations"),
+    *("role", "content", "refusal", "tool_calls", "function_call", "audio", "annotations", "images"),
     *("reasoning_content", "thinking_blocks"),  # clients must send them back, or tools after reasoning fail
 )
 _TOOL_CALL = ("index", "id", "type", "function")

@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
@@ -199,9 +200,20 @@ MESSAGE_FIELDS = frozenset(
     {
         *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio"),
         *("reasoning_content", "thinking_blocks"),  # must go back to the provider that wrote them
-        "cache_control",
+        *("images", "cache_control"),
     }
 )
+
+PARTS = frozenset({"text", "image_url", "file", "thinking", "redacted_thinking"})
+"""The parts that LiteLLM translates for all providers. It drops most others with status 200."""
+
+GOOGLE = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})
+"""Providers that take the images of their answers back."""
+
+WITHOUT_AUDIO = frozenset({"anthropic", "bedrock", "bedrock_converse"})
+"""Providers for which LiteLLM drops audio. In results, it drops it for all."""
+
+LOST = "'{path}': the translation for this model's provider loses it. Fix: send it as text, or remove it."
 
 TOOL_TYPES = frozenset({"function"})
 """Other types start something at the provider or in LiteLLM (an MCP server by its URL, a shell)."""
@@ -273,7 +285,7 @@ def arguments(provider: str, request: Outgoing) -> dict[str, Any]:
     return {
         **chosen,
         "model": f"{provider}/{request.model}",
-        "messages": [{key: message[key] for key in message if key in MESSAGE_FIELDS} for message in messages],
+        "messages": [_message(provider, f"messages[{number}]", message) for number, message in enumerate(messages)],
         "stream": request.stream,
     }
 
@@ -295,6 +307,33 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return value
 
 
+def _message(provider: str, path: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as LiteLLM takes it. Raises ``RequestError`` if LiteLLM would drop a part of it."""
+    kept = {key: message[key] for key in message if key in MESSAGE_FIELDS}
+    audio = message.get("role") != "tool" and provider not in WITHOUT_AUDIO
+    taken = PARTS | {"input_audio"} if audio else PARTS
+    content, refused = kept.get("content"), kept.pop("refusal", None)
+    if isinstance(content, list):
+        kept["content"] = content = [_said(part) for part in content]
+    elif refused and not content:
+        kept["content"] = refused
+    checked = {"content": (content, taken), "tool_calls": (kept.get("tool_calls"), TOOL_TYPES)}
+    if provider not in GOOGLE:
+        checked["images"] = (kept.get("images"), frozenset())
+    for name, (listed, types) in checked.items():
+        for number, one in enumerate(listed if isinstance(listed, list) else ()):
+            if isinstance(one, dict) and one.get("type", next(iter(types), "")) not in types:
+                where = f"{path}.{name}[{number}]"
+                raise RequestError(LOST.format(path=where), param=where)
+    return kept
+
+
+def _said(part: Any) -> Any:
+    """Return a refusal as text, and any other part as it is."""
+    refused = part.get("refusal") if isinstance(part, dict) else None
+    return {"type": "text", "text": refused} if isinstance(refused, str) else part
+
+
 def _refuse_other_tools(tools: object) -> None:
     for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict) or tool.get("type", "function") not in TOOL_TYPES:
@@ -306,8 +345,8 @@ def _refuse_other_tools(tools: object) -> None:
 def _refuse_remote_media(provider: str, messages: list[dict[str, Any]]) -> None:
     allowed = FETCHED_BY_PROVIDER.get(provider, ())
     for index, message in enumerate(messages):
-        parts = message.get("content")
-        for part in parts if isinstance(parts, list) else ():
+        parts = [message.get(name) for name in ("content", "images")]
+        for part in chain.from_iterable(listed for listed in parts if isinstance(listed, list)):
             for url in _urls(part, 0):
                 if not url.strip().lower().startswith(allowed or ("\0",)):
                     raise RequestError(

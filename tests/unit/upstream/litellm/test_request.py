@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+from proxy.errors import RequestError
 from proxy.http.headers import Credential
-from proxy.upstream.litellm.library import PARAMETERS
+from proxy.upstream.litellm.library import PARAMETERS, arguments
 from proxy.upstream.litellm.transport import LiteLLMTransport
 from tests.kit.anthropic_server import AnthropicServer, LocalServer, Received
 from tests.kit.translation import Standin, exchange, outgoing, send
@@ -214,3 +215,38 @@ def test_nothing_is_printed_or_logged(anthropic: AnthropicServer, caplog: pytest
     assert prompt not in caplog.text
     assert anthropic.key not in caplog.text
     assert os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+AUDIO = {"type": "input_audio", "input_audio": {"data": "QUJD", "format": "wav"}}
+VIDEO = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,QUJD"}}
+CUSTOM = {"id": "c", "type": "custom", "custom": {"name": "p", "input": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("provider", "message", "where"),
+    [
+        ("anthropic", {"role": "user", "content": [AUDIO]}, "content[0]"),
+        ("gemini", {"role": "user", "content": [IMAGE, AUDIO]}, ""),
+        ("gemini", {"role": "tool", "tool_call_id": "c", "content": [IMAGE, AUDIO]}, "content[1]"),
+        ("gemini", {"role": "user", "content": [VIDEO]}, "content[0]"),
+        ("gemini", {"role": "assistant", "content": None, "tool_calls": [CUSTOM]}, "tool_calls[0]"),
+        ("gemini", {"role": "assistant", "content": "A", "images": [IMAGE]}, ""),
+        ("anthropic", {"role": "assistant", "content": "A", "images": [IMAGE]}, "images[0]"),
+    ],
+)
+def test_parts_that_litellm_drops_are_refused_by_their_path(provider: str, message: dict[str, Any], where: str) -> None:
+    request = outgoing({"messages": [message]})
+    if not where:
+        assert arguments(provider, request)["messages"] == [message]
+        return
+    with pytest.raises(RequestError, match="loses it") as raised:
+        arguments(provider, request)
+    assert raised.value.param == f"messages[0].{where}"
+
+
+def test_refusals_become_text() -> None:
+    part = {"type": "refusal", "refusal": "No."}
+    turns = [{"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": [part]}]
+    sent = arguments("gemini", outgoing({"messages": turns}))["messages"]
+    assert [turn["content"] for turn in sent] == ["No.", [{"type": "text", "text": "No."}]]
