@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -569,12 +568,10 @@ def _chunk(frame: dict[str, Any], delta: dict[str, Any], reason: str | None) -> 
 def test_a_changed_function_of_litellm_is_logged_with_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapters = importlib.import_module("litellm.llms.anthropic.pass_through.adapters.transformation")
-
     def changed(self: object, *, required: object) -> None: ...
 
     with capture_logs() as logs, entrance(StandIn().app, tmp_path, speaks=["chat"]) as address:
-        monkeypatch.setattr(adapters.LiteLLMAnthropicMessagesAdapter, "translate_anthropic_to_openai", changed)
+        monkeypatch.setattr("litellm.supports_reasoning", changed)
         with clients(address) as (caller, _), pytest.raises(anthropic.APIStatusError):
             message(caller, stream=False)
     (line,) = [line for line in logs if line["event"] == "translation.failed"]

@@ -264,7 +264,8 @@ def test_a_call_comes_back_as_its_item(name: str, stream: bool, door: Door) -> N
     output = {"shell_call": [{"stdout": "QZX7741", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]}
     kind = expected["type"].removesuffix("_call") + "_output" if name == "tool_search" else f"{expected['type']}_output"
     result = {"type": kind, "call_id": "c1", "id": "c1", "output": output.get(expected["type"], "QZX7741")}
-    result |= {"tools": [DOCS], "execution": "client"} if name == "tool_search" else {}
+    if name == "tool_search":
+        result = {"type": kind, "call_id": "c1", "tools": [DOCS], "execution": "client"}
     door.reply = Reply(content="ok")
     door.send([{"role": "user", "content": "x"}, made, result], tools=EVERY)
     _, assistant, answer = door.body["messages"]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import msgspec
 
-from proxy.errors import BadBody, ErrorShape, UpstreamInterrupted
+from proxy.dialects.parts import SILENT, Table
+from proxy.dialects.walk import TEXT_FILE, file_text, row_of
+from proxy.errors import BadBody, ErrorShape, RequestError, UpstreamInterrupted
 from proxy.http import sse
 from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Completion, Event
 from proxy.upstream.bridge.transport import (
@@ -35,15 +38,31 @@ FIELDS = frozenset(
 _BATCH = 100
 """Events between two turns of other requests."""
 
+NO_RESULT = "[no result]"
+NO_CALL = "[result without a call]"
+LOST = (
+    "{place}: the upstream has chat completions only, and the proxy can't translate all of this. "
+    "Fix: send an image or a PDF in base64, and anything else as text."
+)
+
+_TEXTS = frozenset({"text", "refusal"})
 _MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
 _FOR_TRANSLATION = frozenset({"thinking_blocks", "cache_control"})
 _CALL_FIELDS = ("id", "type", "function")
 
 
 class ChatTranslation(Translation):
-    """A request in another API as a chat request, and the way back. ``request`` is LiteLLM's chat request."""
+    """A request in another API as a chat request, and the way back.
 
+    ``given`` has the parts of the client's body whose texts must leave with ``request``, the chat request, except those
+    in fields named in ``silent`` and those of reasoning. ``names`` has the client's names of tools by the ones sent.
+    """
+
+    table: Table
+    silent: frozenset[str] = SILENT
     request: Mapping[str, Any]
+    given: Mapping[str, Any]
+    names: Mapping[str, str]
 
     @abstractmethod
     def builder(self) -> AnswerBuilder:
@@ -97,6 +116,8 @@ def chat_translator(
     def translate(litellm: Any, request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
         made = translation(litellm, {**body_of(request), "model": request.model})
         chat = plain(made.request, request.model, translated=translated)
+        _refuse_loss(made, chat)
+        chat["messages"] = [_joined(message) for message in chat["messages"]]
         if request.alternated is not None:
             chat["messages"] = request.alternated(chat["messages"])
         if request.stream:
@@ -129,13 +150,13 @@ def _is_completion(value: Mapping[str, Any]) -> bool:
 def plain(request: Mapping[str, Any], model: str, *, translated: bool) -> dict[str, Any]:
     """Return LiteLLM's chat request as one that servers accept. ``translated``: LiteLLM translates it once more.
 
-    Servers accept images in user messages only, so those of results follow the results.
+    Results follow their calls, and the images and files of results follow the results.
     """
     body = {name: value for name, value in request.items() if name in FIELDS and value is not None}
     body["model"] = model
     fields = _MESSAGE_FIELDS | _FOR_TRANSLATION if translated else _MESSAGE_FIELDS
-    messages = [_message(message, fields) for message in request["messages"]]
-    body["messages"] = messages if translated else list(_pictures_after_results(messages))
+    messages = _in_pairs(_message(message, fields) for message in request["messages"])
+    body["messages"] = list(messages if translated else _media_after_results(messages))
     tools = [tool for tool in body.pop("tools", ()) if tool.get("type") == "function" and "function" in tool]
     if tools:
         body["tools"] = tools
@@ -161,24 +182,121 @@ def _message(message: Mapping[str, Any], fields: frozenset[str]) -> dict[str, An
     return kept
 
 
-def _pictures_after_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Move the images of results to the user message after the results, or to a new one."""
-    made: list[dict[str, Any]] = []
-    pictures: list[dict[str, Any]] = []
+def _in_pairs(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with each result right behind its call. A result without a call becomes the user's."""
+    groups: list[list[dict[str, Any]]] = []
+    waiting: dict[str, tuple[list[dict[str, Any]], list[int]]] = {}
     for message in messages:
-        if message["role"] == "tool":
-            content = message["content"]
-            if isinstance(content, list):
-                texts = [part for part in content if part.get("type") == "text"]
-                pictures += [part for part in content if part.get("type") != "text"]
-                message["content"] = "\n".join(part["text"] for part in texts)
-        elif pictures:
-            if message["role"] == "user":
-                content = message["content"]
-                parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-                message["content"] = [*pictures, *parts]
-            else:
-                made.append({"role": "user", "content": pictures})
-            pictures = []
-        made.append(message)
-    return [*made, {"role": "user", "content": pictures}] if pictures else made
+        calls = message.get("tool_calls", ())
+        group = [message, *({"role": "tool", "tool_call_id": call["id"], "content": NO_RESULT} for call in calls)]
+        waiting |= {call["id"]: (group, []) for call in calls}
+        for place, call in enumerate(calls, 1):
+            waiting[call["id"]][1].append(place)
+        if message["role"] != "tool":
+            groups.append(group)
+        elif (found := waiting.get(message["tool_call_id"])) and found[1]:
+            found[0][found[1].pop(0)] = message
+        else:
+            groups.append([{"role": "user", "content": [{"type": "text", "text": NO_CALL}, *_parts_of(message)]}])
+    return [message for group in groups for message in group]
+
+
+def _parts_of(message: Mapping[str, Any]) -> list[Any]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+
+
+def _media_after_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Move media that aren't the user's to the user message after the results, or to a new one."""
+    media: list[dict[str, Any]] = []
+    for message in messages:
+        parts = _parts_of(message)
+        if message["role"] == "user":
+            yield {**message, "content": [*media, *parts]}
+            media = []
+            continue
+        if media and message["role"] != "tool":
+            yield {"role": "user", "content": media}
+            media = []
+        media += [part for part in parts if part["type"] not in _TEXTS]
+        yield {**message, "content": [part for part in parts if part["type"] in _TEXTS]}
+    if media:
+        yield {"role": "user", "content": media}
+
+
+def _joined(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its texts as one string, which every server accepts."""
+    parts = _parts_of(message)
+    if any(part["type"] not in _TEXTS for part in parts):
+        return message
+    between = "" if message["role"] == "assistant" else "\n"
+    text = between.join(part[part["type"]] for part in parts)
+    return {**message, "content": text or (None if message.get("tool_calls") else "")}
+
+
+def encoded(value: Any) -> str:
+    """Return a value as JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def _refuse_loss(made: ChatTranslation, chat: Mapping[str, Any]) -> None:
+    """Raise ``RequestError`` if a text of the client's request isn't in the chat request."""
+    sent = {*_strings([chat["messages"], chat.get("tools")]), *made.names.values()}
+    unsent = set(_unsent(made.given, made, sent))
+    pieces = {piece for text in sent for piece in _pieces(text)} if unsent else set()
+    for text in unsent - pieces:
+        if not pieces.issuperset(text.split("\n")):
+            place = next(_places(made.given, text, made.silent))
+            raise RequestError(LOST.format(place=place), param=place)
+
+
+def _unsent(value: Any, made: ChatTranslation, sent: Set[str]) -> Iterator[str]:
+    """Yield each text that isn't sent as it is."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            if value and value not in sent:
+                yield value
+        elif isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict) and (row := row_of(value, made.table)) is TEXT_FILE:
+            waiting.append(file_text(value))
+        elif isinstance(value, dict) and row.plays != "reasoning":
+            called = value.get(row.arguments)
+            known = (row.arguments,) if isinstance(called, dict) and encoded(called) in sent else ()
+            waiting += [inner for name, inner in value.items() if name not in made.silent and name not in known]
+
+
+def _places(value: Any, text: str, silent: Set[str], path: str = "", kind: str = "message") -> Iterator[str]:
+    """Yield each path to a text, with the type of the part that has it."""
+    if value == text:
+        yield f"{path[1:]} ({kind})"
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _places(inner, text, silent, f"{path}[{place}]", kind)
+    elif isinstance(value, dict):
+        for name in value.keys() - silent:
+            yield from _places(value[name], text, silent, f"{path}.{name}", value.get("type", kind))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list | dict):
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield the data of a file, or the lines of a text and the strings in lines that are JSON."""
+    if text.startswith("data:"):
+        yield text[text.find(",") + 1 :]
+        return
+    for line in text.split("\n"):
+        yield line
+        if line.startswith(("{", "[")):
+            with contextlib.suppress(ValueError, RecursionError):
+                yield from _strings(msgspec.json.decode(line))

@@ -1,60 +1,213 @@
-"""Translate ``/v1/messages`` to chat completions and back, with LiteLLM's adapter."""
+"""Translate ``/v1/messages`` to chat completions and back."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from proxy.dialects.parts import MESSAGES, OPAQUE, SILENT
+from proxy.dialects.walk import row_of, strings, value_at
 from proxy.errors import RequestError, anthropic_type
 from proxy.http import sse
 from proxy.overflow import recognise
-from proxy.upstream.bridge.chat import ChatTranslation, chat_translator
+from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, encoded
 from proxy.upstream.bridge.messages_answers import MessageBuilder
-
-_ADAPTERS = "litellm.llms.anthropic.pass_through.adapters"
-
-# LiteLLM decides by the model's name whether the upstream is Anthropic's. Here it never is.
-NEUTRAL = "bridged"
 
 OVERFLOW = "prompt is too long"
 """The words by which Anthropic's clients, such as Claude Code, recognize an overflow."""
 
-_FIELDS = frozenset(
-    {
-        *("max_tokens", "metadata", "stop_sequences", "system", "temperature", "thinking", "tool_choice", "tools"),
-        *("top_p", "output_format", "output_config"),
-    }
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a block of Claude Code's system prompt that is for Anthropic alone, and changes with each request."""
+
+_NOTE = "[system note]"
+
+_HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_", "mcp_toolset")
+"""How the types of the tools that Anthropic runs begin."""
+
+_TEXT, _LINE = {"type": "string"}, {"type": "integer"}
+_FILE = {**dict.fromkeys(("path", "file_text", "old_str", "new_str", "insert_text"), _TEXT), "insert_line": _LINE}
+
+
+def _edits(*names: str, **fields: Any) -> dict[str, Any]:
+    command = {"type": "string", "enum": ["view", "create", "str_replace", "insert", *names]}
+    return {"command": command, **_FILE, "view_range": {"type": "array", "items": _LINE}, **fields}
+
+
+_CLIENT_TOOLS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "bash_": ("Run a command in a lasting shell, or restart it.", {"command": _TEXT, "restart": {"type": "boolean"}}),
+    "text_editor_": ("View, create, and edit text files.", _edits()),
+    "memory_": (
+        "Read and write files in /memories, which remain after this conversation.",
+        _edits("delete", "rename", old_path=_TEXT, new_path=_TEXT),
+    ),
+}
+"""Descriptions and parameters of tools that the client runs, by how their types begin. Anthropic adds its own."""
+
+_EFFORTS = ((4096, "high"), (2048, "medium"), (0, "low"))
+"""Reasoning efforts by the least ``budget_tokens``, as LiteLLM has them."""
+
+_LONGEST_NAME = 64
+"""Characters of a tool's name in chat completions."""
+
+NO_TOOL = (
+    "{place}: the upstream has chat completions only, and the proxy has no schema for a tool of type '{type}'. "
+    "Fix: leave the tool out, or send it with an 'input_schema' and without its type."
 )
+NO_CHOICE = "tool_choice: Anthropic runs this tool, and the upstream doesn't (got {got}). Fix: use 'auto'."
 
 
 class MessagesTranslation(ChatTranslation):
     """A request of ``/v1/messages`` as a chat request, and the way back."""
 
+    table = MESSAGES
+    silent = SILENT | {"media_type", "toolset_name", "provider_specific_fields"}
+
     def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
-        self._litellm = litellm
         self._model = body["model"]
         self._stops = body.get("stop_sequences") or ()
-        self._adapter = importlib.import_module(f"{_ADAPTERS}.transformation").LiteLLMAnthropicMessagesAdapter()
-        fields = {name: value for name, value in body.items() if name in _FIELDS and value is not None}
-        fields["tools"] = [tool for tool in fields.get("tools") or () if tool.get("type") in (None, "custom")]
-        request, self._names = self._adapter.translate_anthropic_to_openai(
-            {**fields, "model": NEUTRAL, "messages": body["messages"]}, custom_llm_provider="custom_openai"
-        )
-        self.request = {**request, "reasoning_effort": self._effort(request.get("reasoning_effort"))}
-        if (body.get("tool_choice") or {}).get("disable_parallel_tool_use"):
-            self.request["parallel_tool_calls"] = False
+        self.names: dict[str, str] = {}
+        messages, choice = body["messages"], body.get("tool_choice") or {}
+        changes = [block for one in messages if one["role"] == "system" for block in _blocks(one.get("content"))]
+        added = [value_at(block, "tool.definition") for block in changes]
+        functions = list(self._functions([*(body.get("tools") or ()), *filter(None, added)]))
+        system = [block for block in _blocks(body.get("system")) if not block["text"].startswith(_BILLING)]
+        self.given = {"system": system, "messages": [{"content": message.get("content")} for message in messages]}
+        self.request = {
+            **{name: body.get(name) for name in ("max_tokens", "temperature", "top_p")},
+            "messages": [*self._converted("system", system), *self._messages(messages)],
+            "tools": [{"type": "function", "function": function} for function in functions],
+            "tool_choice": self._choice(choice, functions),
+            "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
+            "response_format": _response_format(body),
+            "reasoning_effort": _effort(body) if litellm.supports_reasoning(body["model"]) else None,
+            "stop": body.get("stop_sequences") or None,
+            "user": (body.get("metadata") or {}).get("user_id"),
+        }
 
-    def _effort(self, effort: Any) -> str | None:
-        """Return the effort for models that are known to reason. Others reject the parameter."""
-        value = effort.get("effort") if isinstance(effort, Mapping) else effort
-        return value if value and self._litellm.supports_reasoning(self._model) else None
+    def _name(self, name: str) -> str:
+        if len(name) <= _LONGEST_NAME:
+            return name
+        short = f"{name[: _LONGEST_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        self.names[short] = name
+        return short
+
+    def _functions(self, tools: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the functions for the tools that the client runs. Raises ``RequestError`` for one without a schema."""
+        for place, tool in enumerate(tools):
+            kind = tool.get("type") or "custom"
+            known = next((known for begins, known in _CLIENT_TOOLS.items() if kind.startswith(begins)), None)
+            if kind.startswith(_HOSTED):
+                continue
+            if kind != "custom" and "input_schema" not in tool and known is None:
+                raise RequestError(NO_TOOL.format(place=f"tools[{place}]", type=kind), param="tools")
+            description, properties = known or (None, {})
+            made = {
+                "name": self._name(tool["name"]),
+                "description": tool.get("description", description),
+                "parameters": tool.get("input_schema") or {"type": "object", "properties": properties},
+                "strict": tool.get("strict"),
+            }
+            yield {name: value for name, value in made.items() if value is not None}
+
+    def _choice(self, choice: Mapping[str, Any], functions: Sequence[Mapping[str, Any]]) -> Any:
+        kind, name = choice.get("type"), self._name(choice.get("name") or "")
+        if (kind == "tool" and name not in [one["name"] for one in functions]) or (kind == "any" and not functions):
+            raise RequestError(NO_CHOICE.format(got=name or kind), param="tool_choice")
+        return {"any": "required", "tool": {"type": "function", "function": {"name": name}}}.get(str(kind), kind)
+
+    def _messages(self, messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the chat messages. Templates of open models have system messages at the beginning only."""
+        talked = False
+        for message in messages:
+            role, blocks = message["role"], _blocks(message.get("content"))
+            talked = talked or role != "system"
+            if role == "system" and talked:
+                role, blocks = "user", [_text(_NOTE), *blocks]
+            yield from self._converted(role, blocks)
+
+    def _converted(self, role: str, blocks: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the results in a message, and then the message without them."""
+        made: dict[str, Any] = {"role": role, "content": []}
+        for block in blocks:
+            match row_of(block, MESSAGES).plays:
+                case "call":
+                    function = {"name": self._name(block["name"]), "arguments": encoded(block.get("input") or {})}
+                    call = {"id": block["id"], "type": "function", "function": function}
+                    made.setdefault("tool_calls", []).append(call)
+                case "answer":
+                    inner = [_text("[error]")] if block.get("is_error") else []
+                    parts = [part for one in [*inner, *_blocks(block.get("content"))] for part in _parts(one, "tool")]
+                    yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": parts}
+                case "reasoning":
+                    made.setdefault("thinking_blocks", []).append(block)
+                case _:
+                    made["content"] += _parts(block, role)
+        if thoughts := [block["thinking"] for block in made.get("thinking_blocks", ()) if block.get("thinking")]:
+            made["reasoning_content"] = "\n".join(thoughts)
+        if made["content"] or len(made) > 2:
+            yield made
 
     def builder(self) -> MessageBuilder:
         """Return a builder of the message."""
-        return MessageBuilder(self._model, self._names, self._stops)
+        return MessageBuilder(self._model, self.names, self._stops)
+
+
+def _blocks(content: Any) -> list[Any]:
+    return [_text(content)] if isinstance(content, str) else content or []
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _parts(block: Mapping[str, Any], role: str) -> list[dict[str, Any]]:
+    """Return the parts of a chat message for a block: its text, or a label with what it says, and its media."""
+    row, kind = row_of(block, MESSAGES), block["type"]
+    if row.plays == "text":
+        return [_text(block["text"])] if block["text"] else []
+    media: list[dict[str, Any]] = []
+    said = encoded(_shown(block, media))
+    if role != "assistant" and row is not OPAQUE:
+        said = "\n".join([text for name, text in strings(block, MESSAGES, row) if name])
+    # Nothing is left of a file that only Anthropic has, so the request is refused.
+    texts = [_text(f"\n[{kind}]\n{said}\n")] if said and kind != "container_upload" else []
+    return [*texts, *media]
+
+
+def _shown(value: Any, media: list[dict[str, Any]]) -> Any:
+    """Return a value without what the model doesn't see, and add its images and files to ``media``."""
+    if isinstance(value, list):
+        return [_shown(one, media) for one in value]
+    if not isinstance(value, dict):
+        return value
+    source = value.get("source")
+    if isinstance(source, dict) and row_of(value, MESSAGES).plays == "media":
+        url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+        if value["type"] == "image" and "file_id" not in source:
+            media.append({"type": "image_url", "image_url": {"url": url}})
+        elif "data" in source:
+            file = {"filename": value.get("title") or "document.pdf", "file_data": url}
+            media.append({"type": "file", "file": file})
+        value = {**value, "source": None}
+    return {name: _shown(one, media) for name, one in value.items() if name not in SILENT}
+
+
+def _effort(body: Mapping[str, Any]) -> str | None:
+    thinking, stated = body.get("thinking") or {}, (body.get("output_config") or {}).get("effort")
+    match thinking.get("type"):
+        case "disabled":
+            return "none"
+        case "enabled":
+            return stated or next(effort for least, effort in _EFFORTS if thinking.get("budget_tokens", 0) >= least)
+    return stated or ("medium" if thinking else None)
+
+
+def _response_format(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    form = body.get("output_format") or (body.get("output_config") or {}).get("format")
+    return form and {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"]}}
 
 
 def _translation(litellm: Any, body: dict[str, Any]) -> MessagesTranslation:

@@ -74,6 +74,9 @@ _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 class ResponsesTranslation(ChatTranslation):
     """A request of ``/v1/responses`` as a chat request, and the way back."""
 
+    table = RESPONSES
+    silent = SILENT | {"container_id", "detail", "execution", "filename", "format", "name", "namespace", "tools", "url"}
+
     def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
         given = body["input"]
         items: list[_Object] = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -91,6 +94,8 @@ class ResponsesTranslation(ChatTranslation):
             "response_format": _response_format((body.get("text") or {}).get("format") or {}),
             "reasoning_effort": effort if effort and litellm.supports_reasoning(body["model"]) else None,
         }
+        self.given = {"instructions": body.get("instructions"), "input": items}
+        self.names = self._functions.given
 
     def _messages(self, items: Iterable[_Object]) -> list[_Object]:
         """Return the messages. What the assistant thinks, says, and calls before a result is one message."""
@@ -124,7 +129,13 @@ class ResponsesTranslation(ChatTranslation):
         if kind == "compaction_trigger" or (row.plays == "prefix" and not text):
             raise RequestError(NO_PART.format(path=path, kind=kind), param=path)
         role = {"answer": "user", "prefix": "user", "system": "system"}.get(row.plays, "assistant")
-        return [] if kind == "additional_tools" else [{"role": role, "content": f"[{kind}]\n{text}".rstrip()}]
+        made: list[_Object] = (
+            [] if kind == "additional_tools" else [{"role": role, "content": f"[{kind}]\n{text}".rstrip()}]
+        )
+        if kind == "image_generation_call" and item.get("result"):
+            image = {"url": f"data:image/{item.get('output_format') or 'png'};base64,{item['result']}"}
+            made.append({"role": "user", "content": [{"type": "image_url", "image_url": image}]})
+        return made
 
     def _output(self, item: _Object, row: Part) -> Any:
         """Return the output of a call: a text, or a list of parts."""
@@ -162,6 +173,11 @@ class _Functions:
                 digest = hashlib.sha256(f"{namespace}\n{name}".encode()).hexdigest()[:8]
                 chosen = f"{chosen[: _LONGEST_NAME - 9]}_{digest}"
         return self._names.setdefault((namespace, name), chosen)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The tools' own names, by the functions'."""
+        return {chosen: name for (_, name), chosen in self._names.items()}
 
     def choice(self, asked: Any) -> Any:
         """Return the choice of a tool. Raises ``RequestError`` for one that the client doesn't run.

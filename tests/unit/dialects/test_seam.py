@@ -21,6 +21,7 @@ ELSEWHERE = {
     "overflow/errors.py": "tells an answer from an error",
     "upstream/bridge/chat.py": "checks LiteLLM's translations",
     "upstream/bridge/completions.py": "reads chat completions, and puts their calls in order",
+    "upstream/bridge/messages.py": "translates requests of /v1/messages",
     "upstream/bridge/messages_answers.py": "builds messages from chat streams",
     "upstream/bridge/over_responses.py": "translates chat completions to responses",
     "upstream/bridge/responses.py": "writes chat requests for items",
