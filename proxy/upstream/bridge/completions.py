@@ -33,7 +33,7 @@ Event = dict[str, Any]
 _FRAME = ("id", "created", "model", "service_tier")
 _TEXTS = ("text", "thinking", "reasoning", "summary", "refusal", "transcript", "content")
 """Fields with the text of a part. It may be in parts inside, as Mistral's thinking."""
-_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking", "thinking_blocks")
 """Fields with reasoning. If a server fills two of them, they have the same text."""
 _FIGURES: Mapping[str, Sequence[str]] = {
     "sent": ("prompt_tokens", "input_tokens"),
@@ -175,7 +175,7 @@ def _read(message: Mapping[str, Any], *, whole: bool = False) -> Delta:
         kind, text = _part(part)
         found[kind].append(text)
     found["refusal"].append(_text(message.get("refusal")))
-    if reasoning := next(filter(None, (_text(message.get(name)) for name in _REASONING)), ""):
+    if reasoning := next(filter(None, map(_text, map(message.get, _REASONING))), ""):
         found["reasoning_content"] = [reasoning]
     delta: Delta = {name: "".join(found[name]) for name in ("reasoning_content", "content", "refusal")}
     delta["thinking_blocks"] = _objects(message.get("thinking_blocks"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,14 +66,11 @@ class ResponseBuilder(AnswerBuilder):
         self._items = calls
         self._sealed = sealed
         self._numbers = itertools.count()
-        self._text: dict[str, Any] | None = None
-        self._reasoning: dict[str, Any] | None = None
-        self._calls: dict[int, tuple[dict[str, Any], CallItem]] = {}
-        self._arguments: dict[int, str] = {}
+        self._open: dict[str, Any] = {}
+        self._call_item = CallItem("function_call")
+        self._arguments: list[str] = []
         self._thinking: list[dict[str, Any]] = []
-        self._reason: str | None = None
-        self._cut = False
-        self._positions: dict[str, int] = {}
+        self._incomplete: str | None = None
         echoed = {name: asked[name] for name in _ECHOED if asked.get(name) is not None}
         self.answer: dict[str, Any] = {
             "id": "",
@@ -96,11 +93,11 @@ class ResponseBuilder(AnswerBuilder):
             self.answer["id"] = unique("resp")
             self.answer["created_at"] = chunk.get("created") or 0
             self.answer["model"] = chunk.get("model") or self.answer["model"]
-            yield self._event("response.created", response=self._snapshot())
-            yield self._event("response.in_progress", response=self._snapshot())
+            yield self._event("response.created", response={**self.answer, "output": []})
+            yield self._event("response.in_progress", response={**self.answer, "output": []})
         for choice in chunk.get("choices") or ():
             yield from self._delta(choice["delta"])
-            self._reason = choice["finish_reason"]
+            self._incomplete = _INCOMPLETE.get(choice["finish_reason"])
         if usage := chunk.get("usage"):
             self.answer["usage"] = _usage(usage)
         if (tier := chunk.get("service_tier")) and tier != self.answer.get("service_tier"):
@@ -109,20 +106,13 @@ class ResponseBuilder(AnswerBuilder):
 
     def finish(self) -> Iterator[Event]:
         """Yield the events at the end of a stream."""
-        incomplete = _INCOMPLETE.get(self._reason or "")
-        self._cut = bool(incomplete)
-        yield from self._close_reasoning()
-        yield from self._close_text()
-        for index in self._calls:
-            yield from self._close_call(index)
-        self.answer["status"] = "incomplete" if incomplete else "completed"
-        self.answer["incomplete_details"] = {"reason": incomplete} if incomplete else None
+        yield from self._close()
+        self.answer["status"] = "incomplete" if self._incomplete else "completed"
+        self.answer["incomplete_details"] = {"reason": self._incomplete} if self._incomplete else None
         yield self._event(f"response.{self.answer['status']}", response=self.answer)
 
     def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:
-        self._thinking += delta.get("thinking_blocks") or ()
-        if text := delta.get("reasoning_content"):
-            yield from self._reasons(text)
+        yield from self._reasons(delta.get("reasoning_content") or "", delta.get("thinking_blocks") or ())
         for kind in ("content", "refusal"):
             if text := delta.get(kind):
                 yield from self._writes(kind, text)
@@ -131,124 +121,105 @@ class ResponseBuilder(AnswerBuilder):
         for call in delta.get("tool_calls") or ():
             yield from self._call(call)
 
-    def _reasons(self, text: str) -> Iterator[Event]:
-        if self._reasoning is None:
-            self._reasoning = self._item({"type": "reasoning", "id": unique("rs"), "summary": []})
-            yield self._added(self._reasoning)
-            self._reasoning["summary"] = [{"type": "summary_text", "text": ""}]
-            part = {"type": "summary_text", "text": ""}
-            yield self._of(self._reasoning, "response.reasoning_summary_part.added", summary_index=0, part=part)
-        self._reasoning["summary"][0]["text"] += text
-        yield self._of(self._reasoning, "response.reasoning_summary_text.delta", summary_index=0, delta=text)
-
-    def _close_reasoning(self) -> Iterator[Event]:
-        sealed = self._sealed(_merged(self._thinking)) if self._thinking else None
-        if self._reasoning is None and sealed is not None:
-            self._reasoning = self._item({"type": "reasoning", "id": unique("rs"), "summary": []})
-            yield self._added(self._reasoning)
-        item, self._reasoning = self._reasoning, None
-        if item is None:
+    def _reasons(self, text: str, blocks: Sequence[dict[str, Any]]) -> Iterator[Event]:
+        if (text or blocks) and self._open.get("type") != "reasoning":
+            yield from self._start({"type": "reasoning", "id": unique("rs"), "summary": []})
+        self._thinking += blocks
+        if not text:
             return
-        if sealed is not None:
-            item["encrypted_content"] = sealed
-        for part in item["summary"]:
-            name = "response.reasoning_summary_text.done"
-            yield self._of(item, name, summary_index=0, text=part["text"])
-            yield self._of(item, "response.reasoning_summary_part.done", summary_index=0, part=part)
-        self._thinking = []
-        yield self._done(item)
+        summary = self._open["summary"]
+        if not summary:
+            summary.append({"type": "summary_text", "text": ""})
+            yield self._of("response.reasoning_summary_part.added", summary_index=0, part=dict(summary[0]))
+        summary[0]["text"] += text
+        yield self._of("response.reasoning_summary_text.delta", summary_index=0, delta=text)
+
+    def _end_reasoning(self) -> Iterator[Event]:
+        thinking, self._thinking = self._thinking, []
+        if thinking and (sealed := self._sealed(_merged(thinking))) is not None:
+            self._open["encrypted_content"] = sealed
+        for part in self._open["summary"]:
+            yield self._of("response.reasoning_summary_text.done", summary_index=0, text=part["text"])
+            yield self._of("response.reasoning_summary_part.done", summary_index=0, part=part)
 
     def _writes(self, kind: str, text: str) -> Iterator[Event]:
-        if self._text is None:
-            yield from self._close_reasoning()
+        if self._open.get("type") != "message":
             fields = {"role": "assistant", "status": "in_progress", "content": []}
-            self._text = self._item({"type": "message", "id": unique("msg"), **fields})
-            yield self._added(self._text)
+            yield from self._start({"type": "message", "id": unique("msg"), **fields})
         key, type = ("text", "output_text") if kind == "content" else ("refusal", "refusal")
-        parts = self._text["content"]
-        if not parts or parts[-1]["type"] != type:
-            empty: dict[str, Any] = {"type": type, key: ""}
-            parts.append({**empty, "annotations": [], "logprobs": []} if key == "text" else empty)
-            yield self._of(
-                self._text, "response.content_part.added", content_index=len(parts) - 1, part=dict(parts[-1])
-            )
-        parts[-1][key] += text
         extra: dict[str, Any] = {"logprobs": []} if key == "text" else {}
-        yield self._of(self._text, f"response.{type}.delta", content_index=len(parts) - 1, delta=text, **extra)
+        parts = self._open["content"]
+        if not parts or parts[-1]["type"] != type:
+            parts.append({"type": type, key: "", **({"annotations": []} if extra else {}), **extra})
+            yield self._of("response.content_part.added", content_index=len(parts) - 1, part=dict(parts[-1]))
+        parts[-1][key] += text
+        yield self._of(f"response.{type}.delta", content_index=len(parts) - 1, delta=text, **extra)
 
-    def _close_text(self) -> Iterator[Event]:
-        item, self._text = self._text, None
-        if item is None:
-            return
-        for index, part in enumerate(item["content"]):
-            key = "text" if "text" in part else "refusal"
-            extra: dict[str, Any] = {"logprobs": []} if key == "text" else {}
-            yield self._of(item, f"response.{part['type']}.done", content_index=index, **{key: part[key]}, **extra)
-            yield self._of(item, "response.content_part.done", content_index=index, part=part)
-        item["status"] = self._status(item)
-        yield self._done(item)
+    def _end_text(self) -> Iterator[Event]:
+        for index, part in enumerate(self._open["content"]):
+            text = {name: part[name] for name in ("text", "refusal", "logprobs") if name in part}
+            yield self._of(f"response.{part['type']}.done", content_index=index, **text)
+            yield self._of("response.content_part.done", content_index=index, part=part)
 
     def _draws(self, url: str) -> Iterator[Event]:
         data = url.partition(";base64,")[2]
         if not data:
             yield from self._writes("content", f"\n![image]({url})\n")
             return
-        yield from self._close_reasoning()
-        yield from self._close_text()
         fields = {"id": unique("ig"), "status": "completed", "result": data}
-        item = self._item({"type": "image_generation_call", **fields})
-        yield self._added(item)
-        yield self._of(item, "response.image_generation_call.completed")
-        yield self._done(item)
+        yield from self._start({"type": "image_generation_call", **fields})
+        yield from self._close()
+
+    def _end_image(self) -> Iterator[Event]:
+        yield self._of("response.image_generation_call.completed")
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[Event]:
-        function = call.get("function") or {}
-        index = call.get("index") or 0
-        if index not in self._calls:
-            yield from self._close_reasoning()
-            yield from self._close_text()
-            name, id = str(function.get("name") or ""), str(call.get("id") or unique("call"))
-            kind = self._items.get(name) or CallItem("function_call", fields={"name": name})
-            item = self._item(kind.begin(id))
-            self._calls[index] = item, kind
-            self._arguments[index] = ""
-            yield self._added(item)
-        text = function.get("arguments") or ""
-        self._arguments[index] += text
-        item, _ = self._calls[index]
-        if text and item["type"] == "function_call":
-            yield self._of(item, "response.function_call_arguments.delta", delta=text)
+        function = call["function"]
+        if "id" in call:
+            name = function["name"]
+            self._call_item = self._items.get(name) or CallItem("function_call", fields={"name": name})
+            yield from self._start(self._call_item.begin(call["id"]))
+            self._arguments = []
+        if text := function["arguments"]:
+            self._arguments.append(text)
+            if self._open["type"] == "function_call":
+                yield self._of("response.function_call_arguments.delta", delta=text)
 
-    def _close_call(self, index: int) -> Iterator[Event]:
-        (item, kind), arguments = self._calls[index], self._arguments[index]
-        item |= {"status": self._status(item), **kind.arguments(arguments)}
+    def _end_call(self) -> Iterator[Event]:
+        item, arguments = self._open, "".join(self._arguments)
+        item |= self._call_item.arguments(arguments)
         if item["type"] == "function_call":
-            name = "response.function_call_arguments.done"
-            yield self._of(item, name, arguments=arguments, name=item["name"])
+            yield self._of("response.function_call_arguments.done", arguments=arguments, name=item["name"])
         elif item["type"] == "custom_tool_call":
-            yield self._of(item, "response.custom_tool_call_input.delta", delta=item["input"])
-            yield self._of(item, "response.custom_tool_call_input.done", input=item["input"])
-        yield self._done(item)
+            yield self._of("response.custom_tool_call_input.delta", delta=item["input"])
+            yield self._of("response.custom_tool_call_input.done", input=item["input"])
 
-    def _status(self, item: dict[str, Any]) -> str:
-        return "incomplete" if self._cut and item is self.answer["output"][-1] else "completed"
-
-    def _item(self, item: dict[str, Any]) -> dict[str, Any]:
-        self._positions[item["id"]] = len(self.answer["output"])
+    def _start(self, item: dict[str, Any]) -> Iterator[Event]:
+        yield from self._close()
+        self._open = item
         self.answer["output"].append(item)
-        return item
+        yield self._at("response.output_item.added", item=dict(item))
 
-    def _snapshot(self) -> dict[str, Any]:
-        return {**self.answer, "output": []}
+    def _close(self) -> Iterator[Event]:
+        """End the open item. If the answer is incomplete, that's the last one."""
+        if not self._open:
+            return
+        if "status" in self._open:
+            self._open["status"] = "incomplete" if self._incomplete else "completed"
+        endings = {
+            "reasoning": self._end_reasoning,
+            "message": self._end_text,
+            "image_generation_call": self._end_image,
+        }
+        yield from endings.get(self._open["type"], self._end_call)()
+        yield self._at("response.output_item.done", item=self._open)
+        self._open = {}
 
-    def _added(self, item: dict[str, Any]) -> Event:
-        return self._event("response.output_item.added", output_index=self._positions[item["id"]], item=dict(item))
+    def _of(self, type: str, **fields: Any) -> Event:
+        return self._at(type, item_id=self._open["id"], **fields)
 
-    def _done(self, item: dict[str, Any]) -> Event:
-        return self._event("response.output_item.done", output_index=self._positions[item["id"]], item=item)
-
-    def _of(self, item: dict[str, Any], type: str, **fields: Any) -> Event:
-        return self._event(type, item_id=item["id"], output_index=self._positions[item["id"]], **fields)
+    def _at(self, type: str, **fields: Any) -> Event:
+        return self._event(type, output_index=len(self.answer["output"]) - 1, **fields)
 
     def _event(self, type: str, **fields: Any) -> Event:
         return {"type": type, "sequence_number": next(self._numbers), **fields}
