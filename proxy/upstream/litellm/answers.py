@@ -220,13 +220,13 @@ def _head(error: Exception) -> tuple[int | None, Mapping[str, str]]:
     """Return status and headers of the provider's error response; no status if there was none.
 
     LiteLLM's own status replaces the 200 of a stream with an error event, and a 400 that LiteLLM recognizes as a bad
-    key. A provider's 5xx stays.
+    key. Other statuses of a provider stay.
     """
     mapped = getattr(error, "status_code", None)
     for cause in _chain(error):
         if isinstance(cause, httpx.HTTPStatusError):
             status = cause.response.status_code
-            if status < 500 and isinstance(mapped, int) and 400 <= mapped < 500:
+            if status <= 400 and isinstance(mapped, int) and 400 <= mapped < 500:
                 status = mapped
             return (status if status >= 400 else 502), cause.response.headers
     if isinstance(mapped, int) and type(error).__name__ == "MidStreamFallbackError":
