@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,7 @@ def main(
 def check(name: str, client: Client, options: Options, turns: int, folder: Path, *, recall: bool = False) -> Row:
     """Install and drive a client. Return the results."""
     row = Row(name)
+    options = replace(options, bridge=options.bridge or client.bridge)
     try:
         row.version = client.installed(folder / "installed")
     except NotInstalled as error:
@@ -158,7 +159,7 @@ def check(name: str, client: Client, options: Options, turns: int, folder: Path,
         lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
         row.compacted = _compacted(url)
     _fill(row, client, lines, upstream)
-    row.errors += _lost(client, upstream)
+    row.errors += [*_lost(client, upstream), *_failed(upstream)]
     if recall:
         row.reads = reading.reads if client.recalls else None
         if any(NAME in (folder / log).read_text(encoding="utf-8", errors="replace") for log in PRINTED):
@@ -246,6 +247,13 @@ def _lost(client: Client, upstream: StandIn) -> list[str]:
     compacted = [body for body in bodies if "<conversation_summary>" in body]
     lacking = {text: sum(text not in body for body in compacted) for text in client.keeps}
     return [f"{text!r} is missing in {n} of {len(compacted)} compacted prompts" for text, n in lacking.items() if n]
+
+
+def _failed(upstream: StandIn) -> list[str]:
+    """Return an error for each of the agent's calls whose result doesn't have the second of its numbers."""
+    newest = [(answered[-1], received) for received in upstream.conversations if (answered := _answered(received))]
+    loops = [(id_, int(id_.rpartition("_")[2]) + 1, one) for id_, one in newest if id_.startswith("call_loop_")]
+    return [f"{id_} failed" for id_, number, one in loops if f"{number}001" not in json.dumps(one.body)]
 
 
 def _is_error(line: Mapping[str, Any]) -> bool:

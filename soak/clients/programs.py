@@ -17,6 +17,8 @@ MODEL = "gpt-4.1"
 CLAUDE = "claude-sonnet-4-5"
 TASK = "Work through the whole task with the tool, please."
 LOOKUP = "mcp__soak__lookup"
+SERVERS = ("docs", "wiki")
+"""MCP servers whose tools have the same name."""
 NUMBERS = "seq START END"
 """A command that prints other numbers for each call."""
 
@@ -27,11 +29,15 @@ Variables = Callable[[str], Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """The call of an agent's tool: its name, and its arguments or input. ``loads`` is the call that loads it."""
+    """The call of an agent's tool: its name, and its arguments or input. ``loads`` is the call that loads it.
+
+    Calls take the tool and the ``others`` in turn.
+    """
 
     name: str
     arguments: Mapping[str, object] | str
     loads: Tool | None = None
+    others: Sequence[Tool] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Client:
     of a command-line agent. Without one, a driver asks one question in each turn. ``windows`` multiplies the window,
     because an agent's own prompt and tools may fill most of it. ``recalls`` is false for requests that never get the
     proxy's tool. ``asks`` is how often the command asks, and ``keeps`` has texts that each compacted prompt must have.
+    ``bridge`` means that the upstream always has chat completions only.
     """
 
     manager: Literal["pip", "npm"]
@@ -54,6 +61,7 @@ class Client:
     recalls: bool = True
     asks: int = 1
     keeps: Sequence[str] = ()
+    bridge: bool = False
 
     def installed(self, folder: Path) -> str:
         """Install the client. Return its version. Raises ``NotInstalled``."""
@@ -124,6 +132,17 @@ def _codex(folder: Path, work: Path, url: str) -> list[str]:
     options = [part for setting in ['model_provider="soak"', *settings] for part in ("-c", setting)]
     flags = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json"]
     return [_binary(folder, "codex"), "exec", *flags, *options, TASK]
+
+
+def _codex_with_servers(folder: Path, work: Path, url: str) -> list[str]:
+    script = str(DRIVERS / "mcp_server.py")
+    settings = ['model="gpt-5.5"']  # it loads the servers' tools by a search
+    settings += [
+        f"mcp_servers.{name}={{command={json.dumps(sys.executable)},args={json.dumps([script, name])}}}"
+        for name in SERVERS
+    ]
+    *first, task = _codex(folder, work, url)
+    return [*first, *(part for setting in settings for part in ("-c", setting)), task]
 
 
 def _claude(folder: Path, work: Path, url: str) -> list[str]:
@@ -237,6 +256,20 @@ CLIENTS = {
         tool=Tool("exec", f'text(await tools.exec_command({{cmd: "{NUMBERS}", max_output_tokens: 9000}}))'),
         asks=2,
         keeps=('"additional_tools"', RULE, "<environment_context>"),
+    ),
+    "codex, MCP servers": Client(
+        "npm",
+        ("@openai/codex",),
+        _codex_with_servers,
+        _openai,
+        bridge=True,
+        tool=Tool(
+            "exec_command",
+            {"cmd": NUMBERS, "max_output_tokens": 9_000},
+            loads=Tool("tool_search", {"query": "lookup", "limit": 8}),
+            others=[Tool(f"mcp__{name}__lookup", {"number": "START"}) for name in SERVERS],
+        ),
+        keeps=[f'"mcp__{name}__lookup", "description"' for name in SERVERS],
     ),
     "Claude Code, continued": Client(
         "npm",

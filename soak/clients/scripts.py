@@ -40,7 +40,8 @@ class Loop:
                 return Step(calls=(_call("call_load", self._tool.loads),), thinking="The tool isn't loaded.")
         if number >= self._asked * self._calls:
             return Step(text=DONE, thinking="Nothing is left to do.")
-        call = _call(f"call_loop_{number}", self._tool, number + 1)
+        tools = [self._tool, *self._tool.others]
+        call = _call(f"call_loop_{number}", tools[number % len(tools)], number + 1)
         return Step(calls=(call,), thinking=f"Call number {number} comes next.")
 
 

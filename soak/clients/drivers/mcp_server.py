@@ -1,4 +1,4 @@
-"""An MCP server over standard input and output. Its tool prints other numbers for each call."""
+"""An MCP server over standard input and output. Its tool prints the arguments, and other numbers for each call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
             return {"tools": [TOOL]}
         case "tools/call":
             first = int(params["arguments"]["number"])
-            return {"content": [{"type": "text", "text": "\n".join(map(str, range(first, first + 600)))}]}
+            lines = [*sys.argv[1:], *map(str, range(first, first + 600))]
+            return {"content": [{"type": "text", "text": "\n".join(lines)}]}
     return {}
 
 
