@@ -135,14 +135,14 @@ def _codex(folder: Path, work: Path, url: str) -> list[str]:
 
 
 def _codex_with_servers(folder: Path, work: Path, url: str) -> list[str]:
-    script = str(DRIVERS / "mcp_server.py")
-    settings = ['model="gpt-5.5"']  # it loads the servers' tools by a search
-    settings += [
-        f"mcp_servers.{name}={{command={json.dumps(sys.executable)},args={json.dumps([script, name])}}}"
-        for name in SERVERS
-    ]
-    *first, task = _codex(folder, work, url)
-    return [*first, *(part for setting in settings for part in ("-c", setting)), task]
+    lines = ['model = "gpt-5.5"']  # it loads the servers' tools by a search
+    for name in SERVERS:
+        arguments = json.dumps([str(DRIVERS / "mcp_server.py"), name])
+        lines += [f"[mcp_servers.{name}]", f"command = {json.dumps(sys.executable)}", f"args = {arguments}"]
+    place = work / ".codex"
+    place.mkdir(exist_ok=True)
+    (place / "config.toml").write_text("\n".join(lines))
+    return _codex(folder, work, url)
 
 
 def _claude(folder: Path, work: Path, url: str) -> list[str]:

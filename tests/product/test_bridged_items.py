@@ -71,6 +71,10 @@ class Door:
         return self.upstream.requests[-1].body
 
     @property
+    def texts(self) -> str:
+        return json.dumps(self.body["messages"]).replace('\\"', '"')
+
+    @property
     def sent(self) -> str:
         """The texts of the newest request to the upstream, also those inside JSON."""
         return json.dumps(self.body, ensure_ascii=False).replace("\\\\", "\\")
@@ -122,7 +126,7 @@ def test_each_item_has_a_decision(name: str, door: Door) -> None:
         unread = value["summary"]
     readable = {known[marker] for marker in markers(value).keys() - markers(unread).keys()}
     assert {word for word in readable if word not in door.sent} == set()
-    assert (f"[{kind}]" in door.sent) == (ITEMS[kind] == INLINED)
+    assert (f'"type": "{kind}"' in door.texts) == (ITEMS[kind] == INLINED)
 
 
 @pytest.mark.parametrize("place", ["message", "result"])

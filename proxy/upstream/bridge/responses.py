@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.parts import OPAQUE, RESPONSES, SILENT, Part
-from proxy.dialects.walk import file_text, row_of, strings, value_at
+from proxy.dialects.parts import RESPONSES, SILENT, Part
+from proxy.dialects.walk import file_text, row_of, value_at
 from proxy.errors import RequestError
 from proxy.http import sse
 from proxy.upstream.bridge.chat import ChatTranslation, chat_translator
@@ -75,7 +75,10 @@ class ResponsesTranslation(ChatTranslation):
     """A request of ``/v1/responses`` as a chat request, and the way back."""
 
     table = RESPONSES
-    silent = SILENT | {"container_id", "detail", "execution", "filename", "format", "name", "namespace", "tools", "url"}
+    silent = SILENT | {
+        *("acknowledged_safety_checks", "container_id", "detail", "execution", "filename", "format", "name"),
+        *("namespace", "output_format", "tools", "url"),
+    }
 
     def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
         given = body["input"]
@@ -101,16 +104,15 @@ class ResponsesTranslation(ChatTranslation):
         """Return the messages. What the assistant thinks, says, and calls before a result is one message."""
         instructions = self._asked.get("instructions")
         made: list[_Object] = [{"role": "system", "content": instructions}] if instructions else []
-        called: set[str] = set()
         for number, item in enumerate(items):
-            for message in self._translated(item, f"input[{number}]", called):
+            for message in self._translated(item, f"input[{number}]"):
                 if made and made[-1]["role"] == message["role"] == "assistant":
                     _join(made[-1], message)
                 else:
                     made.append(message)
         return made
 
-    def _translated(self, item: _Object, path: str, called: set[str]) -> list[_Object]:
+    def _translated(self, item: _Object, path: str) -> list[_Object]:
         kind, row, id = _kind(item), _row(item), item.get("call_id") or item.get("id")
         if row.plays == "reference":
             raise RequestError(NO_REFERENCES, param="input")
@@ -119,23 +121,15 @@ class ResponsesTranslation(ChatTranslation):
         if row.plays == "reasoning":
             return _thought(item, self._sealing.decode_thinking_blocks(item.get("encrypted_content")))
         if row.plays == "call" and id:
-            called.add(id)
             name = self._functions.name(item.get("namespace") or "", item.get("name") or kind.removesuffix("_call"))
             call = {"id": id, "type": "function", "function": {"name": name, "arguments": _arguments(item, row)}}
             return [{"role": "assistant", "content": None, "tool_calls": [call]}]
-        if row.plays == "answer" and id in called:
+        if row.plays == "answer" and id:
             return [message | {"tool_call_id": id} for message in _message("tool", self._output(item, row), path)]
-        text = _inlined(item)
-        if kind == "compaction_trigger" or (row.plays == "prefix" and not text):
+        if kind == "compaction_trigger" or (row.plays == "prefix" and not item.keys() - SILENT):
             raise RequestError(NO_PART.format(path=path, kind=kind), param=path)
-        role = {"answer": "user", "prefix": "user", "system": "system"}.get(row.plays, "assistant")
-        made: list[_Object] = (
-            [] if kind == "additional_tools" else [{"role": role, "content": f"[{kind}]\n{text}".rstrip()}]
-        )
-        if kind == "image_generation_call" and item.get("result"):
-            image = {"url": f"data:image/{item.get('output_format') or 'png'};base64,{item['result']}"}
-            made.append({"role": "user", "content": [{"type": "image_url", "image_url": image}]})
-        return made
+        role = {"prefix": "user", "system": "system"}.get(row.plays, "assistant")
+        return [] if kind == "additional_tools" else _message(role, _inlined(item), path)
 
     def _output(self, item: _Object, row: Part) -> Any:
         """Return the output of a call: a text, or a list of parts."""
@@ -302,8 +296,11 @@ def _message(role: str, content: Any, path: str) -> list[_Object]:
 
 def _part(part: Any, path: str) -> _Object:
     kind = str(part.get("type")) if isinstance(part, dict) else ""
-    if row_of(part, RESPONSES).plays != "media":
-        return {"type": "text", "text": file_text(part) or _inlined(part)}
+    row = row_of(part, RESPONSES)
+    if row.plays != "media":
+        known = "text" if row.plays == "text" else "refusal"
+        text = file_text(part) or (part.get(known) if isinstance(part, dict) else part)
+        return {"type": "text", "text": text if isinstance(text, str) else json.dumps(_without_images(part, []))}
     if isinstance(url := part.get("image_url"), str) and url:
         detail = {"original": "high"}.get(part.get("detail"), part.get("detail"))
         return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
@@ -314,11 +311,24 @@ def _part(part: Any, path: str) -> _Object:
     raise RequestError(NO_PART.format(path=path, kind=kind), param=path)
 
 
-def _inlined(part: Any) -> str:
-    """Return the text of a part, or an unknown part as JSON."""
-    if isinstance(part, dict) and row_of(part, RESPONSES) is OPAQUE:
-        part = json.dumps({name: part[name] for name in part if name not in SILENT - {"type"}}, ensure_ascii=False)
-    return part if isinstance(part, str) else "\n".join(text for _, text in strings(part, RESPONSES))
+def _inlined(item: _Object) -> list[_Object]:
+    """Return an item as JSON, and its images."""
+    if item.get("type") == "image_generation_call" and item.get("result"):
+        item = item | {"result": f"data:image/{item.get('output_format') or 'png'};base64,{item['result']}"}
+    images: list[_Object] = []
+    text = json.dumps(_without_images(item, images), ensure_ascii=False)
+    return [{"type": "input_text", "text": text}, *images]
+
+
+def _without_images(value: Any, images: list[_Object]) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_images(value[name], images) for name in value if name == "type" or name not in SILENT}
+    if isinstance(value, list):
+        return [_without_images(one, images) for one in value]
+    if isinstance(value, str) and value.startswith("data:image/"):
+        images.append({"type": "input_image", "image_url": value})
+        return "[image]"
+    return value
 
 
 def _response_format(format: _Object) -> _Object | None:
