@@ -573,7 +573,7 @@ def test_a_changed_function_of_litellm_is_logged_with_its_cause(
     with capture_logs() as logs, entrance(StandIn().app, tmp_path, speaks=["chat"]) as address:
         monkeypatch.setattr("litellm.supports_reasoning", changed)
         with clients(address) as (caller, _), pytest.raises(anthropic.APIStatusError):
-            message(caller, stream=False)
+            message(caller, stream=False, thinking={"type": "enabled", "budget_tokens": 1_024})
     (line,) = [line for line in logs if line["event"] == "translation.failed"]
     assert line["of"] == "request"
     assert line["exc_info"]

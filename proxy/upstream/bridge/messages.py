@@ -73,6 +73,7 @@ class MessagesTranslation(ChatTranslation):
         changes = [block for one in messages if one["role"] == "system" for block in _blocks(one.get("content"))]
         added = [value_at(block, "tool.definition") for block in changes]
         functions = list(self._functions([*(body.get("tools") or ()), *filter(None, added)]))
+        effort = _effort(body)
         system = [block for block in _blocks(body.get("system")) if not block["text"].startswith(_BILLING)]
         self.given = {"system": system, "messages": [{"content": message.get("content")} for message in messages]}
         self.request = {
@@ -82,7 +83,7 @@ class MessagesTranslation(ChatTranslation):
             "tool_choice": self._choice(choice, functions),
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "response_format": _response_format(body),
-            "reasoning_effort": _effort(body) if litellm.supports_reasoning(body["model"]) else None,
+            "reasoning_effort": effort if effort and litellm.supports_reasoning(body["model"]) else None,
             "stop": body.get("stop_sequences") or None,
             "user": (body.get("metadata") or {}).get("user_id"),
         }

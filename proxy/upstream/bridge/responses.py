@@ -6,7 +6,6 @@ A tool that the client runs becomes a function, whatever its type. Its calls com
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,10 +20,11 @@ from proxy.http import sse
 from proxy.upstream.bridge.chat import ChatTranslation, chat_translator
 from proxy.upstream.bridge.responses_answers import CallItem, ResponseBuilder
 from proxy.upstream.bridge.transport import openai_error
+from proxy.upstream.litellm.library import AtFirstUse
 
 _Object = dict[str, Any]
 
-_SEALING = "litellm.responses.litellm_completion_transformation.reasoning_items"
+_SEALING = AtFirstUse("litellm.responses.litellm_completion_transformation.reasoning_items")
 
 _SAME = ("parallel_tool_calls", "safety_identifier", "service_tier", "temperature", "top_p", "user")
 """Fields that both APIs have."""
@@ -85,7 +85,6 @@ class ResponsesTranslation(ChatTranslation):
         items: list[_Object] = [{"role": "user", "content": given}] if isinstance(given, str) else given
         loading = (item for item in items if _row(item).effect == "loads")
         self._asked = body
-        self._sealing = importlib.import_module(_SEALING)
         self._functions = _Functions(tool for holder in (body, *loading) for tool in holder.get("tools") or ())
         effort = (body.get("reasoning") or {}).get("effort")
         self.request = {
@@ -119,7 +118,8 @@ class ResponsesTranslation(ChatTranslation):
         if row.plays == "message":
             return _message(item.get("role") or "user", item.get("content"), path)
         if row.plays == "reasoning":
-            return _thought(item, self._sealing.decode_thinking_blocks(item.get("encrypted_content")))
+            sealed = item.get("encrypted_content")
+            return _thought(item, _SEALING.decode_thinking_blocks(sealed) if sealed else None)
         if row.plays == "call" and id:
             name = self._functions.name(item.get("namespace") or "", item.get("name") or kind.removesuffix("_call"))
             call = {"id": id, "type": "function", "function": {"name": name, "arguments": _arguments(item, row)}}
@@ -145,7 +145,9 @@ class ResponsesTranslation(ChatTranslation):
 
     def builder(self) -> ResponseBuilder:
         """Return a builder of the response."""
-        return ResponseBuilder(self._asked, self._functions.calls, self._sealing.encode_thinking_blocks)
+        return ResponseBuilder(
+            self._asked, self._functions.calls, lambda blocks: _SEALING.encode_thinking_blocks(blocks)
+        )
 
 
 class _Functions:

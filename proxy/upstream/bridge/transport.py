@@ -59,6 +59,8 @@ _STATUSES = (
 )
 """Statuses of errors in answers with status 200, by their codes and types. The first one that matches holds."""
 
+_LITELLM = litellm_library.AtFirstUse("litellm")
+
 _LISTS = ("messages", "input", "tools")
 
 UNDECODABLE = "The upstream's answer isn't compressed as its header 'content-encoding' says, or is too long. Try again."
@@ -131,14 +133,13 @@ class Bridge(Transport):
 
     async def translate(self, request: Outgoing) -> tuple[Outgoing, Translation]:
         """Return the translated request, and the translation of its answer. Raises ``RequestError``."""
-        litellm = await litellm_library.load()
-        if len(request.body) > LARGE or request.expanded is not None:
-            return await asyncio.to_thread(self._translate, litellm, request)
-        return self._translate(litellm, request)
+        if len(request.body) > LARGE or request.expanded is not None or not litellm_library.loaded():
+            return await asyncio.to_thread(self._translate, request)
+        return self._translate(request)
 
-    def _translate(self, litellm: Any, request: Outgoing) -> tuple[Outgoing, Translation]:
+    def _translate(self, request: Outgoing) -> tuple[Outgoing, Translation]:
         try:
-            return self._translator.translate(litellm, request, self._translated)
+            return self._translator.translate(_LITELLM, request, self._translated)
         except RequestError:
             raise
         except Exception as error:

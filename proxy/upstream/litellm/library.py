@@ -84,6 +84,22 @@ async def load() -> Any:
     return _loaded[0] if _loaded else await asyncio.to_thread(_load)
 
 
+def loaded() -> bool:
+    """Return whether LiteLLM is imported."""
+    return bool(_loaded)
+
+
+class AtFirstUse:
+    """A module of LiteLLM, imported when its first function is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        _load()
+        return getattr(importlib.import_module(self._name), name)
+
+
 def untested_version() -> str | None:
     """Return the installed version of LiteLLM if it isn't of the tested line. This doesn't import it."""
     installed = version("litellm")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -25,3 +27,23 @@ def test_a_request_that_cannot_be_translated_is_answered(messages: object) -> No
         )
 
     asyncio.run(scenario())
+
+
+IMPORTS = """
+import asyncio, sys
+from proxy.upstream.bridge.transport import TRANSLATORS, Bridge
+from proxy.upstream.transport import Outgoing
+
+for client, upstream in TRANSLATORS:
+    name = b'"input"' if client == "responses" else b'"messages"'
+    body = b'{"model": "m", "max_tokens": 9, %b: [{"role": "user", "content": "Hello"}]}' % name
+    asked = Outgoing(body=body, model="m", stream=False, headers=[], credential=None, timeout=9.0)
+    asyncio.run(Bridge(client, upstream, None).translate(asked))
+print("litellm" in sys.modules)
+"""
+
+
+def test_usual_requests_dont_import_litellm() -> None:
+    """The import takes seconds, and 200 MB."""
+    made = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, check=True, text=True)
+    assert made.stdout == "False\n"
