@@ -149,26 +149,17 @@ async def _write(texts: list[str], sizes: list[int], material: _Material, limit:
 
 
 async def _ask(
-    texts: Sequence[str],
-    source: int,
-    material: _Material,
-    *,
-    previous: str | None = None,
-    merge: bool = False,
+    texts: Sequence[str], source: int, material: _Material, *, previous: str | None = None, merge: bool = False
 ) -> str:
-    request, model = material.request, material.model
+    request, model, most = material.request, material.model, material.request.max_tokens
+    template, sample = request.template, material.sample
     messages = request_messages(
-        texts,
-        max_tokens=request.max_tokens,
-        previous=previous,
-        merge=merge,
-        template=request.template,
-        sample=material.sample,
+        texts, max_tokens=most, previous=previous, merge=merge, template=template, sample=sample
     )
-    written = await model.ask(messages, request.max_tokens)
-    transcript = "\n".join([*texts, previous or ""])
-    return checked(
-        written, transcript=transcript, source_tokens=source, max_tokens=request.max_tokens, count=model.count
+    written = await model.ask(messages, most)
+    transcript = "\n".join([*texts, previous or "", template or ""])
+    return await asyncio.to_thread(
+        checked, written, transcript=transcript, source_tokens=source, max_tokens=most, count=model.count
     )
 
 

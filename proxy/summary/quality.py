@@ -9,25 +9,46 @@ from dataclasses import dataclass, field, replace
 from proxy.compaction.format import TextCounter
 from proxy.summary.prompt import continuation
 
-# A short answer that begins like this is a refusal or asks for the transcript again. Refusals in other languages pass
-# unless the API marks them or they have another fault.
-_REFUSAL = re.compile(
-    r"""^\W*(?:
-    i['’]?m\ (?:very\ |really\ |so\ )?sorry | i\ am\ (?:very\ |really\ |so\ )?sorry | sorry\b | (?:my\ )?apologies
-  | i\ (?:must\ |do\ |sincerely\ )?apologi[sz]e
-  | (?:unfortunately|regrettably)[,\ ]{1,2}(?:i|this|the)\b | i(?:['’]m|\ am)\ afraid
-  | i\ (?:can(?:no|['’])?t|can\ not|could(?:n['’]t|\ not)|won['’]t|will\ not|must\ decline|have\ to\ decline)\b
-  | i(?:['’]m|\ am)\ (?:unable|not\ able|not\ comfortable|not\ permitted|not\ allowed|prohibited)\b
-  | i\ (?:don['’]t|do\ not)\ (?:see|have|feel\ comfortable)\b
-  | (?:as|being)\ an?\ (?:ai|large\ language\ model|language\ model)\b
-  | (?:this|your|the)\ (?:request|content|prompt)\ (?:violates|goes\ against|was\ (?:blocked|flagged)|cannot)
-  | (?:could\ you|can\ you)?\ ?(?:please\ )?(?:provide|share)\ (?:me\ )?(?:with\ )?the\ (?:transcript|conversation)
-  | (?:there\ is|i\ see)\ no\ (?:transcript|conversation)
-    )""",
-    re.IGNORECASE | re.VERBOSE,
+# How refusals begin: in English, German, French, Spanish, Portuguese, Italian, Chinese, Japanese, Korean, and Russian.
+# `_is_refusal` finds others by comparing them with the transcript.
+_REFUSES = re.compile(
+    r"(?:^\W{0,5}|(?<=[.!?。！？\n])\s{0,5})(?:"
+    r"(?:(?:let me|i (?:appreciate|understand|want|know|see))\b[^.!?\n]{0,100}[:,] (?:but )?)?(?:unfortunately,? )?"
+    r"(?:i|i'm|i am|we|we're)(?: \w+,?){0,2}? (?:can't|cannot|can not|could(?:n't| not)|won't|will not|unable"
+    r"|not (?:able|comfortable|permitted|allowed|going)|prohibited|sorry\b(?! was)|(?:don't|do not) (?:see|have)|afraid"
+    r"|apologi[sz]e|refuse\b|(?:must|have to|need to) (?:decline|stop))|(?:my )?apologies\W|sorry\b(?! state| was)"
+    r"|no[.,!] i\b|(?:as|being) an? (?:ai|large|lan)|that(?:'s| is) (?:not|beyond)|thank you for|there is no transcript"
+    r"|(?:please )?(?:provide|share|paste) .{0,12}the (?:transc|conv)|(?:this|your) (?:request|content) (?:viol|cannot)"
+    r"|(?:es )?tut mir (?:\w+ )?leid|entschuldig(?:e|en|ung)\b|ich (?:kann|darf|werde) (?:\S+ ){0,5}?(?:nicht|kein)"
+    r"|(?:je suis )?(?:\w+ )?désolée?\b|je (?:regrette|(?:ne |n')(?:peux|puis|suis|vais|dois)\b)|il m'est impossible"
+    r"|(?:lo )?(?:siento|lamento)|disculp|(?:me temo que )?no (?:puedo|podemos|estoy|me es)|prefiero no"
+    r"|(?:peço )?desculp|sinto muito|(?:infelizmente,? )?(?:eu )?não (?:posso|consigo|vou|tenho perm|me é)"
+    r"|mi (?:dispiace|scuso)|scusa|spiacente|(?:purtroppo,? )?non (?:posso|sono (?:in gr|autor)|mi è)|preferisco non"
+    r"|[很非常真的]{0,3}(?:抱歉|遗憾|遺憾)|对不起|對不起|我(?:无法|無法|不能|不会|没)|作为.{0,3}(?:ai|人|语)"
+    r"|(?:大変)?(?:申し訳|すみません|ごめんなさい|恐れ入)|残念ながら|(?:정말 )?(?:죄송|미안|유감)|저는 (?:ai|인공지능)"
+    r"|(?:извин|прости)те|сожале|мне (?:\w+ )?жаль|(?:к сожалению,? )?(?:я )?(?:\w+ )?(?:не (?:могу|буду)|отказ))",
+    re.IGNORECASE,
 )
-_SHORT = 400
-"""Characters. A longer text that begins like a refusal may be notes about an apology."""
+_ABOUT_ITSELF = re.compile(
+    r"polic(?:y|ies)\b|guideline|terms of service|safety system|filt(?:er|r[eo])|richtlin|bedingung|politique|polític"
+    r"|(?:request|content|response|prompt) (?:\w+ ){0,2}(?:blocked|flagged|rejected|removed)|direc?triz|norme\b"
+    r"|政策|法规|规范|敏感|ポリシー|規約|정책|политик|правил|[?？]\s*\Z",
+    re.IGNORECASE,
+)
+"""Words about the rules of a model, or a question at the end."""
+_PERSON = re.compile(r"\b(?:i|me|my|we|us|our|you|your)\b", re.IGNORECASE)
+_ENGLISH = re.compile(r"\b(?:the|and|of|to|is|was|were|with|they)\b", re.IGNORECASE)
+_SHORT, _COMPARED = 400, 4_000
+"""Characters in which errors and refusals show, and that are compared with the transcript."""
+
+_TOKEN = re.compile(r"\w[\w./:@#-]{0,80}\w")
+_IN_NAMES = re.compile(r"\d|_|[a-z][A-Z]|\w[./@:#]\w")
+"""Signs that a token is a path, a number, or an identifier."""
+_CAPITALIZED = re.compile(r"(?<=[a-z,;] )[A-Z][a-z]{3,}")
+_PIECES = re.compile(r"(?=([\u0590-\u1fff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]{2}))|\b([^\W\d_\u0590-\uffff]{5})")
+"""Pairs of letters in scripts that don't split words like English, and the beginnings of words in others."""
+_MOSTLY, _TOO_SHORT, _LONG = 0.4, 24, 2_000
+"""The share of a text's words from the transcript; the bytes of a text that can't tell so many tokens."""
 
 # Error texts that servers and gateways return as an answer.
 _ERROR = re.compile(
@@ -39,6 +60,7 @@ _ERROR = re.compile(
   | upstream\ (?:error|request|connect|server|timed|returned)
   | too\ many\ requests | (?:the\ )?rate\ limit | you\ (?:have\ )?exceeded | quota\ exceeded
   | insufficient\ (?:quota|credit|balance|funds)
+  | (?:error|failed)\ (?:to\ )?(?:generat|summari|produc|creat)\w*\ (?:the\ )?(?:summary|notes|response|conversation)\b
   | (?:invalid|incorrect|missing|no)\ (?:api[\ _-]?key|auth) | unauthorized | forbidden | access\ denied
   | (?:the\ |that\ |this\ )?(?:model|server|service|engine|api)\ [^.\n]{0,60}
     (?:overloaded|unavailable|not\ available|at\ capacity|busy|not\ found|not\ exist|returned\ an\ (?:empty|error))
@@ -77,23 +99,19 @@ _CALL_END = re.compile(
     re.IGNORECASE,
 )
 """A call after other words. Notes that only mention calls end differently."""
-_CALL_KEYS = (
-    {"name", "arguments"},
-    {"name", "parameters"},
-    {"name", "input"},
-    {"tool_calls"},
-    {"function_call"},
-    {"type", "function"},
+_CALL_KEYS: tuple[set[str], ...] = ({"name", "arguments"}, {"name", "parameters"}, {"name", "input"}, {"tool_calls"})
+_CALL_KEYS += ({"function_call"}, {"type", "function"})
+
+_NOTATION = re.compile(
+    r"^\[(?:tool result|(?:user|assistant|system|developer)(?: calls [^\]\n]{1,100})?)\] ", re.MULTILINE
 )
-
-_NOTATION = re.compile(r"\[(?:tool result|(?:user|assistant|system|developer)(?: calls [^\]\n]{1,100})?)\] ")
 """The beginning of a message in the transcript that the model gets."""
-_QUOTED = 60
-"""Characters of a message that are compared with the transcript."""
+_QUOTED, _MOST_LABELS = 60, 100
+"""Characters of a message that are compared with the transcript, and messages that are compared."""
 
-_PLACEHOLDER = re.compile(r"\W{0,4}\([^()\n]{0,80}\)\W{0,2}")
+_PLACEHOLDER = re.compile(r"\W{0,4}(?:\([^()\n]{0,80}\)|n/a)\W{0,2}", re.IGNORECASE)
 
-_HEADS = "|".join(re.findall(r"^\d\. (\w+)", continuation(0), re.MULTILINE))
+_HEADS = "|".join(["summary", "notes", *re.findall(r"^\d\. (\w+)", continuation(0), re.MULTILINE)])
 _SECTION = re.compile(
     rf"^[^\w\n]{{0,6}}(?:\d[^\w\n]{{1,4}})?(?:{_HEADS})\b[\w ]{{0,30}}[^\w\n]{{0,4}}(?:[:：—–-]|$)",
     re.IGNORECASE | re.MULTILINE,
@@ -127,7 +145,8 @@ _DONE = re.compile(
 
 _BROKEN_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded"}
 _CALLED = {"tool_calls", "function_call", "tool_use"}
-_BLOCKED = {"content_filter", "safety", "recitation", "prohibited_content", "refusal", "error"}
+_BLOCKED = {"content_filter", "content_filtered", "guardrail_intervened", "safety", "sensitive", "recitation", "spii"}
+_BLOCKED |= {"blocklist", "prohibited_content", "refusal", "error"}
 
 
 class SummaryRejected(Exception):
@@ -159,24 +178,22 @@ def checked(written: Written, *, transcript: str, source_tokens: int, max_tokens
     """
     text = without_thoughts(written.text).strip()
     reason = written.finish_reason.lower() if isinstance(written.finish_reason, str) else None
-    if written.refused or reason in _BLOCKED or (len(text) <= _SHORT and _REFUSAL.match(text)):
-        raise SummaryRejected("the model refused")
-    if not text:
-        raise SummaryRejected("the summary is empty")
-    if reason in _BROKEN_OFF:
-        raise SummaryRejected("the summary was truncated")
-    if reason in _CALLED or _is_call(text):
-        raise SummaryRejected("the model called a tool")
-    if _NOTATION.match(text) and text.partition("\n")[0][:_QUOTED].rstrip() not in transcript:
-        raise SummaryRejected("the model went on with the transcript")
-    if _is_hollow(text):
-        raise SummaryRejected("the summary says nothing")
-    if _is_error(text):
-        raise SummaryRejected("the summary is an error message")
-    size = count(text)
-    if size >= source_tokens:
-        raise SummaryRejected("the summary isn't smaller than the text it replaces")
-    return text if size <= max_tokens else _first_lines(text, max_tokens, count)
+    notes = _without_continuation(text, transcript)
+    size = count(notes)
+    faults = (
+        (written.refused or reason in _BLOCKED, "the model refused"),
+        (not text, "the summary is empty"),
+        (reason in _BROKEN_OFF, "the summary was truncated"),
+        (reason in _CALLED or _is_call(text), "the model called a tool"),
+        (not notes, "the model went on with the transcript"),
+        (_is_hollow(notes), "the summary says nothing"),
+        (_is_error(notes), "the summary is an error message"),
+        (_is_refusal(notes, transcript, source_tokens), "the model refused"),
+        (size >= source_tokens, "the summary isn't smaller than the text it replaces"),
+    )
+    if fault := next((fault for found, fault in faults if found), None):
+        raise SummaryRejected(fault)
+    return notes if size <= max_tokens else _first_lines(notes, max_tokens, count)
 
 
 def notes_in(written: Written) -> Written:
@@ -236,6 +253,46 @@ def _end_of(opening: re.Match[str], text: str) -> int:
         if depth == 0:
             break
     return last
+
+
+def _without_continuation(text: str, transcript: str) -> str:
+    """Return the notes before a message in the transcript's notation that isn't in the transcript. ``""``: none."""
+    for label in [*_NOTATION.finditer(text)][:_MOST_LABELS]:
+        quoted = text[label.start() :].partition("\n")[0][:_QUOTED].rstrip() in transcript
+        if not quoted and (transcript or not label.start()):
+            notes = text[: label.start()].rstrip()
+            about = _SECTION.search(notes) or _names(notes, transcript) or _shared(notes, transcript) >= _MOSTLY
+            return notes if about else ""
+    return text
+
+
+def _is_refusal(text: str, transcript: str, source_tokens: int) -> bool:
+    """Return whether a text is about itself and tells nothing of the transcript, if that's known."""
+    start = text[:_SHORT].replace("’", "'")
+    names, headings = _names(text, transcript), len(_SECTION.findall(text))
+    if _REFUSES.match(start):
+        return headings < 2 and len(names) < max(2, min(5, len(text.split()) / 10))
+    if not transcript or names or headings or any(word in transcript for word in _CAPITALIZED.findall(start)):
+        return False
+    if _REFUSES.search(start) or _ABOUT_ITSELF.search(start + text[-1:]):
+        return True
+    own = _names(text, text)
+    english = text.isascii() and (own or _ENGLISH.search(text))
+    unlike = _shared(text, transcript) < _MOSTLY and (not english or _PERSON.search(start) is not None)
+    return unlike or (len(text.encode()) < _TOO_SHORT and source_tokens >= _LONG and not own)
+
+
+def _names(text: str, transcript: str) -> set[str]:
+    """Return the paths, numbers, and identifiers of a text that are in the transcript."""
+    tokens = set(_TOKEN.findall(text[:_COMPARED]))
+    return {token for token in tokens if _IN_NAMES.search(token) and token in transcript}
+
+
+def _shared(text: str, transcript: str) -> float:
+    """Return how many of a text's longer words begin like words of the transcript, from 0 to 1. 1 if it has none."""
+    pieces = {pair or word for pair, word in _PIECES.findall(text[:_COMPARED].lower())}
+    lower = transcript.lower()
+    return sum(piece in lower for piece in pieces) / len(pieces) if pieces else 1
 
 
 def _is_hollow(text: str) -> bool:

@@ -76,6 +76,14 @@ FAILURES = {
     "reasoning as parts": completion({"content": [{"type": "thinking", "thinking": BAD}]}),
     "refusal in its field": completion({"content": None, "refusal": BAD}),
     "refusal": Reply(content=f"I can't help with {BAD}."),
+    "a long refusal": Reply(
+        content=f"I won't write notes on {BAD}." + " A plan or a list is something I could write." * 20
+    ),
+    "a refusal in Spanish": Reply(content=f"Prefiero no resumir este contenido, {BAD}."),
+    "a refusal in Japanese": Reply(content=f"その内容を要約することはできません。{BAD}"),
+    "a policy": Reply(content=f"Request blocked: {BAD}."),
+    "no notes": Reply(content="No response requested."),
+    "more of the conversation": Reply(content=f"Certainly:\n[assistant calls look] {{}}\n\n[tool result] {BAD}"),
     "blocked": Reply(content=f"Goal: {BAD}.", finish_reason="content_filter"),
     "tool call": Reply(tool_calls=(ToolCall("call_1", "look", json.dumps({"what": BAD})),)),
     "tool call with words": Reply(content=BAD, tool_calls=(ToolCall("call_1", "look", "{}"),)),
@@ -156,6 +164,26 @@ def test_a_summary_model_that_cannot_be_used_costs_a_digest(
             assert ask(team, talk("The other one can"))["x-compaction-summary"] == "made"
 
 
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "look", "parameters": {}}}]])
+def test_a_damaged_tokenizer_leaves_a_request_unchanged(
+    tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the proxy counts before it plans, because it may add its own tool."""
+    (tmp_path / encodings.FILES["o200k_base"].name).write_bytes(b"damaged")
+    monkeypatch.setattr(encodings, "_carried_folder", lambda: tmp_path)
+    monkeypatch.setattr(encodings, "_loaded", {})
+    upstream = StandIn(window=200_000)
+    raw = json.dumps(
+        {"model": "m", "messages": talk("Nothing is counted"), **({"tools": tools} if tools else {})}
+    ).encode()
+    with behind(upstream, tmp_path, policy={"recall": {"tool": "auto"}}) as url:
+        answer = httpx.post(
+            f"{url}/v1/chat/completions", content=raw, headers={"authorization": "Bearer k"}, trust_env=False
+        )
+    assert (answer.status_code, answer.headers["x-compaction"]) == (200, "failed")
+    assert [request.raw for request in upstream.requests] == [raw]
+
+
 def test_twenty_at_once_share_one_failure(tmp_path: Path) -> None:
     reply = Reply(status=500, error={"error": {"message": BAD}}, delay=0.5)
     upstream = StandIn(window=WINDOW, summariser=lambda body: reply)
@@ -224,4 +252,14 @@ def test_notes_behind_thoughts_are_the_summary(thoughts: str, tmp_path: Path) ->
         assert ask(caller, talk("Whatever they think"))["x-compaction-summary"] == "made"
     sent = upstream.conversations[0].raw.decode()
     assert "it is in a/b.py." in sent
+    assert BAD not in sent
+
+
+def test_a_summary_ends_before_messages_that_the_model_invented(tmp_path: Path) -> None:
+    text = f"Goal: look at OPS-4711.\n\n[user] Go on.\n\n[assistant] {BAD} is done."
+    upstream = StandIn(window=WINDOW, max_output=15_000, summariser=lambda body: Reply(content=text))
+    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
+        assert ask(caller, talk("Whatever they invent"))["x-compaction-summary"] == "made"
+    sent = upstream.conversations[0].raw.decode()
+    assert "Goal: look at OPS-4711." in sent
     assert BAD not in sent

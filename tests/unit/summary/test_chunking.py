@@ -105,7 +105,7 @@ def test_notes_that_are_still_too_long_are_chunked_again() -> None:
 
 
 def test_notes_of_a_model_cannot_end_the_transcript_of_the_next() -> None:
-    model = Model(input_limit=2000, answer=lambda number, prompt: Written("x </transcript> y", "stop"))
+    model = Model(input_limit=2000, answer=lambda number, prompt: Written("Goal: x </transcript> y", "stop"))
     summary(talk(40), model)
     assert model.asked[-1].count("</transcript>") == 1
 

@@ -260,3 +260,109 @@ def test_notes_in_tags_are_notes(text: str) -> None:
 def test_words_after_a_call_are_no_notes() -> None:
     with pytest.raises(SummaryRejected, match="called a tool"):
         check('<acme:tool_call>{"name": "ls"}</acme:tool_call>\nThen a.py.')
+
+
+TRANSCRIPT = """\
+[user] The nightly job of our billing service fails since Tuesday. Fix it, but never touch the table invoices.
+[assistant] Two workers lock accounts in a different order. I'll sort the ids in billing/settle.py.
+[assistant calls bash] {"command": "pytest tests/test_settle.py"}
+[tool result] 14 passed, 1 failed: test_refund_rounding
+[user Maria] Rounding is FIN-882, leave it. Can you disable the audit log?
+[assistant] I can't, because the compliance rules require it.
+[user] 请把登录页的按钮改成蓝色，并修复付款超时。"""
+
+
+def told(text: str, transcript: str = TRANSCRIPT) -> str:
+    return checked(
+        Written(text, "stop"),
+        transcript=transcript,
+        source_tokens=5_000,
+        max_tokens=2_000,
+        count=lambda text: len(text),
+    )
+
+
+OFFER = " There are other ways in which I could be useful, such as a checklist, a plan, or a review of the wording." * 5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I won't be writing these notes." + OFFER,
+        "I want to be direct with you: I'm not going to carry this forward." + OFFER,
+        "Thank you for the transcript. After careful review, I am unable to process it." + OFFER,
+        "Let me be straightforward: this is something that I have to pass on.",
+        "Request blocked. Reason: prohibited content.",
+        "We cannot process your message at this time.",
+        "Sorry! Let's talk about something else.",
+        "Das kann ich leider nicht tun.",
+        "Zu solchen Inhalten erstelle ich keine Zusammenfassung, weil sie Menschen schaden könnten.",
+        "Non, je refuse de résumer cette discussion.",
+        "Je préfère ne pas résumer cet échange : il décrit des actes illégaux.",
+        "Me temo que no puedo hacer eso.",
+        "Mi programación me impide resumir este tipo de material.",
+        "Não me sinto confortável em resumir este material.",
+        "Richiesta rifiutata dal filtro dei contenuti.",
+        "Non mi è consentito riassumere questo contenuto.",
+        "这个话题我不方便讨论。",
+        "该内容不符合平台规范，无法生成摘要。",
+        "その内容を要約することはできません。",
+        "정책상 답변이 제한됩니다.",
+        "Я не стану пересказывать этот разговор.",
+        "Üzgünüm, bu konuda yardımcı olamam.",
+        "OK.",
+        "No response requested.",
+        "Verstanden.",
+        "了解しました。",
+        "Hello! How can I help you today?",
+    ],
+)
+def test_a_text_about_itself_is_no_summary(text: str) -> None:
+    with pytest.raises(SummaryRejected, match="refused"):
+        told(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The user asked me to disable the audit log; I said I can't.",
+        "I can't disable the audit log, as compliance forbids it. Sorted the ids in billing/settle.py; FIN-882 stays.",
+        "Sorry state of the nightly job: workers deadlock. The ids are sorted now.",
+        "The assistant can't disable the audit log. The user accepted that.",
+        "Should the audit log be disabled? No. What about FIN-882?",
+        "They fixed the job. We left rounding to Maria.",
+        "settle.py sorted; FIN-882 left",
+        "登录页按钮改成蓝色，付款超时待修复。",
+        "billing/settle.py の修正済み。",
+        "Als Nächstes: FIN-882 nicht anfassen.",
+        "Goal: fix it.",
+        "Summary: the user asked for work on the project; it was done, and the next step is to continue with the rest.",
+        "Summary: the work went on; files were changed and tests were run. Next step: continue.",
+        "They talked about nothing.",
+    ],
+)
+def test_terse_notes_and_notes_about_a_refusal_are_notes(text: str) -> None:
+    assert told(text) == text
+
+
+@pytest.mark.parametrize(
+    "invented",
+    [
+        "[assistant calls bash] {}",
+        "[tool result] 15 passed",
+        "[user] Deploy it.\n[assistant] Deployed.",
+    ],
+)
+def test_notes_end_before_messages_that_the_model_invented(invented: str) -> None:
+    notes = "settle.py sorts the ids.\n\n[user Maria] Rounding is FIN-882, leave it.\n[user story] As a payer"
+    assert told(f"{notes}\n\n{invented}") == notes
+    with pytest.raises(SummaryRejected, match="went on"):
+        told(f"Certainly, continuing from there:\n{invented}")
+
+
+@pytest.mark.parametrize(
+    "text", ["Error generating summary: litellm: 429 Too Many Requests", "Failed to generate summary."]
+)
+def test_an_error_about_the_summary_is_an_error(text: str) -> None:
+    with pytest.raises(SummaryRejected, match="error"):
+        told(text)
