@@ -90,16 +90,21 @@ class BodyMemory(Capacity):
     def __init__(self, server: Callable[[], ServerSettings]) -> None:
         super().__init__(lambda: server().body_memory)
         self._server = server
+        self._stalled = False
 
     def lease(self) -> BodyLease:
         """Return the lease of one request, a context manager that gives the memory back at its end."""
         return BodyLease(self)
 
-    async def wait_for_bytes(self, amount: int) -> None:
-        """Wait for memory. Raises ``Overloaded``."""
-        if not await self.wait(amount, self._server().queue_timeout):
-            refused("memory").inc()
-            raise Overloaded(NO_MEMORY)
+    async def wait_for_bytes(self, amount: int, held: int) -> None:
+        """Wait for memory. Raises ``Overloaded``, at once if two bodies that hold some would wait for each other."""
+        first, self._stalled = not self._stalled, self._stalled or held > 0
+        try:
+            if (held and not first) or not await self.wait(amount, self._server().queue_timeout):
+                refused("memory").inc()
+                raise Overloaded(NO_MEMORY)
+        finally:
+            self._stalled = self._stalled and not (held and first)
 
 
 class BodyLease(MemoryLease):
@@ -123,7 +128,7 @@ class BodyLease(MemoryLease):
 
     async def wait(self, amount: int) -> None:
         """See ``MemoryLease``."""
-        await self._memory.wait_for_bytes(amount)
+        await self._memory.wait_for_bytes(amount, self.size)
         self.size += amount
 
     def shrink(self, size: int) -> None:

@@ -258,6 +258,20 @@ def test_a_body_waits_for_memory(stage: Stage, start_proxy: StartProxy) -> None:
             assert [found.result().status for found in large] == [200] * 4
 
 
+def test_bodies_in_chunks_do_not_wait_for_each_others_memory(stage: Stage, start_proxy: StartProxy) -> None:
+    head = request_bytes(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    with held(stage, lambda arrived: False) as (upstream, _):
+        url = start_proxy(upstream.url, {**MEMORY, "server": {**MEMORY["server"], "queue_timeout": 600}})
+        with contextlib.ExitStack() as closing:
+            clients = [closing.enter_context(connected(url)) for _ in range(3)]
+            for part in (LARGE[:600_000], LARGE[600_000:], b""):
+                for one in clients:
+                    one.sendall((head if part == LARGE[:600_000] else b"") + b"%x\r\n%b\r\n" % (len(part), part))
+                assert ask(url, body=chat()).status == 200
+            found = [answer_on(one) for one in clients]
+        assert {one.status for one in found if not overloaded(one)} == {200}
+
+
 def test_who_was_turned_away_can_use_the_connection_again(stage: Stage, start_proxy: StartProxy) -> None:
     with held(stage) as (upstream, go):
         url = start_proxy(upstream.url, ONE)
