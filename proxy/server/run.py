@@ -51,6 +51,7 @@ from proxy.store import store_file
 from proxy.store.sqlite_worker import prepare
 from proxy.telemetry.exposition import FOLDER, registry
 from proxy.telemetry.logs import configure
+from proxy.telemetry.metrics import WORKER_STARTS
 
 log = structlog.get_logger(__name__)
 
@@ -227,6 +228,7 @@ class Worker:
                 loaded = assembled(self.sources, os.environ)
         settings = Settings() if loaded is None else loaded.settings
         configure(settings.log.level, settings.log.format)
+        WORKER_STARTS.inc()
         return _application(listening(settings, self.host), loaded)
 
 
@@ -260,11 +262,14 @@ class WorkerPool(Multiprocess):
         if self._replace:
             self._replace = False
             self.restart_all()
+        before = {process.pid: process for process in self.processes}
         super().keep_subprocess_alive()
         if self._ready is not None and all(process.is_ready(timeout=1) for process in self.processes):
             self._ready()
             self._ready = None
         alive = {process.pid for process in self.processes}
+        for pid in before.keys() - alive:
+            log.warning("worker.died", pid=pid, exit_status=before[pid].exitcode)
         for ended in self._workers - alive:
             mark_process_dead(ended)  # type: ignore[no-untyped-call]
         self._workers = alive

@@ -189,6 +189,7 @@ RECORDS = _counter("compaction_records", "Records of requests by outcome.", {"ou
 RELOADS = _counter(
     "compaction_configuration_reloads", "Configuration reloads by outcome.", {"outcome": "`applied`, `refused`"}
 )
+WORKER_STARTS = _counter("compaction_worker_starts", "Worker processes that started, also in place of one that died.")
 RETRIES = _counter(
     "compaction_retries",
     "Attempts after the first, by cause.",

@@ -190,6 +190,9 @@ def test_three_workers_report_exact_sums_that_never_decrease(tmp_path: Path, ful
         assert until(lambda: _in_flight(url) == CONNECTIONS), _in_flight(url)
         workers[0].kill()
         workers[0].wait()
+        assert until(lambda: total(scrape(url), "compaction_worker_starts_total") == 4)
+        died = [line for line in log.read_text().splitlines() if "worker.died" in line]
+        assert [f'"pid": {workers[0].pid}, ' in line for line in died] == [True]
         assert until(lambda: _in_flight(url) == CONNECTIONS - sum(one.done() for one in held)), _in_flight(url)
         go.set()
         assert until(lambda: _in_flight(url) == 0), _in_flight(url)
