@@ -36,12 +36,13 @@ NOTES = "Goal: KEPT answers to the questions. Next step: answer the newest one, 
 SAID = "All right, the work continues as planned."
 PICO = 10**12
 PRICES = {
+    "priced": {"input_cost_per_token": 1e-6, "output_cost_per_token": 0.0},
     "claude-*": {
         "input_cost_per_token": 1e-6,
         "output_cost_per_token": 0.0,
         "cache_creation_input_token_cost": 1.25e-6,
         "cache_creation_input_token_cost_above_1hr": 2e-6,
-    }
+    },
 }
 
 
@@ -731,3 +732,44 @@ def test_a_stream_that_breaks_off_is_not_sent_again(door: Door) -> None:
     assert len(seen.sent) == 1
     assert seen.response.content.count(b"Here is") == 1
     assert b"upstream_interrupted" in seen.response.content
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_format_of_json_keeps_the_word_that_providers_require(door: Door, api: str) -> None:
+    """OpenAI refuses ``json_object`` if no message has the word. Here, only an old answer has it."""
+    units = talk(api, 9)
+    units[1]["content"] = f"```json\n{units[1]['content']}"
+    wanted = {"type": "json_object"}
+    fields = {"response_format": wanted} if api == "chat" else {"text": {"format": wanted}}
+    seen = door.ask(api, units, **fields)
+    assert seen.compacted
+    assert "json" in json.dumps(seen.units).lower()
+    assert "json" not in json.dumps(door.ask(api, units).units).lower()
+
+
+def test_usage_that_only_the_proxy_asked_for_is_hidden_whatever_its_event_has(door: Door) -> None:
+    """llama.cpp adds ``timings`` to the event, others ``citations``, and clients read the first choice of none."""
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "total_tokens": 10}
+    choice = {"index": 0, "delta": {"role": "assistant", "content": SAID}, "finish_reason": "stop"}
+    events = [event({"choices": [choice]}), event({"choices": [], "usage": usage, "timings": {}, "citations": ["a"]})]
+    with door.replying(lambda sent: Response(b"".join(events), media_type="text/event-stream")):
+        seen = door.ask("chat", talk("chat", 1), model="priced", stream=True)
+    assert seen.sent[0].body["stream_options"] == {"include_usage": True}
+    assert seen.response.content == events[0]
+
+
+def test_a_loaded_tool_does_not_end_calibration(door: Door) -> None:
+    """Claude Code's prompts have ``tool_reference`` blocks, and the proxy compacted them too early."""
+    tools = [
+        {"name": name, "input_schema": {"type": "object"}, "defer_loading": name == "Fetch"} for name in ("Fetch", "ls")
+    ]
+    loading = {"type": "tool_use", "id": "t", "name": "ls", "input": {}}
+    loaded = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "Fetch"}]}
+    units = [message("messages", "user", "Load it."), {"role": "assistant", "content": [loading]}]
+    units.append({"role": "user", "content": [loaded]})
+    middling = [*units, *talk("messages", 6)]
+    assert door.ask("messages", middling, tools=tools).compacted
+    with door.replying(lambda sent: sent.answer(prompt=text_tokens(json.dumps(sent.body["messages"])))):
+        for _ in range(5):
+            assert not door.ask("messages", [*units, *talk("messages", 3)], key="loads", tools=tools).compacted
+        assert not door.ask("messages", middling, key="loads", tools=tools).compacted

@@ -235,6 +235,18 @@ def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) ->
             assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "1000.0000 USD"
 
 
+def test_a_refusal_says_a_budget_below_a_cent(tmp_path: Path) -> None:
+    teams = {"search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"usd": 0.002, "per": "day"}}}}
+    prices = {"m": {"input_cost_per_token": 0.0001, "output_cost_per_token": 0.0001}}
+    with (
+        behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams, prices=prices) as url,
+        client(url, SEARCH) as caller,
+        pytest.raises(openai.RateLimitError) as caught,
+    ):
+        list(iter(lambda: ask(caller, SHORT)["x-compaction"], "never"))
+    assert "budget of 0.002 USD per day" in caught.value.message
+
+
 PAID = [
     *(
         f"/v1/chat/completions{end}"
