@@ -114,10 +114,13 @@ WHOLE: dict[str, tuple[Object, Said]] = {
     ),
     "no reason": (completion({"content": "hi"}, None), Said(text="hi")),
     "two choices": (
-        {**FRAME, "choices": [{"index": n, "message": {"content": "hi" * n}} for n in (0, 1)], "usage": USAGE},
+        {**completion({}), "choices": [{"index": n, "message": {"content": "hi" * n}} for n in (0, 1)], "usage": USAGE},
         Said(text="hi"),
     ),
-    "no message": ({**FRAME, "choices": [{"index": 0, "text": "hi", "finish_reason": "stop"}]}, Said(text="hi")),
+    "no message": (
+        {**FRAME, "object": "chat.completion", "choices": [{"index": 0, "text": "hi", "finish_reason": "stop"}]},
+        Said(text="hi"),
+    ),
     "calls without ids": (
         completion({"tool_calls": [{"function": FUNCTION}, {"function": FUNCTION}]}),
         Said(calls=CALLED * 2, end="tool_calls"),
@@ -175,9 +178,11 @@ def test_each_form_of_a_stream(name: str, front: Clients) -> None:
     check(front, *STREAMS[name], streamed=True)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("name", WHOLE)
-def test_each_form_of_a_completion(name: str, front: Clients) -> None:
-    check(front, *WHOLE[name], streamed=False)
+def test_each_form_of_a_completion(name: str, streamed: bool, front: Clients) -> None:
+    """A server that doesn't stream gives one to a client that asked for a stream, too."""
+    check(front, *WHOLE[name], streamed=streamed)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

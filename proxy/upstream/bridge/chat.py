@@ -60,6 +60,7 @@ class ChatTranslation(Translation):
 
     table: Table
     silent: frozenset[str] = SILENT
+    reads_whole = True
     request: Mapping[str, Any]
     given: Mapping[str, Any]
     names: Mapping[str, str]

@@ -99,7 +99,7 @@ class Completion:
         yield from self._builder.feed(frame)
         for one in self._order.feed(delta):
             yield from self._builder.feed(_chunk(one))
-        reason = _reason(choice.get("finish_reason"))
+        reason = _reason(choice.get("finish_reason") or (value.get("object") == "chat.completion" and "stop"))
         if reason == "error":
             raise ErrorInStream({"message": FAILED.format(choice["finish_reason"]), "type": "server_error"})
         self.reason = (reason or self.reason) if self.reason in (None, "stop") else self.reason

@@ -20,6 +20,7 @@ import structlog
 
 from proxy.config.upstreams import Api
 from proxy.errors import BadBody, ErrorShape, RequestError, TranslationFailed, UpstreamInterrupted
+from proxy.http import sse
 from proxy.http.decompression import Unpacking
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
@@ -72,7 +73,9 @@ FAILED = (
 
 
 class Translation(ABC):
-    """The way back for the answer to one translated request."""
+    """The way back for the answer to one translated request. ``reads_whole``: ``events`` also reads a whole answer."""
+
+    reads_whole = False
 
     @abstractmethod
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -156,12 +159,13 @@ class Bridge(Transport):
                 return await self._error(answer, await self._read(Held(answer)))
             if request.stream and _is_stream(answer):
                 return await self._stream(answer, translation)
-            return await self._whole(answer, translation)
+            return await self._whole(answer, translation, request.stream)
         except BaseException:
             await answer.close()
             raise
 
-    async def _whole(self, answer: Answer, translation: Translation) -> Answer:
+    async def _whole(self, answer: Answer, translation: Translation, stream: bool) -> Answer:
+        """Return the translated answer. ``stream``: the client asked for a stream, and the server sent none."""
         raw = await self._read(answer.body)
         try:
             value = msgspec.json.decode(raw)
@@ -172,6 +176,9 @@ class Bridge(Transport):
             if not has_error and recognise(answer.status, raw, answer.headers) is None:
                 raise self._unreadable()
             return await self._error(answer, raw)
+        if stream and translation.reads_whole:
+            event = sse.encode(msgspec.json.encode(value))
+            return await self._stream(Answer.whole(200, answer.headers, event), translation)
         try:
             translated = await asyncio.to_thread(translation.whole, value)
         except ErrorInStream as error:
