@@ -168,7 +168,7 @@ def test_a_summary_model_that_cannot_be_used_costs_a_digest(
 def test_a_damaged_tokenizer_leaves_a_request_unchanged(
     tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the proxy counts before it plans, because it may add its own tool."""
+    """Also if the proxy counts before it plans, because it may add its own tool."""
     (tmp_path / encodings.FILES["o200k_base"].name).write_bytes(b"damaged")
     monkeypatch.setattr(encodings, "_carried_folder", lambda: tmp_path)
     monkeypatch.setattr(encodings, "_loaded", {})
