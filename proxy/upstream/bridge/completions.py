@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from pydantic_core import from_json
 
 from proxy.errors import UpstreamInterrupted
 from proxy.upstream.bridge.transport import ErrorInStream
@@ -107,11 +108,12 @@ class Completion:
 
     def finish(self) -> Iterator[Event]:
         """Yield the events at the end of the answer. Raises ``UpstreamInterrupted``."""
+        reason = self.reason or "stop"
+        if reason == "stop" and self._order.is_cut:  # a client that gets "tool_calls" would run half a call
+            reason = "length"
         for one in self._order.finish():
             yield from self._builder.feed(_chunk(one))
-        reason = self.reason or "stop"
-        called = reason == "stop" and self._order.has_calls
-        end = _chunk({}, "tool_calls" if called else reason)
+        end = _chunk({}, "tool_calls" if reason == "stop" and self._order.has_calls else reason)
         end["choices"][0]["stop_sequence"] = self._stop if isinstance(self._stop, str) else None
         yield from self._builder.feed(end)
         yield from self._builder.finish()
@@ -147,8 +149,7 @@ def _chunk(delta: Delta, reason: str | None = None) -> dict[str, Any]:
 
 
 def _objects(value: Any) -> list[Mapping[str, Any]]:
-    listed = value if isinstance(value, list) else [value]
-    return [one for one in listed if isinstance(one, Mapping)]
+    return [one for one in _listed(value) if isinstance(one, Mapping)]
 
 
 def _raise_error(value: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
@@ -232,7 +233,7 @@ def _call(part: Mapping[str, Any], number: int | None) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    return [one for one in (value if isinstance(value, list) else [value]) if one is not None]
 
 
 def figures(usage: Mapping[str, Any]) -> dict[str, int]:
@@ -246,6 +247,15 @@ def figures(usage: Mapping[str, Any]) -> dict[str, int]:
 def _figure(fields: Mapping[str, Any], names: Sequence[str]) -> int:
     stated = (fields.get(name) for name in names)
     return next((int(one) for one in stated if isinstance(one, int | float) and one > 0), 0)
+
+
+def is_cut(arguments: str) -> bool:
+    """Return whether arguments are the start of a JSON object."""
+    try:
+        from_json(arguments)
+    except ValueError as error:
+        return arguments.lstrip().startswith("{") and str(error).startswith("EOF")
+    return False
 
 
 def is_unique(id: str) -> bool:
@@ -342,6 +352,11 @@ class _Order:
     def has_calls(self) -> bool:
         """Whether the client has got a call."""
         return bool(self._taken)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a call has no end."""
+        return any(isinstance(one, _StreamedCall) and is_cut(one.arguments) for one in self._waiting)
 
     def feed(self, delta: Mapping[str, Any]) -> Iterator[Delta]:
         """Yield the deltas that a delta makes ready."""

@@ -11,7 +11,7 @@ import msgspec
 from pydantic_core import from_json
 
 from proxy.errors import UpstreamInterrupted
-from proxy.upstream.bridge.completions import AnswerBuilder, Event, figures, unique
+from proxy.upstream.bridge.completions import AnswerBuilder, Event, figures, is_cut, unique
 
 UNREADABLE_CALL = "The model wrote a call whose arguments aren't JSON. Send the request again."
 
@@ -36,7 +36,6 @@ class MessageBuilder(AnswerBuilder):
         self._stops = stops
         self._begun = False
         self._refused = False
-        self._cut = False
         self._open: dict[str, Any] | None = None
         self._arguments = _Arguments()
         self.answer = {
@@ -66,8 +65,6 @@ class MessageBuilder(AnswerBuilder):
     def finish(self) -> Iterator[Event]:
         """Yield the events at the end of the message."""
         yield from self._close()
-        if self._cut and self.answer["stop_reason"] == "tool_use":  # or the client would run half a call
-            self.answer["stop_reason"] = "max_tokens"
         delta = {name: self.answer[name] for name in ("stop_reason", "stop_sequence")}
         yield {"type": "message_delta", "delta": delta, "usage": self.answer["usage"]}
         yield {"type": "message_stop"}
@@ -134,7 +131,7 @@ class MessageBuilder(AnswerBuilder):
         if block is None:
             return
         if block["type"] == "tool_use":
-            block["input"], rest, self._cut = self._arguments.end()
+            block["input"], rest = self._arguments.end()
             if rest:
                 yield self._change("input_json_delta", partial_json=rest)
         yield self._event("content_block_stop")
@@ -169,36 +166,38 @@ class _Arguments:
                 return written[sent:]
         return ""
 
-    def end(self) -> tuple[msgspec.Raw, str, bool]:
-        """Return the arguments as an object, what the client doesn't have yet, and whether they are cut.
-
-        Raises ``UpstreamInterrupted``.
-        """
+    def end(self) -> tuple[msgspec.Raw, str]:
+        """Return the arguments as an object, and what the client doesn't have yet. Raises ``UpstreamInterrupted``."""
         written = "".join(self._texts)
-        made, readable = _object(written)
-        if self._sent and not readable:
+        if not self._sent:
+            made = _object(written)
+            return msgspec.Raw(made), made.decode()
+        if not _is_object(written) and not is_cut(written):
             raise UpstreamInterrupted(UNREADABLE_CALL)
-        cut = readable and made != written.encode()
-        return msgspec.Raw(made), written[self._sent :] if self._sent else made.decode(), cut
+        return msgspec.Raw(_object(written)), written[self._sent :]
 
 
-def _object(text: str) -> tuple[bytes, bool]:
-    """Return arguments as a JSON object, and whether the text is one already, or the start of one.
+def _is_object(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return isinstance(from_json(text, allow_inf_nan=False), dict)
+    return False
+
+
+def _object(text: str) -> bytes:
+    """Return arguments as a JSON object.
 
     Models also write line breaks in strings, an object in a string, or no JSON at all.
     """
-    try:
-        if isinstance(from_json(text, allow_inf_nan=False), dict):
-            return text.encode(), True
-    except ValueError as error:
-        if text.lstrip().startswith("{") and str(error).startswith("EOF"):
-            return msgspec.json.encode(from_json(text, allow_partial="trailing-strings")), True
+    if _is_object(text):
+        return text.encode()
+    if is_cut(text):
+        return msgspec.json.encode(from_json(text, allow_partial="trailing-strings"))
     with contextlib.suppress(ValueError, RecursionError, OverflowError):
         value = json.loads(text if text.strip() else "null", strict=False)
         value = json.loads(value, strict=False) if isinstance(value, str) else value
         if value is None or isinstance(value, dict):
-            return msgspec.json.encode(value or {}), False
-    return msgspec.json.encode({"arguments": text}), False
+            return msgspec.json.encode(value or {})
+    return msgspec.json.encode({"arguments": text})
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
