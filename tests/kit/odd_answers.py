@@ -1,4 +1,4 @@
-"""Chat answers as servers send them, in many forms: what the model said, and the bytes of a stream that says it."""
+"""Chat answers in the forms that servers send: the model's texts and calls, and the bytes of a stream with them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ REASONS: dict[str, tuple[str, ...]] = {
     "content_filter": ("content_filter", "SAFETY", "sensitive", "refusal"),
     "error": ("error", "ERROR", "malformed_function_call", "abort", "network_error"),
 }
-"""Reasons that servers give, by what they mean. The first two depend on whether there are calls."""
+"""Reasons that servers give, by their meaning. The first two depend on whether there are calls."""
 
 
 @dataclass
 class Said:
-    """What a model said. ``calls`` are names with arguments, and ``end`` is the meaning of the finish reason."""
+    """A model's answer. ``calls`` are names with arguments, and ``end`` is the meaning of the finish reason."""
 
     thinking: str = ""
     text: str = ""
@@ -41,8 +41,9 @@ class Said:
 
 @dataclass
 class Sent:
-    """The bytes of a stream. ``finished`` is where the frame with the finish reason ends, and ``broken`` a lost
-    connection at the end.
+    """The bytes of a stream. ``finished`` is the end of the frame with the finish reason.
+
+    ``broken``: the connection is lost at the end.
     """
 
     body: bytes
@@ -93,7 +94,7 @@ def stream(*frames: Any, done: bool = True) -> Sent:
 
 
 def odd_answer(seed: int) -> tuple[Said, Sent]:
-    """Return what a model says, and a stream in the manner of a server made up for it."""
+    """Return a model's answer, and a stream in the manner of a server made up for it."""
     return _Server(random.Random(seed)).answer()
 
 

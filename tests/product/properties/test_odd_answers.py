@@ -36,7 +36,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
 
 
 def told_message(claude: anthropic.Anthropic, name: str, *, stream: bool = True) -> Said:
-    """What the SDK of ``/v1/messages`` reads."""
+    """Return the answer that the SDK of ``/v1/messages`` reads."""
     asked: Any = {"model": "m", "max_tokens": 500, "messages": [{"role": "user", "content": name}]}
     try:
         if stream:
@@ -57,7 +57,7 @@ def told_message(claude: anthropic.Anthropic, name: str, *, stream: bool = True)
 
 
 def told_response(gpt: openai.OpenAI, name: str, *, stream: bool = True) -> Said:
-    """What the SDK of ``/v1/responses`` reads. Its events tell the same as its last one."""
+    """Return the answer that the SDK of ``/v1/responses`` reads. Its events agree with its last one."""
     asked: Any = {"model": "m", "input": name}
     try:
         if stream:
