@@ -106,9 +106,9 @@ class StoredFacts(TenantCache[bytes]):
         """
         if tenant == UNSTORED_TENANT or (sum(map(len, raws)) if size is None else size) < LEAST_BYTES:
             return None
-        # All turns of a conversation begin with the same messages.
+        # All turns of a conversation begin with the same messages. Agents with one task differ in their first answer.
         kind = repr((FORMAT, __version__, counter.key)).encode()
-        return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((kind, *map(bytes, raws[:2]))))
+        return tenant, xxhash.xxh3_128_hexdigest(b"\0".join((kind, *map(bytes, raws[:3]))))
 
     async def read(self, *place: str) -> bytes | None:
         """Return a conversation's entry, or ``None`` if there is none in time."""

@@ -113,6 +113,13 @@ def test_only_the_same_tenant_counter_version_and_format_share_facts(monkeypatch
     asyncio.run(check())
 
 
+def test_agents_with_the_same_task_have_entries_of_their_own() -> None:
+    stored, counter = StoredFacts(Plain()), ChatCounter(ESCAPING)
+    first, other = raw(CHAT), raw([*CHAT[:2], {"role": "assistant", "content": "Let me see."}, *CHAT[3:]])
+    assert stored.place(first, counter, "team:a") == stored.place([*first, *raw(CHAT[-1:])], counter, "team:a")
+    assert stored.place(first, counter, "team:a") != stored.place(other, counter, "team:a")
+
+
 def test_nothing_is_stored_for_callers_without_a_tenant() -> None:
     store = Plain()
     asyncio.run(facts(raw(CHAT), ChatCounter(ESCAPING), store, UNSTORED_TENANT))
