@@ -269,14 +269,13 @@ def _without_continuation(text: str, transcript: str) -> str:
 def _is_refusal(text: str, transcript: str, source_tokens: int) -> bool:
     """Return whether a text is about itself and tells nothing of the transcript, if that's known."""
     start = text[:_SHORT].replace("’", "'")
-    names, headings = _names(text, transcript), len(_SECTION.findall(text))
+    names, own, headings = _names(text, transcript), _names(text, text), len(_SECTION.findall(text))
     if _REFUSES.match(start):
-        return headings < 2 and len(names) < max(2, min(5, len(text.split()) / 10))
+        return headings < 2 and len(own if names else names) < max(2, min(5, len(text.split()) / 10))
     if not transcript or names or headings or any(word in transcript for word in _CAPITALIZED.findall(start)):
         return False
     if _REFUSES.search(start) or _ABOUT_ITSELF.search(start + text[-1:]):
         return True
-    own = _names(text, text)
     english = text.isascii() and (own or _ENGLISH.search(text))
     unlike = _shared(text, transcript) < _MOSTLY and (not english or _PERSON.search(start) is not None)
     return unlike or (len(text.encode()) < _TOO_SHORT and source_tokens >= _LONG and not own)
