@@ -123,7 +123,7 @@ def stage_gains(
     """
     savings: dict[str, list[int]] = {}
     lighter: dict[str, list[int]] = {}
-    groups = sizes.groups
+    groups = sizes.segments
     clips = sizes.clips
     tokens = [turn.facts.tokens for turn in body]
     least = tokens.copy()

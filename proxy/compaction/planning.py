@@ -1,6 +1,6 @@
 """Decide where a conversation is compacted, in one pass over its messages.
 
-The plan is a pure function of the messages. The pass adds one group after another, as if the proxy had received the
+The plan is a pure function of the messages. The pass adds one segment after another, as if the proxy had received the
 conversation turn by turn. A client that sends the whole history at once therefore gets the same checkpoints.
 Frontiers move only when a trigger fires, and never back. Between two checkpoints each outgoing request is a strict
 prefix of the next one, which keeps the provider's prompt cache valid.
@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from proxy.compaction.format import Binding, Format
 from proxy.compaction.gains import Gains, stage_gains
@@ -223,8 +224,8 @@ def _remembered(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: 
     if (known.rules, known.envelope, known.prefix, known.total) != (rules, envelope, prefix, sum(tokens[:end])):
         return None
     new, grown = body[end:], sum(tokens[end:])
-    if not known.fits(new, grown):
-        return None
+    if not known.fits(new, grown) or any(turn.facts.links.refers for turn in body[end - 1 :]):
+        return None  # a group that goes on may be too large now
     if new:
         body[end - 1].facts.outlook = None
         body[-1].facts.outlook = replace(
@@ -258,7 +259,7 @@ def _made(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format
     stages = rules.applied_to(body, format)
     limits = section_limits(rules, envelope)
     pinned = rules.pins.among(body, format)
-    sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest), rules.keep_newest)
+    sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest), rules.keep_newest, format)
     gains, lighter = stage_gains(stages, body, sizes, pinned)
     state = state_of(body, sizes.starts, limits.state, format)
     level, acting = lowest_level(rules.trigger, envelope.budget), rules
@@ -271,11 +272,8 @@ def _made(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format
     for end in range(1, len(sizes) + 1):
         planner.arrive(end)
     plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending, state)
-    plan = replace(
-        plan,
-        stale_reasoning=_stale_reasoning(format.binds_reasoning, sizes, planner.changed_at),
-        stale_otherwise=_stale_reasoning(format.binds_reasoning, sizes, planner.changed_otherwise_at),
-    )
+    stale = partial(_stale_reasoning, format.binds_reasoning, sizes, planner.limited_at)
+    plan = replace(plan, stale_reasoning=stale(planner.changed_at), stale_otherwise=stale(planner.changed_otherwise_at))
     left = planner.left(len(sizes))
     if body and min(left) > 0:
         total = sum([turn.facts.tokens for turn in body])
@@ -284,21 +282,23 @@ def _made(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format
     return plan
 
 
-def _stale_reasoning(binding: Binding, sizes: Sizes, changed_at: int) -> int:
-    """Return the index before which reasoning is invalid, because the prompt changed when there were so many groups."""
-    if binding == "never" or not changed_at:
-        return 0
-    newest = changed_at - 1
-    return sizes.starts[newest] if binding == "until_open_round" else sizes.ends[newest]
+def _stale_reasoning(binding: Binding, sizes: Sizes, limited_at: int, changed_at: int) -> int:
+    """Return the index before which reasoning is invalid, because the prompt changed when there were so many segments.
+
+    Limits of results matter only to reasoning that is bound to the whole prompt.
+    """
+    if binding == "always":
+        return ([0, *sizes.ends])[max(changed_at, limited_at)]
+    return sizes.starts[sizes.newest(changed_at)] if binding == "until_open_round" and changed_at else 0
 
 
 class Planner:
-    """The state of the pass. Positions are group indexes.
+    """The state of the pass. Positions are indexes of segments (see ``Sizes``), and cuts are at the start of groups.
 
-    ``checkpoints`` are the checkpoints so far, each with the number of groups when it was made. ``pending`` is the next
-    one, if it was chosen before the trigger fired. ``changed_at`` is the number of groups when the start of the prompt
-    last changed; 0 if it never did.
-    ``changed_otherwise_at`` is the same without the newest checkpoint.
+    ``checkpoints`` are the checkpoints so far, each with the number of segments when it was made. ``pending`` is the
+    next one, if it was chosen before the trigger fired. ``changed_at`` is the number of segments when the start of the
+    prompt last changed; 0 if it never did.
+    ``changed_otherwise_at`` is the same without the newest checkpoint, and ``limited_at`` for limits of results.
     """
 
     def __init__(
@@ -315,6 +315,7 @@ class Planner:
         self.pending: int | None = None
         self.changed_at = 0
         self.changed_otherwise_at = 0
+        self.limited_at = 0
         self._rules = rules
         self._budget = budget
         self._stages = stages
@@ -332,14 +333,16 @@ class Planner:
         self._quiet = min((c.least_tokens(budget) for trigger in triggers for c in trigger), default=math.inf)
         self._level = lowest_level(rules.trigger, budget)
         self._settle()
+        self._whole = self._base
 
     def arrive(self, end: int) -> None:
-        """Add one more group, so that there are ``end`` groups."""
+        """Add one more segment, so that there are ``end`` segments."""
         messages, heavy = self._message_pressure, self._byte_pressure
         crowded = messages is not None and messages.grown[end] >= self._crowded
         if crowded or (heavy is not None and heavy.grown[end] >= self._heavy):
             self._relieve(end)
         size = self._base + self._sizes.total[end]
+        self._note_limits(end)
         if size < self._quiet:
             return
         moves, after = self._cheap_moves(end, size)
@@ -355,8 +358,15 @@ class Planner:
         if self.pending is None and self._fires(self._rules.prepare, size, end):
             self._prepare(end, size)
 
+    def _note_limits(self, end: int) -> None:
+        """Note whether the limits of results change messages that were sent before."""
+        sizes = self._sizes
+        sent = self._whole + sizes.total[end] + sizes.clipped[end] >= self._quiet
+        if sent and sizes.clipped[end] and (not self.limited_at or end in sizes.eased):
+            self.limited_at = end
+
     def left(self, end: int) -> tuple[float, float, float]:
-        """Return how many tokens, messages, and bytes may be added to ``end`` groups before the planner may act."""
+        """Return how many tokens, messages, and bytes may be added to ``end`` segments before the planner may act."""
         messages, heavy = self._message_pressure, self._byte_pressure
         return (
             self._quiet - self._base - self._sizes.total[end],
@@ -427,7 +437,7 @@ class Planner:
                 continue
             last = end - 1
             if stage.spares_newest_user:
-                last = min(last, max(0, self._sizes.newest_user_group[end]))
+                last = min(last, max(0, self._sizes.newest_user_place[end]))
             first = min(last, max(self._gains[name].frontier, self._boundary(stage, end)))
             moves[name], saved = heavy.frontier(name, self._cut, first, last, now - target)
             now -= saved
@@ -445,8 +455,8 @@ class Planner:
         growth = part(PRESSING, messages.most) - self._at(messages, end)
         latest = self._sizes.boundary(self._rules.keep, end, self._budget)
         cut = max(latest, self._cut)
-        while cut < end - 1 and messages.at(cut, end) + growth > part(ROOM, messages.most):
-            cut += 1
+        while cut < self._sizes.newest(end) and messages.at(cut, end) + growth > part(ROOM, messages.most):
+            cut = self._sizes.next(cut)
         if cut > self._cut and self._worth(messages, self._at(messages, end), messages.at(cut, end)):
             self.pending = cut
 
@@ -482,7 +492,7 @@ class Planner:
 
     def _boundary(self, stage: Stage, end: int) -> int:
         frontier = self._sizes.boundary(stage.keep, end, self._budget)
-        return min(frontier, max(0, self._sizes.newest_user_group[end])) if stage.spares_newest_user else frontier
+        return min(frontier, max(0, self._sizes.newest_user_place[end])) if stage.spares_newest_user else frontier
 
     def _apply(self, moves: dict[str, int], end: int) -> None:
         for name, frontier in moves.items():
@@ -505,12 +515,13 @@ class Planner:
             gained = size - self._size(cut, end) >= least
             return gained or any(self._worth(p, self._at(p, end), p.at(cut, end)) for p in pressures)
 
-        if not worth(end - 1):
+        newest = self._sizes.newest(end)
+        if not worth(newest):
             return False
         latest = self._sizes.boundary(self._rules.keep, end, self._budget)
         cut = self.pending
         if cut is None or not worth(cut) or not self._holds(cut, end, pressures):
-            cut = self._roomy(latest, end, end - 1, pressures=pressures)
+            cut = self._roomy(latest, end, newest, pressures=pressures)
         if cut <= self._cut or not worth(cut):
             return False
         self._cut = cut
@@ -550,7 +561,7 @@ class Planner:
         moves, after = self._cheap_moves(end, size, ahead=True)
         if (self._projection.room and growth > turn) or (moves and self._enough(after + growth)):
             return
-        keep, last = self._rules.keep, end if sizes.goes_on(end) else end - 1
+        keep, last = self._rules.keep, end if sizes.goes_on(end) else sizes.newest(end)
         if keep.messages is None:
             wanted = keep.tokens or share_of(keep.fraction or 0, self._budget or 0)
             keep = Clause(tokens=max(0, wanted - growth))
@@ -564,7 +575,7 @@ class Planner:
         """Move a cut forward, at most to ``last``, until the kept groups leave room to grow."""
         cut = max(cut, self._cut)
         while cut < last and not self._leaves_room(cut, end, growth=growth, pressures=pressures):
-            cut += 1
+            cut = self._sizes.next(cut)
         return cut
 
     def _leaves_room(self, cut: int, end: int, *, growth: int = 0, pressures: Sequence[Pressure] = ()) -> bool:

@@ -5,9 +5,11 @@ The size of any range is one subtraction.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
+from proxy.compaction.format import Format
 from proxy.compaction.gains import Gains
 from proxy.compaction.plans import is_plan
 from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, MessagePressure, kept_sizes
@@ -109,17 +111,22 @@ class RetainedGroups:
 
 
 class Sizes:
-    """Running totals over the groups of a body, in tokens.
+    """Running totals over the segments of a body, in tokens.
 
-    Totals have one entry more than there are groups: entry ``g`` covers all groups before ``g``.
+    A segment is a message with the results behind it. A group has one, unless it goes on after a client's request, such
+    as a program that calls the client. Totals have one entry more than there are segments: entry ``s`` covers all
+    segments before ``s``.
 
-    - ``groups``: the group of each message.
+    - ``segments``: the segment of each message.
+    - ``cuts``: the first segment of each group, and the number of segments.
     - ``users``: the user's messages as a summary message quotes them.
     - ``newest_user``: the last of them; ``newest_media``: the tokens of its media parts.
-    - ``newest_user_group``: the group of the last user message; -1 if there is none.
+    - ``newest_user_place``: the segment of the last user message; -1 if there is none.
     - ``retained``: the messages that are kept with a summary: system messages, and groups with a pinned message.
     - ``planned``: whether one of them has a plan.
     - ``clips``: the token limit of each tool result that is too large for any prompt, by index.
+    - ``clipped``: the tokens that these limits save.
+    - ``eased``: the numbers of segments at which a limit changed a message before the newest segment.
     """
 
     def __init__(
@@ -129,65 +136,81 @@ class Sizes:
         pinned: frozenset[int] = frozenset(),
         retained: RetainedGroups | None = None,
         plan_tools: Collection[str] = (),
+        format: Format | None = None,
     ) -> None:
-        self.starts = group_starts(body, group_cap)
+        self.starts = [i for i, turn in enumerate(body) if turn.facts.kind != "result" or not i]
         self.ends = [*self.starts[1:], len(body)] if body else []
-        self.groups = [group for group, start in enumerate(self.starts) for _ in range(start, self.ends[group])]
+        self.segments = [place for place, start in enumerate(self.starts) for _ in range(start, self.ends[place])]
+        self.cuts = [*(self.segments[start] for start in group_starts(body, group_cap)), len(self.starts)]
         self.clips: dict[int, int] = {}
+        self.clipped = [0]
+        self.eased: set[int] = set()
         self.total = [0]
         self.users = [0]
         self.newest_user = [0]
         self.newest_media = [0]
-        self.newest_user_group = [-1]
+        self.newest_user_place = [-1]
         self.planned = [False]
         self.retained = retained or RetainedGroups(None, None)
         self._asks = [*(body[start].facts.kind == "user" for start in self.starts), False]
         self._answers = [body[end - 1].facts.kind == "assistant" for end in self.ends]
         self._pinned = pinned
         self._plan_tools = plan_tools
-        for group, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
-            self._add_group(body, group, start, end, group_cap)
+        self._format = format
+        self._shortened = 0
+        for first, last in pairwise(self.cuts):
+            stays = not self._pinned.isdisjoint(range(self.starts[first], self.ends[last - 1]))
+            for segment in range(first, last):
+                self._add_segment(body, segment, first, group_cap, pinned=stays)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def boundary(self, keep: Clause, end: int, budget: int | None) -> int:
-        """Return the latest group such that the groups from it up to ``end`` (exclusive) satisfy ``keep``."""
+        """Return the latest cut such that the segments from it up to ``end`` (exclusive) satisfy ``keep``."""
         if keep.messages is not None:
-            wanted_start = self.ends[end - 1] - keep.messages
-            return max(0, bisect_right(self.starts, wanted_start, 0, end) - 1)
-        wanted = keep.tokens or 0
-        if keep.fraction is not None and budget is not None:
-            wanted = max(wanted, share_of(keep.fraction, budget))
-        return max(0, bisect_right(self.total, self.total[end] - wanted, 0, end) - 1)
+            before, most = self.starts, self.ends[end - 1] - keep.messages
+        else:
+            wanted = keep.tokens or 0
+            if keep.fraction is not None and budget is not None:
+                wanted = max(wanted, share_of(keep.fraction, budget))
+            before, most = self.total, self.total[end] - wanted
+        place = bisect_right(self.cuts, most, 0, bisect_left(self.cuts, end), key=before.__getitem__)
+        return self.cuts[max(0, place - 1)]
+
+    def newest(self, end: int) -> int:
+        """Return the first segment of the group of the last segment before ``end``."""
+        return self.cuts[bisect_left(self.cuts, end) - 1]
+
+    def next(self, cut: int) -> int:
+        """Return the next cut."""
+        return self.cuts[bisect_right(self.cuts, cut)]
 
     def keeps_user_message(self, cut: int) -> bool:
         """Return whether the newest user message before a cut is kept because later messages work on it."""
         return self.newest_user[cut] > 0 and not self._asks[cut]
 
     def goes_on(self, end: int) -> bool:
-        """Return whether the assistant's answer follows the groups before ``end``, so that a cut may be there."""
-        return not self._answers[end - 1] and not self._asks[end]
+        """Return whether the assistant's answer follows the segments before ``end``, so that a cut may be there."""
+        return not self._answers[end - 1] and not self._asks[end] and self.newest(end + 1) == end
 
-    def turn(self, group: int) -> int:
-        """Return the tokens of a group, and of the answer before it if the user wrote it."""
-        return self.total[group + 1] - self.total[group - 1 if group and self._asks[group] else group]
+    def turn(self, segment: int) -> int:
+        """Return the tokens of a segment, and of the answer before it if the user wrote it."""
+        return self.total[segment + 1] - self.total[segment - 1 if segment and self._asks[segment] else segment]
 
-    def _add_group(self, body: Sequence[Turn], group: int, start: int, end: int, group_cap: int | None) -> None:
-        tokens = sum([turn.facts.tokens for turn in body[start:end]])
-        if group_cap is not None and tokens > group_cap:
-            span = [index for index in range(start, end) if index not in self._pinned]
-            clipped = clip_results(body, span, group_cap - (tokens - sum(body[i].facts.tokens for i in span)))
-            self.clips.update(clipped)
-            tokens -= sum(body[index].facts.tokens - held for index, held in clipped.items())
+    def _add_segment(self, body: Sequence[Turn], segment: int, cut: int, most: int | None, *, pinned: bool) -> None:
+        """Add a segment of the group that starts at a cut and may have ``most`` tokens."""
+        start, end = self.starts[segment], self.ends[segment]
+        tokens, saved = sum([turn.facts.tokens for turn in body[start:end]]), 0
+        if most is not None and (excess := self.total[-1] + tokens - self.total[cut] - most) > 0:
+            saved = self._shorten(body, segment, cut, excess, int(most * (1 - ROOM_TO_GROW)))
+            tokens -= saved
+        self.clipped.append(self.clipped[-1] + saved)
         users = 0
-        newest, newest_media, newest_group = self.newest_user[-1], self.newest_media[-1], self.newest_user_group[-1]
+        newest, newest_media = self.newest_user[-1], self.newest_media[-1]
         first = body[start].facts
-        if first.kind == "user":
-            newest_group = group
-        pinned = bool(self._pinned) and not self._pinned.isdisjoint(range(start, end))
         if pinned or (first.kind == "system" and not first.effects):
-            self.retained.add(group, body[start:end], tokens, pinned=pinned)
+            self.retained.add(segment, body[start:end], tokens, pinned=pinned)
         else:
             self.retained.skip()
         if first.kind == "user" and not pinned:
@@ -198,8 +221,34 @@ class Sizes:
         self.users.append(self.users[-1] + users)
         self.newest_user.append(newest)
         self.newest_media.append(newest_media)
-        self.newest_user_group.append(newest_group)
+        self.newest_user_place.append(segment if first.kind == "user" else self.newest_user_place[-1])
         self.planned.append(self.planned[-1] or is_plan(first, self._plan_tools))
+
+    def _shorten(self, body: Sequence[Turn], segment: int, cut: int, excess: int, room: int) -> int:
+        """Shorten results of a group that is too large, and return the tokens that this saves.
+
+        In a group that has grown, the oldest results come first, and the group gets ``room`` to grow again.
+        """
+        saved = 0
+        for index in range(max(self._shortened, self.starts[cut]), self.starts[segment]):
+            self._shortened = index + 1  # each message is read once
+            facts, shortest = body[index].facts, SMALLEST_RESULT + body[index].facts.apart
+            if facts.kind != "result":  # results of the provider's tools
+                if self._format is None or facts.kind != "assistant" or not facts.links.refers or facts.calls:
+                    continue
+                shortest += self._format.frame_tokens(body[index].raw, facts)
+            gain = self.clips.get(index, facts.tokens) - shortest
+            if index in self._pinned or gain <= 0:
+                continue
+            self.clips[index] = shortest
+            self.eased.add(segment + 1)
+            saved += gain
+            if saved >= excess + room:
+                return saved
+        span = [index for index in range(self.starts[segment], self.ends[segment]) if index not in self._pinned]
+        clipped = clip_results(body, span, sum(body[i].facts.tokens for i in span) - excess + saved)
+        self.clips.update(clipped)
+        return saved + sum(body[index].facts.tokens - held for index, held in clipped.items())
 
 
 def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> dict[int, int]:

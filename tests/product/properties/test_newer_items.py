@@ -186,7 +186,7 @@ def run(
                         seen[end] = _bytes(prompt)
                 talk.answered(end, prompt)
             upstream.output = []
-            sample = rng.sample(sorted(seen), 0 if _spans(talk) else min(4, len(seen)))
+            sample = rng.sample(sorted(seen), min(4, len(seen)))
             others = {"rewound": door} if talk.refers else {"rewound": door, "in another order": doors[1]}
             for name, other in others.items():
                 _compare(name, other, talk, f"key-{seed}", {end: seen[end] for end in sample}, judge)
@@ -205,13 +205,6 @@ def _compare(name: str, door: Door, talk: Talk, key: str, prompts: dict[int, byt
         response, prompt, _ = door.send(talk, end, key)
         if _bytes(prompt) != before and _lasts(response):
             judge.fail(f"other bytes {name}", end, "")
-
-
-def _spans(talk: Talk) -> bool:
-    """Return whether a group of units spans requests. A checkpoint may be made in the middle of such a group."""
-    roles = [unit.get("role") for unit in talk.units]
-    paused = any(role == later == "assistant" for role, later in itertools.pairwise(roles))
-    return paused or '"caller"' in json.dumps(talk.units)
 
 
 def _lasts(response: httpx.Response) -> bool:

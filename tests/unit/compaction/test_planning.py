@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, section_limits
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import ResultRules
-from proxy.compaction.turn import Facts, Kind, Turn
+from proxy.compaction.turn import Call, Facts, Kind, Links, Turn
 from proxy.dialects.chat.units import KINDS
 from tests.kit.compacting import budgets, policies, rules
 from tests.kit.conversations import (
@@ -202,6 +203,33 @@ def test_a_growing_conversation_has_the_plans_that_its_parts_have_alone(
         alone = make_plan(turns(messages[:end]), policy, envelope, FORMAT)
         for _ in range(2):
             assert make_plan(growing[:end], policy, envelope, FORMAT) == alone
+
+
+def program(name: str, calls: int, tokens: int) -> list[Turn]:
+    """Return a program that calls the client several times, each with a result of this size."""
+    body = []
+    for number in range(calls):
+        links = Links(refers=(name,)) if number else Links(names=(name,))
+        body.append(Turn(b"{}", Facts("assistant", "assistant", 30, b"", calls=(Call("c", "f"),), links=links)))
+        body.append(Turn(b"{}", Facts("result", "tool", tokens, b"", answers="c")))
+    return body
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(10, 1500)), min_size=2, max_size=12))
+def test_a_request_inside_a_program_has_the_checkpoints_that_the_whole_has(drawn: list[tuple[int, int]]) -> None:
+    body = of(("user", 40))
+    for number, (calls, tokens) in enumerate(drawn):
+        body += program(str(number), calls, tokens)
+    plans = [plan_of(body[:end]) for end in range(1, len(body) + 1, 2)]
+    for earlier, later in pairwise(plans):
+        assert [*later.seen.items()][: len(earlier.seen)] == [*earlier.seen.items()]
+
+
+def test_the_checkpoint_is_made_while_a_program_runs_and_before_it() -> None:
+    body = [*of(("user", 40), *steps(5, 1000)), *program("p", 8, 500)]
+    assert plan_of(body).seen == {6: 20}
+    assert plan_of(body[:20]).seen == {6: 20}
+    assert plan_of(body[:18]).empty
 
 
 def remembered(changed: Callable[[list[Turn]], list[Turn]], policy: Rules = PLAIN, budget: int = 10_000) -> Plan | None:

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from proxy.compaction.rules import SMALLEST_RESULT, USER_FRAME_TOKENS
 from proxy.compaction.settings import Clause
 from proxy.compaction.sizes import Sizes, clip_results
-from proxy.compaction.turn import Facts, Turn
+from proxy.compaction.turn import Facts, Links, Turn
 from proxy.dialects.chat.units import KINDS
+from tests.kit.conversations import Counting
 
 
 def of(*sizes: tuple[str, int]) -> list[Turn]:
@@ -27,10 +28,10 @@ def test_totals_by_group() -> None:
     assert sizes.total == [0, 100, 500, 505, 525, 565]
     assert sizes.users == [0, *[100 + USER_FRAME_TOKENS] * 4, 140 + 2 * USER_FRAME_TOKENS]
     assert sizes.newest_user == [0, *[100 + USER_FRAME_TOKENS] * 4, 40 + USER_FRAME_TOKENS]
-    assert sizes.newest_user_group == [-1, 0, 0, 0, 0, 4]
+    assert sizes.newest_user_place == [-1, 0, 0, 0, 0, 4]
     assert sizes.retained.tokens == [0, 0, 0, 5, 5, 5]
     assert sizes.retained.messages == [0, 0, 0, 1, 1, 1]
-    assert [sizes.groups[index] for index in range(7)] == [0, 1, 1, 1, 2, 3, 4]
+    assert [sizes.segments[index] for index in range(7)] == [0, 1, 1, 1, 2, 3, 4]
 
 
 def test_the_newest_question_is_carried_where_what_follows_is_work_on_it() -> None:
@@ -49,6 +50,40 @@ def test_a_pinned_message_stays_with_its_whole_exchange_and_is_no_quotation() ->
 def test_a_pinned_result_is_never_held_to_a_size() -> None:
     body = of(("assistant", 10), ("tool", 1000), ("tool", 900))
     assert Sizes(body, 1500, frozenset({1})).clips == {2: 490}
+
+
+def paused(*sizes: int) -> list[Turn]:
+    """Return a turn that paused: each message has the result of the provider's call in the one before."""
+    links = [Links((f"s{n}",), (f"s{n - 1}",) if n else ()) for n in range(len(sizes))]
+    return [
+        Turn(b"{}", Facts("assistant", "assistant", size, b"", links=link))
+        for size, link in zip(sizes, links, strict=True)
+    ]
+
+
+def test_a_group_that_goes_on_has_segments_and_one_cut() -> None:
+    sizes = Sizes([*BODY, *paused(100, 100, 100), *of(("user", 7))], None)
+    assert sizes.cuts == [0, 1, 2, 3, 4, 5, 8, 9]
+    assert [sizes.boundary(Clause(tokens=50), end, None) for end in (5, 6, 7, 8)] == [3, 5, 5, 5]
+    assert [sizes.newest(end) for end in (5, 6, 7, 8, 9)] == [4, 5, 5, 5, 8]
+    assert (sizes.next(4), sizes.next(5), sizes.next(8)) == (5, 8, 9)
+
+
+def test_the_oldest_results_of_a_paused_turn_are_shortened_first() -> None:
+    class Frames(Counting):
+        def frame_tokens(self, raw: bytes, facts: Facts) -> int:
+            return 30
+
+    def sizes(end: int) -> Sizes:
+        return Sizes(body[:end], 2000, format=Frames())
+
+    body = paused(50, 900, 800, 700, 10, 2000)
+    whole = sizes(6)
+    assert whole.clips == {1: 230, 2: 230, 3: 230}
+    assert whole.total == [0, 50, 950, 1750, 1210, 1220, 2750]
+    assert whole.eased == {4, 6}
+    for end in range(len(body)):
+        assert sizes(end).total == whole.total[: end + 1]
 
 
 def test_a_body_without_messages_has_no_groups() -> None:
