@@ -130,7 +130,7 @@ class _Chat(SummaryForm):
         choices = [choice for event in events for choice in _objects(event.get("choices"))]
         deltas = [delta for choice in choices if isinstance(delta := choice.get("delta"), Mapping)]
         message = {name: value for delta in deltas for name, value in delta.items() if value}
-        message["content"] = "".join(delta["content"] for delta in deltas if isinstance(delta.get("content"), str))
+        message["content"] = "".join(_written(delta.get("content")) for delta in deltas)
         reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
         return {"choices": [{"message": message, "finish_reason": reasons[-1] if reasons else "length"}]}
 
@@ -145,7 +145,7 @@ class _Chat(SummaryForm):
         parts = _objects(content)
         called = message.get("tool_calls") or message.get("function_call")
         return Written(
-            content if isinstance(content, str) else _text(parts),
+            _written(content),
             "tool_calls" if called else choice.get("finish_reason"),
             refused=bool(message.get("refusal")) or any(part.get("refusal") for part in parts),
         )
@@ -277,6 +277,11 @@ def read(form: SummaryForm, status: int, body: bytes) -> Written:
 
 def _objects(content: Any) -> list[Mapping[str, Any]]:
     return [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+
+
+def _written(content: Any) -> str:
+    """Return the text of a content, which some servers, such as Mistral's, also stream as a list of parts."""
+    return content if isinstance(content, str) else _text(_objects(content))
 
 
 def _text(parts: list[Mapping[str, Any]]) -> str:

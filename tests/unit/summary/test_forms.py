@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.summary.forms import ADAPTIVE_THINKING, FORMS
+from proxy.summary.forms import ADAPTIVE_THINKING, FORMS, read
 
 ASK = {"role": "user", "content": "Write notes."}
 MARK = {"type": "ephemeral"}
@@ -79,3 +79,13 @@ def test_commentary_is_no_part_of_the_notes() -> None:
         for phase, text in texts.items()
     ]
     assert FORMS["responses"].read({"status": "completed", "output": output}).text == "Goal: x."
+
+
+def test_a_stream_may_have_lists_as_content() -> None:
+    thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
+    contents = [[thought], [{"type": "text", "text": "The notes"}], " so far.", None]
+    choices: list[Any] = [[{"index": 0, "delta": {"content": content}}] for content in contents]
+    choices.append([{"index": 0, "delta": None, "finish_reason": "stop"}])
+    body = b"".join(b"data: %b\n\n" % msgspec.json.encode({"choices": choice}) for choice in choices)
+    written = read(FORMS["chat"], 200, body + b"data: [DONE]\n\n")
+    assert (written.text, written.finish_reason) == ("The notes so far.", "stop")
