@@ -29,6 +29,14 @@ _SEALING = AtFirstUse("litellm.responses.litellm_completion_transformation.reaso
 _SAME = ("parallel_tool_calls", "safety_identifier", "service_tier", "temperature", "top_p", "user")
 """Fields that both APIs have."""
 
+_ROLES = ("user", "assistant", "system", "developer")
+
+_SHAPES: Mapping[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("reasoning", "text"), dict),
+    "instructions": str,
+    "tool_choice": (str, dict),
+}
+
 _STATE = ("previous_response_id", "conversation", "prompt")
 """Fields that refer to something stored at the server."""
 
@@ -40,6 +48,8 @@ NO_REFERENCES = (
     "This model's upstream has no Responses API, and the proxy doesn't have one of the items. Send the items "
     "themselves instead of 'item_reference', for example with store: false."
 )
+NO_ROLE = "{path}.role: must be user, assistant, system, or developer (got {got})."
+NO_NAME = "tools: a tool has no 'type', or a function no 'name'. Fix: add it."
 NO_PART = (
     "{path}: the upstream has chat completions only, which can't take this '{kind}'. Fix: send its text, or its data "
     "as a data: URL, or use a model with the Responses API."
@@ -116,7 +126,9 @@ class ResponsesTranslation(ChatTranslation):
         if row.plays == "reference":
             raise RequestError(NO_REFERENCES, param="input")
         if row.plays == "message":
-            return _message(item.get("role") or "user", item.get("content"), path)
+            if item.get("role") not in _ROLES:
+                raise RequestError(NO_ROLE.format(path=path, got=item.get("role")), param=f"{path}.role")
+            return _message(item["role"], item.get("content"), path)
         if row.plays == "reasoning":
             sealed = item.get("encrypted_content")
             return _thought(item, _SEALING.decode_thinking_blocks(sealed) if sealed else None)
@@ -137,11 +149,11 @@ class ResponsesTranslation(ChatTranslation):
             loaded = [self._functions.name(space, name) for space, name, _ in _flat(item.get("tools") or ())]
             return json.dumps({"loaded": loaded})
         output = item.get("output") or ""
-        if isinstance(output, dict):
-            return [output]
-        if not isinstance(output, str) and not all(isinstance(part, dict) and part.get("type") for part in output):
-            output = json.dumps(output, ensure_ascii=False)
-        return f"[failed]\n{output}" if item.get("status") == "failed" else output
+        output = [output] if isinstance(output, dict) else output
+        if isinstance(output, list) and all(isinstance(part, dict) and part.get("type") for part in output):
+            return output
+        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+        return f"[failed]\n{text}".rstrip("\n") if item.get("status") == "failed" else text
 
     def builder(self) -> ResponseBuilder:
         """Return a builder of the response."""
@@ -183,33 +195,33 @@ class _Functions:
         mode = asked.get("type") if isinstance(asked, dict) else asked
         if mode not in (None, "auto", "none", "required", "any", "tool"):
             listed = asked.get("allowed_tools") or asked
-            wanted = listed["tools"] if mode == "allowed_tools" else [asked]
+            wanted = listed.get("tools") or () if mode == "allowed_tools" else [asked]
             names = [name for name, call in self.calls.items() if any(_means(one, name, call) for one in wanted)]
             if len(names) == 1 and mode != "allowed_tools":
                 return {"type": "function", "function": {"name": names[0]}}
             self.chat = {name: self.chat[name] for name in names}
             mode = listed.get("mode")
-        if mode not in ("auto", "none") and asked is not None:
+        if mode not in ("auto", "none") and asked:
             if not self.chat:
                 raise RequestError(NO_TOOL.format(tool=json.dumps(asked)), param="tool_choice")
             mode = "required"
         return mode
 
     def _offer(self, namespace: str, name: str, tool: _Object) -> None:
-        kind, chosen = tool["type"], self.name(namespace, name)
+        if not name or not isinstance(kind := tool.get("type"), str):
+            raise RequestError(NO_NAME, param="tools")
         if kind not in _CLIENT_TOOLS or not _is_local(tool):
             return
+        chosen = self.name(namespace, name)
         always, properties = _CLIENT_TOOLS[kind]
         schema = {"properties": properties, "required": [one for one in properties if one in always]}
-        function = {
+        function: _Object = {
             "name": chosen,
             "description": _description(tool),
             "parameters": {"type": "object", **(tool.get("parameters") or schema)},
         }
-        self.chat[chosen] = {
-            "type": "function",
-            "function": function | ({"strict": True} if tool.get("strict") else {}),
-        }
+        function |= {"strict": True} if tool.get("strict") else {}
+        self.chat[chosen] = {"type": "function", "function": function}
         fields = {"name": name, **({"namespace": namespace} if namespace else {})}
         if kind not in ("function", "custom"):
             fields = {"execution": "client"} if kind == "tool_search" else {}
@@ -219,13 +231,12 @@ class _Functions:
 def _flat(tools: Iterable[_Object]) -> Iterator[tuple[str, str, _Object]]:
     """Yield tools with their namespaces and names. The first of a namespace has the namespace's description, too."""
     for tool in tools:
-        if tool["type"] != "namespace":
-            whole = tool | (tool.get("function") or {})
-            yield "", whole.get("name") or tool["type"], whole
-            continue
-        for number, inner in enumerate(tool.get("tools") or ()):
-            texts = (inner.get("description"), "" if number else tool.get("description"))
-            yield tool["name"], inner["name"], inner | {"description": "\n\n".join(filter(None, texts))}
+        namespace = str(tool.get("name")) if tool.get("type") == "namespace" else ""
+        for number, one in enumerate((tool.get("tools") or ()) if namespace else [tool]):
+            whole = one | (one.get("function") or {})
+            texts = (whole.get("description"), tool.get("description") if namespace and not number else "")
+            name = whole.get("name") or ("" if one.get("type") in ("function", "custom") else one.get("type"))
+            yield namespace, name, whole | {"description": "\n\n".join(filter(None, texts))}
 
 
 def _is_local(tool: _Object) -> bool:
@@ -268,18 +279,20 @@ def _join(message: _Object, more: _Object) -> None:
 
 def _thought(item: _Object, blocks: Iterable[Any] | None) -> list[_Object]:
     """Return reasoning as a message that the assistant's next one joins. Only its writer reads what is encrypted."""
-    texts = [part.get("text") for part in item.get("content") or item.get("summary") or ()]
+    parts = item.get("content") or item.get("summary") or ()
+    texts = [parts] if isinstance(parts, str) else [part.get("text") for part in parts]
     fields = {"reasoning_content": "\n".join(filter(None, texts)), "thinking_blocks": list(blocks or ())}
     kept = {name: value for name, value in fields.items() if value}
     return [{"role": "assistant", "content": None, **kept}] if kept else []
 
 
 def _arguments(item: _Object, row: Part) -> str:
-    given = item.get(row.arguments) or {}
+    given: Any = item.get(row.arguments) or {}
     if row.answer == "custom_tool_call_output":
         given = {"content": item.get(row.arguments)}
     more = {path: value for path in row.reads or () if (value := value_at(item, path))}
-    return given if isinstance(given, str) else json.dumps(given | more, ensure_ascii=False)
+    given = {**given, **more} if more else given
+    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
 def _message(role: str, content: Any, path: str) -> list[_Object]:
@@ -303,7 +316,8 @@ def _part(part: Any, path: str) -> _Object:
         known = "text" if row.plays == "text" else "refusal"
         text = file_text(part) or (part.get(known) if isinstance(part, dict) else part)
         return {"type": "text", "text": text if isinstance(text, str) else json.dumps(_without_images(part, []))}
-    if isinstance(url := part.get("image_url"), str) and url:
+    url = value_at(part, "image_url.url") or part.get("image_url")
+    if isinstance(url, str) and url:
         detail = {"original": "high"}.get(part.get("detail"), part.get("detail"))
         return {"type": "image_url", "image_url": {"url": url, **({"detail": detail} if detail else {})}}
     if part.get("file_data"):
@@ -345,6 +359,9 @@ def _translation(litellm: Any, body: dict[str, Any]) -> ResponsesTranslation:
     for name in _STATE:
         if body.get(name) is not None:
             raise RequestError(NO_STATE.format(name=name), param=name)
+    for name, shape in _SHAPES.items():
+        if body.get(name) is not None and not isinstance(body[name], shape):
+            raise RequestError(f"'{name}' has the wrong type.", param=name)
     items = body.get("input")
     if not isinstance(items, str) and not (isinstance(items, list) and all(isinstance(one, dict) for one in items)):
         raise RequestError("'input' must be a string or an array of objects.", param="input")
