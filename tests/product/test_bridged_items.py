@@ -332,3 +332,19 @@ def test_other_fields(door: Door) -> None:
     assert door.body["messages"][0] == {"role": "system", "content": "QZX7741"}
     assert {name: door.body[name] for name in fields} == fields
     assert door.body["max_tokens"] == 50
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"name": "find"}]}, "tools"),
+        ({"input": [{"role": "tool", "content": "x"}]}, r"input\[0\].role"),
+        ({"instructions": ["x"]}, "instructions"),
+        ({"reasoning": "high"}, "reasoning"),
+    ],
+)
+def test_a_misshapen_field_is_refused_by_name(fields: Value, named: str, door: Door) -> None:
+    asked: Any = {"input": "x", **fields}
+    with pytest.raises(openai.BadRequestError, match=named):
+        door.gpt.responses.create(model="m", **asked)
