@@ -33,7 +33,7 @@ FIELDS = frozenset(
         *("service_tier", "safety_identifier", "prompt_cache_key"),
     }
 )
-"""Fields of a translated request. LiteLLM's own and the ones of hosted tools aren't for the upstream."""
+"""Fields of a translated request."""
 
 _BATCH = 100
 """Events between two turns of other requests."""
@@ -149,7 +149,7 @@ def _is_completion(value: Mapping[str, Any]) -> bool:
 
 
 def plain(request: Mapping[str, Any], model: str, *, translated: bool) -> dict[str, Any]:
-    """Return LiteLLM's chat request as one that servers accept. ``translated``: LiteLLM translates it once more.
+    """Return a chat request as one that servers accept. ``translated``: LiteLLM translates it once more.
 
     Results follow their calls, and the images and files of results follow the results.
     """
@@ -211,6 +211,9 @@ def _media_after_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[st
     """Move media that aren't the user's to the user message after the results, or to a new one."""
     media: list[dict[str, Any]] = []
     for message in messages:
+        if isinstance(message["content"], str) and not media:
+            yield message
+            continue
         parts = _parts_of(message)
         if message["role"] == "user":
             yield {**message, "content": [*media, *parts]}
@@ -228,7 +231,7 @@ def _media_after_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[st
 def _joined(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its texts as one string, which every server accepts."""
     parts = _parts_of(message)
-    if any(part["type"] not in _TEXTS for part in parts):
+    if isinstance(message["content"], str) or any(part["type"] not in _TEXTS for part in parts):
         return message
     between = "" if message["role"] == "assistant" else "\n"
     text = between.join(part[part["type"]] for part in parts)
@@ -247,7 +250,7 @@ def _refuse_loss(made: ChatTranslation, chat: Mapping[str, Any]) -> None:
     pieces = {piece for text in sent for piece in _pieces(text)} if unsent else set()
     for text in unsent - pieces:
         if not pieces.issuperset(text.split("\n")):
-            place = next(_places(made.given, text, made.silent))
+            place = next(_places(made.given, text, made.silent), "a file")
             raise RequestError(LOST.format(place=place), param=place)
 
 
