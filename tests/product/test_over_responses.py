@@ -226,6 +226,13 @@ def test_fields_of_a_request(name: str, tmp_path: Path) -> None:
     assert upstream.bodies[0] == {**fixed, **expected}
 
 
+def test_a_reference_to_audio_is_refused(tmp_path: Path) -> None:
+    upstream = Upstream()
+    spoken = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
+    answered = send(tmp_path, upstream, messages=[*HELLO, spoken, *HELLO])
+    assert (answered.status_code, answered.json()["error"]["param"]) == (400, "messages[1].audio")
+
+
 @pytest.mark.parametrize("fields", [{"n": 2}, {"modalities": ["text", "audio"]}])
 def test_fields_that_would_lose_a_part_of_the_answer_are_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     upstream = Upstream()

@@ -268,6 +268,9 @@ def _items(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             kind = "custom_tool_call_output" if id in custom else "function_call_output"
             yield {"type": kind, "call_id": id, "output": _content(message.get("content") or "")}
             continue
+        if message.get("audio"):
+            where = f"messages[{number}].audio"
+            raise RequestError(LACKING.format(name=where), param=where)
         if thought := message.get("reasoning_content") or message.get("reasoning"):
             part = {"type": "reasoning_text", "text": thought}
             yield {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": [part]}
