@@ -34,14 +34,12 @@ from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Departure, Reply
-from proxy.pipeline.billing import PriceOf
 from proxy.pipeline.costs import price_for, pricing, settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import milliseconds_since
-from proxy.pipeline.serving import Known, ServingPlans
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.watching import Tap, Watch
 from proxy.telemetry.record import record_of, shown_model
@@ -61,8 +59,7 @@ class Conversations:
         self._service = service
         self._dialect = dialect
         self._answering = Answering(service)
-        self._plans = ServingPlans(service.limits)
-        self.holders = (*self._answering.holders, self._plans)
+        self.holders = self._answering.holders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         """Serve one request."""
@@ -72,8 +69,7 @@ class Conversations:
         exchanges: list[Exchange] = []
         try:
             service = self._service
-            known = self._plans.find(service.configuration, scope) if _plannable(scope) else None
-            request = begin_request(service, scope, None if known is None else (known.caller, known.via))
+            request = begin_request(service, scope)
             started = perf_counter()
             check_path(scope, request.caller)
             await service.money.spending.check(request.caller)
@@ -84,7 +80,7 @@ class Conversations:
                     came = [await read_body(scope, receive, limit, held)]
                     with leaving(receive, send, scope.get(CONNECTION)) as clock:
                         now, record.phases["body"] = clock.now(), milliseconds_since(started)
-                        exchange = await self._exchange(request, known, came, held, clock)
+                        exchange = await self._exchange(request, came, held, clock)
                         exchanges.append(exchange)
                         watch = await self._served(exchange, send, now)
                 if watch is not None:
@@ -101,12 +97,9 @@ class Conversations:
             await self._settle(exchanges)
 
     async def _exchange(
-        self, request: RequestContext, known: Known | None, came: list[bytes], held: BodyLease, clock: CoarseTimer
+        self, request: RequestContext, came: list[bytes], held: BodyLease, clock: CoarseTimer
     ) -> Exchange:
-        """Parse a body, and find its route, policy, and limits. ``came`` is a list with the body, which gets empty.
-
-        ``known`` is what the headers are known to mean.
-        """
+        """Parse a body, and find its route, policy, and limits. ``came`` is a list with the body, which gets empty."""
         scope, caller, configuration, record = request.scope, request.caller, request.configuration, request.record
         end = clock.now() + configuration.settings.server.deadline
         record.bytes_in = len(came[0])
@@ -115,19 +108,10 @@ class Conversations:
             body = body.named(deployment)
         if len(body.units) > MANY:
             await held.more(UNIT_BYTES * len(body.units))
-        plan = None if known is None else self._plans.plan(known, body)
         record.stream = body.stream
-        if plan is None:
-            caller, route, profile, counter = await self._decided(request, body)
-            price_of: PriceOf | None = pricing(price_for(configuration, route, profile))
-        else:
-            caller, route, profile, counter = plan.caller, plan.route, plan.profile, plan.counter
-            record.model, record.upstream, record.upstream_model = plan.model, route.upstream, plan.upstream_model
-            price_of = plan.price_of
-            if caller.models is not None:
-                await check_body(scope, caller, body.raw)
+        caller, route, profile, counter = await self._decided(request, body)
         record.policy = caller.policy.name
-        request.bill.price_of = price_of
+        request.bill.price_of = pricing(price_for(configuration, route, profile))
         return Exchange(
             record=record,
             configuration=configuration,
@@ -143,8 +127,6 @@ class Conversations:
             counter=counter,
             memory=held,
             time=TimeLeft(clock, end),
-            given_price=price_of,
-            plan=plan,
         )
 
     async def _decided(self, request: RequestContext, body: Request) -> tuple[Caller, Route, Profile, Counter | None]:
@@ -197,8 +179,6 @@ class Conversations:
         watch = self._answering.watch(exchange, reply)
         start, headers = reply.start, self._headers(exchange, reply)
         hide = without_usage if reply.sent.asks_usage else None
-        if _plannable(exchange.scope):
-            self._plans.remember(exchange, reply)
         del reply  # it has the messages that were sent, and a stream may take hours
         await self._forward(exchange, start, headers, watch.tap, hide, send)
         await watch.ended()
@@ -238,11 +218,6 @@ class Conversations:
     async def _settle(self, exchanges: list[Exchange]) -> None:
         while exchanges:
             await settle(self._service, exchanges.pop())
-
-
-def _plannable(scope: Scope) -> bool:
-    """Return whether the headers, the query, and the body say all about a request. Azure's paths name the model."""
-    return AZURE not in scope and DEPLOYMENT not in scope
 
 
 def _asks_long_context(scope: Scope, body: Request) -> bool:

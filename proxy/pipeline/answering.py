@@ -93,27 +93,16 @@ class Answering:
         run = _Run(self, exchange)
         if exchange.counter is None:
             return await self._unmeasured(transport, run)
-        if exchange.plan is not None:
-            self.reasoning.stale(exchange)  # checks what it remembers of the conversation
-            planned = Departure(outcome=exchange.plan.outcome, asks_usage=run.asks_usage)
-            request = outgoing(exchange, planned)
-            start = await send(exchange, transport, request, None)
-            if start.written and not is_encoded(start.answer):
-                describe_call(exchange, start, None, None)
-                self.reasoning.succeeded(exchange, planned.outcome)
-                return Reply(start, planned, run)
-            attempt = run.unchanged(self.budgets.of(exchange), planned.outcome)
-        else:
-            try:
-                attempt = await self._first(run)
-            except Exception as error:
-                if isinstance(error, ProxyError) and not isinstance(error, ConfigurationError):
-                    raise
-                self.failed(exchange, error)
-                return await self._unmeasured(transport, run)
-            await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
-            request = outgoing(exchange, attempt)
-            start = await send(exchange, transport, request, attempt.after)
+        try:
+            attempt = await self._first(run)
+        except Exception as error:
+            if isinstance(error, ProxyError) and not isinstance(error, ConfigurationError):
+                raise
+            self.failed(exchange, error)
+            return await self._unmeasured(transport, run)
+        await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
+        request = outgoing(exchange, attempt)
+        start = await send(exchange, transport, request, attempt.after)
         while True:
             cause, following = await self._recover(run, attempt, start)
             describe_call(exchange, start, cause, attempt.after)

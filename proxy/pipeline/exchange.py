@@ -11,7 +11,6 @@ from starlette.types import Scope
 
 from proxy.access.authenticator import Caller
 from proxy.compaction.format import Binding
-from proxy.compaction.pressure import NEARING, Bounds
 from proxy.config import Route
 from proxy.dialects.conditions import Conditions
 from proxy.dialects.counting import Counter
@@ -19,15 +18,14 @@ from proxy.dialects.dialect import Dialect
 from proxy.dialects.prefixes import CONVERSATION_UNITS
 from proxy.dialects.request import Request
 from proxy.errors import BadBody, UpstreamTimeout
-from proxy.http.headers import Headers, without_choices
+from proxy.http.headers import without_choices
 from proxy.http.request_body import MemoryLease, header, next_via
 from proxy.http.sse import Heartbeat
 from proxy.http.timers import CoarseTimer, Deadline
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.lookup import LONG_SUFFIX
-from proxy.pipeline.billing import Bill, PriceOf
-from proxy.pipeline.job import Outcome
+from proxy.pipeline.billing import Bill
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.telemetry.record import RequestRecord, record_of
@@ -61,22 +59,16 @@ class RequestContext(msgspec.Struct, eq=False):
     bill: Bill
 
 
-def begin_request(
-    runtime: Runtime, scope: Scope, known: tuple[Caller, str] | None = None, *, forwarded: bool = True
-) -> RequestContext:
+def begin_request(runtime: Runtime, scope: Scope, *, forwarded: bool = True) -> RequestContext:
     """Return the context of a request that has just arrived. ``forwarded`` false: the proxy answers the request itself.
 
-    ``known`` is the caller and the ``via`` that its headers are known to mean. Raises ``LoopDetected`` or
-    ``NotAuthenticated``.
+    Raises ``LoopDetected`` or ``NotAuthenticated``.
     """
     configuration, record = runtime.configuration, record_of(scope)
-    if known is not None:
-        caller, via = known
-    else:
-        via = next_via(scope, runtime.instance) if forwarded else ""
-        caller = configuration.teams.authenticate(scope["headers"])
-        if caller.models is not None:
-            scope["headers"] = without_choices(scope["headers"])
+    via = next_via(scope, runtime.instance) if forwarded else ""
+    caller = configuration.teams.authenticate(scope["headers"])
+    if caller.models is not None:
+        scope["headers"] = without_choices(scope["headers"])
     record.tenant, record.team, record.policy = caller.tenant, caller.team, caller.policy.name
     return RequestContext(record, configuration, scope, via, caller, Bill())
 
@@ -113,57 +105,14 @@ class Provisional(NamedTuple):
     contradicted: bool
 
 
-class ServingPlan(msgspec.Struct, eq=False, frozen=True):
-    """How to serve small requests that have the same headers and model. See ``pipeline.serving``.
-
-    ``caller`` has the policy for the model. ``learned`` and ``factor`` are the limits and the ratio on which the plan
-    depends. Fewer than ``least`` tokens meet no trigger, and fewer than ``room`` of the upstream's leave room for the
-    output. ``headers`` are those for the upstream, and ``model`` and ``upstream_model`` the names to record. ``until``
-    is in seconds since 1970.
-    """
-
-    until: float
-    caller: Caller
-    route: Route
-    profile: Profile
-    counter: Counter
-    price_of: PriceOf | None
-    learned: LearnedLimit | None
-    factor: float
-    least: float
-    bounds: Bounds
-    room: float
-    outcome: Outcome
-    headers: Headers
-    query: str
-    model: str | None
-    upstream_model: str | None
-
-    @property
-    def place(self) -> tuple[str, str, str]:
-        """See ``Exchange.place``."""
-        return _place(self)
-
-    def small(self, body: Request) -> bool:
-        """Return whether the bytes of a body prove that it meets no trigger, as ``Compactor.surely_small`` does."""
-        raw, units = body.raw, body.units
-        if not units or body.continues or body.references:
-            return False
-        tokens = self.counter.at_most(raw)
-        if tokens >= self.least or tokens * self.factor > self.room:
-            return False
-        return not self.bounds.reached(len(units), len(raw), NEARING) and not body.has_remote_media()
-
-
 class Exchange(RequestContext):
     """One conversation request, and the way to its answer.
 
     ``caller`` has the policy for the model. ``body`` is the conversation to compact, and ``original`` the request that
     leaves if compaction changes nothing. Set both with ``replace``. ``counter`` counts as the model's provider does.
     If it's ``None``, the proxy can't measure the request and sends it unchanged. ``memory`` holds the memory of the
-    bodies. ``heartbeat`` is for a client that wants a stream. ``given_price`` is the price before anything is known
-    about the request, and ``plan`` is set for a small request that doesn't need the general lane. ``refused_bytes`` is
-    the size of the last request that the upstream refused for its bytes.
+    bodies. ``heartbeat`` is for a client that wants a stream. ``refused_bytes`` is the size of the last request that
+    the upstream refused for its bytes.
     ``conditions`` are those of the client's request for summary calls, once one is needed.
     """
 
@@ -178,8 +127,6 @@ class Exchange(RequestContext):
     heartbeat: Heartbeat | None = None
     provisional: Provisional | None = None
     refused_bytes: int | None = None
-    given_price: PriceOf | None = None
-    plan: ServingPlan | None = None
     conditions: Conditions | None = None
     _key: tuple[str, str] | None = None
 
@@ -195,7 +142,9 @@ class Exchange(RequestContext):
     @property
     def place(self) -> tuple[str, str, str]:
         """The key of learned limits: upstream, its name for the model, and tenant."""
-        return _place(self)
+        # A limit learned in the standard window isn't that of the long one.
+        model, long = self.route.model, self.profile.long_context
+        return self.route.upstream, f"{model}{LONG_SUFFIX}" if long else model, self.caller.tenant
 
     @property
     def mode(self) -> Mode:
@@ -274,12 +223,6 @@ class Exchange(RequestContext):
             format = self.counter.format
             return [repr((format.text(unit), format.arguments(unit))).encode() for unit in units]
         return [bytes(unit) for unit in units]
-
-
-def _place(served: Exchange | ServingPlan) -> tuple[str, str, str]:
-    # A limit learned in the standard window isn't that of the long one.
-    model, long = served.route.model, served.profile.long_context
-    return served.route.upstream, f"{model}{LONG_SUFFIX}" if long else model, served.caller.tenant
 
 
 def compacts_itself(exchange: Exchange) -> bool:

@@ -35,8 +35,7 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
     route, outcome = exchange.route, sent.outcome
     body = exchange.original if outcome.messages is None else exchange.body
     model = route.model if route.model != body.model and body.model is not None else None
-    plan = exchange.plan
-    headers = forwarded_headers(exchange.scope) if plan is None else plan.headers
+    headers = forwarded_headers(exchange.scope)
     remaining = exchange.time.seconds
     if remaining <= 0:
         raise UpstreamTimeout(DEADLINE)
@@ -60,7 +59,7 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
         timeout=remaining,
         bounded=True,
         path=exchange.dialect.path,
-        query=client_query(exchange.scope) if plan is None else plan.query,
+        query=client_query(exchange.scope),
         expanded=partial(body.expanded, raw, outcome.messages) if body.references else None,
         alternated=alternating_messages if exchange.profile.strict_alternation else None,
     )
