@@ -11,6 +11,7 @@ learn from the response              pipeline.watching
 
 from __future__ import annotations
 
+import asyncio
 from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
@@ -28,9 +29,8 @@ from proxy.endpoints.reply import Hide, send_answer, send_error_event, send_rest
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.headers import Own
-from proxy.http.request_body import CONNECTION, ClientLeft, Sent, answer_error, leaving, read_body
+from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.http.sse import Heartbeat
-from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Departure, Reply
@@ -78,9 +78,9 @@ class Conversations:
                     limit = request.configuration.settings.server.body_limit
                     # `_exchange` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]
-                    with leaving(receive, send, scope.get(CONNECTION)) as clock:
-                        now, record.phases["body"] = clock.now(), milliseconds_since(started)
-                        exchange = await self._exchange(request, came, held, clock)
+                    with leaving(receive, send):
+                        now, record.phases["body"] = asyncio.get_running_loop().time(), milliseconds_since(started)
+                        exchange = await self._exchange(request, came, held, now)
                         exchanges.append(exchange)
                         watch = await self._served(exchange, send, now)
                 if watch is not None:
@@ -96,12 +96,12 @@ class Conversations:
         finally:
             await self._settle(exchanges)
 
-    async def _exchange(
-        self, request: RequestContext, came: list[bytes], held: BodyLease, clock: CoarseTimer
-    ) -> Exchange:
-        """Parse a body, and find its route, policy, and limits. ``came`` is a list with the body, which gets empty."""
+    async def _exchange(self, request: RequestContext, came: list[bytes], held: BodyLease, now: float) -> Exchange:
+        """Parse a body, and find its route, policy, and limits. ``came`` is a list with the body, which gets empty.
+
+        ``now`` is when it had arrived.
+        """
         scope, caller, configuration, record = request.scope, request.caller, request.configuration, request.record
-        end = clock.now() + configuration.settings.server.deadline
         record.bytes_in = len(came[0])
         body = await self._dialect.parse(came.pop(), self._service.stores.prefixes, caller.tenant)
         if (deployment := scope.get(DEPLOYMENT)) is not None:
@@ -126,7 +126,7 @@ class Conversations:
             profile=profile,
             counter=counter,
             memory=held,
-            time=TimeLeft(clock, end),
+            time=TimeLeft(now + configuration.settings.server.deadline),
         )
 
     async def _decided(self, request: RequestContext, body: Request) -> tuple[Caller, Route, Profile, Counter | None]:

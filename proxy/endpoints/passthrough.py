@@ -31,7 +31,7 @@ from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import ConfigurationError, NotFound, ProxyError
 from proxy.http.decompression import Unpacking
 from proxy.http.headers import VIA, Own, for_upstream
-from proxy.http.request_body import ClientLeft, Sent, answer_error, arriving, header, leaving, read_body
+from proxy.http.request_body import ClientLeft, Sent, answer_error, body_time, header, leaving, read_body
 from proxy.limits.profiles.prices import Price, price_from
 from proxy.overflow.silent import Finished
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
@@ -211,9 +211,9 @@ class Upload:
     async def whole(self) -> bytes:
         """Return the whole body. Raises ``BodyTooSlow``."""
         chunks = []
-        with arriving() as body_in_time:
+        async with body_time() as came:
             async for chunk in self:
-                body_in_time.came(len(chunk))
+                came(self.size)
                 chunks.append(chunk)
         return b"".join(chunks)
 

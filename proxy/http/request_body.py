@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from time import perf_counter
-from types import TracebackType
 
 from starlette.types import Message, Receive, Scope, Send
 
 from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, LoopDetected, ProxyError
 from proxy.http.decompression import OVER, unpacked
 from proxy.http.headers import VIA, encoded
-from proxy.http.timers import CoarseTimer, coarse_timer
 
 __all__ = [
-    "CONNECTION",
     "ClientLeft",
-    "Connection",
     "Sent",
     "answer_error",
-    "arriving",
     "header",
     "is_handshake",
     "leaving",
@@ -46,9 +41,6 @@ BODY_RATE = 10_000
 
 A client that doesn't send its body holds a place in the concurrency limit.
 """
-
-CONNECTION = "compaction.connection"
-"""Key of the ``Connection`` in a scope. Other servers than the proxy's own set none."""
 
 SLOW = "The request body came too slowly, or stopped coming. Send it again."
 
@@ -78,21 +70,6 @@ class MemoryLease(ABC):
         """Take this many bytes more; wait if they aren't free. Raises ``Overloaded``."""
         if not self.grown(amount):
             await self.wait(amount)
-
-
-class Connection:
-    """The client's connection during one request.
-
-    ``arrived`` is true once the server has the whole body. When the connection is lost before the response is complete,
-    ``lost`` becomes true, and the server calls ``on_loss``.
-    """
-
-    __slots__ = ("arrived", "lost", "on_loss")
-
-    def __init__(self) -> None:
-        self.arrived = False
-        self.lost = False
-        self.on_loss: Callable[[], None] | None = None
 
 
 class ClientLeft(Exception):
@@ -179,17 +156,14 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
         await held.wait(announced)
     chunks: list[bytes] = []
     size = 0
-    connection: Connection | None = scope.get(CONNECTION)
-    body_in_time = None if connection is not None and connection.arrived else arriving()
-    with body_in_time or _AT_ONCE:
+    async with body_time() as came:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             chunk = message.get("body", b"")
             size += len(chunk)
-            if body_in_time is not None:
-                body_in_time.came(len(chunk))
+            came(size)
             if size > limit:
                 raise BodyTooLarge(OVER.format(limit=limit))
             if size > held.size and not held.grown(size - held.size):
@@ -214,35 +188,18 @@ def _framing(scope: Scope) -> tuple[str | None, str | None]:
     return length, encoding
 
 
-_AT_ONCE = contextlib.nullcontext()
-
-
-class arriving:
-    """Within this block a body must keep coming. Raises ``BodyTooSlow``."""
-
-    def __init__(self) -> None:
-        self._size = 0
-        late = coarse_timer()
-        self._began = late.now()
-        self._limit = late.until(self._began + BODY_SECONDS)
-
-    def __enter__(self) -> arriving:
-        self._limit.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._limit.__exit__(kind, error, trace)
-        except TimeoutError:
-            raise BodyTooSlow(SLOW) from None
-
-    def came(self, size: int) -> int:
-        """Record that this many bytes have arrived. Return the total."""
-        self._size += size
-        self._limit.when = self._began + BODY_SECONDS + self._size / BODY_RATE
-        return self._size
+@contextlib.asynccontextmanager
+async def body_time() -> AsyncIterator[Callable[[int], None]]:
+    """Within this block a body must keep coming. Call the value with the bytes so far. Raises ``BodyTooSlow``."""
+    began = asyncio.get_running_loop().time()
+    limit = asyncio.timeout_at(began + BODY_SECONDS)
+    try:
+        async with limit:
+            yield lambda size: limit.reschedule(began + BODY_SECONDS + size / BODY_RATE)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise BodyTooSlow(SLOW) from None
 
 
 async def _unpacked(receive: Receive, body: bytes, encoding: str, limit: int, held: MemoryLease) -> bytes:
@@ -284,51 +241,34 @@ def _step(pieces: Iterator[bytes], size: int) -> tuple[list[bytes], bool]:
 class leaving:
     """Within this block, which begins once the body has been read, cancel the work when the client leaves.
 
-    Raises ``ClientLeft`` then. Returns the coarse timer. Without a ``connection``, a task waits for the disconnect, but
-    only if the work takes one to two ticks. Servers also report a disconnect once the response is complete; that one
-    doesn't cancel anything, because the client has the whole response. ``sent`` says so; a block that doesn't send the
-    response goes without it.
+    Raises ``ClientLeft`` then. Servers also report a disconnect once the response is complete; that one doesn't cancel
+    anything, because the client has the whole response. ``sent`` says so; a block that doesn't send the response goes
+    without it.
     """
 
-    def __init__(self, receive: Receive, sent: Sent | None = None, connection: Connection | None = None) -> None:
+    def __init__(self, receive: Receive, sent: Sent | None = None) -> None:
         self._receive = receive
         self._sent = sent
-        self._connection = connection
-        self._watcher: asyncio.Task[None] | None = None
         self._left = False
 
-    def __enter__(self) -> CoarseTimer:
-        self._overdue = coarse_timer()
-        self._task = self._overdue.task()
-        if self._connection is None:
-            self._overdue.add(self, self._begin)
-        elif self._connection.lost:
-            self._leave()
-        else:
-            self._connection.on_loss = self._leave
-        return self._overdue
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        if task is None:
+            raise RuntimeError("no task is running")
+        self._task = task
+        self._watcher = loop.create_task(self._watch())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._connection is not None:
-            self._connection.on_loss = None
-        else:
-            self._overdue.discard(self)
-        if self._watcher is not None:
-            self._watcher.cancel()
-            # The task's exception refers to this block. A reference cycle would stay until the next garbage collection.
-            self._watcher = None
+        self._watcher.cancel()
+        # The task's exception refers to this block. A reference cycle would stay until the next garbage collection.
+        del self._watcher
         if self._left and isinstance(error, asyncio.CancelledError) and self._task.uncancel() == 0:
             raise ClientLeft from None
-
-    def _begin(self) -> None:
-        self._watcher = self._overdue.loop.create_task(self._watch())
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._leave()
-
-    def _leave(self) -> None:
         if self._sent is None or not self._sent.complete:
             self._left = True
             self._task.cancel()

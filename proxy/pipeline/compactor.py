@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import structlog
@@ -20,7 +22,6 @@ from proxy.constants import DAY
 from proxy.dialects.counting import Counter
 from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
-from proxy.http.timers import Deadline, coarse_timer
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
 from proxy.pipeline.job import (
@@ -86,18 +87,17 @@ class Compactor:
         background for the next turn. If everything but the wait for a summary takes ``seconds``, the request stays
         unchanged.
         """
-        clock = coarse_timer()
-        limit = clock.until(clock.now() + seconds)
+        limit = asyncio.timeout(seconds)
         try:
-            with limit:
+            async with limit:
                 return await self._compact(case, limit, may_ask=may_ask)
         except TimeoutError:
-            if not limit.expired:
+            if not limit.expired():
                 raise
             log.warning("compaction.too_slow", seconds=seconds)
             return Outcome("failed")
 
-    async def _compact(self, case: CompactionInput, limit: Deadline, *, may_ask: bool) -> Outcome:
+    async def _compact(self, case: CompactionInput, limit: asyncio.Timeout, *, may_ask: bool) -> Outcome:
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         whole = _too_many_bytes(case) or case.body.loads_tools
         summed = None if whole else await self._facts.sums(case.body, case.counter, case.tenant)
@@ -205,10 +205,12 @@ class Compactor:
         work = partial(planned, case, turns, fixed, before, repair)
         return await self._facts.run_if(slow, work, case.tenant, len(case.body.raw))
 
-    async def _carry_out(self, work: CompactionJob, outcome: Outcome, limit: Deadline, *, may_ask: bool) -> Outcome:
+    async def _carry_out(
+        self, work: CompactionJob, outcome: Outcome, limit: asyncio.Timeout, *, may_ask: bool
+    ) -> Outcome:
         entry: StoredSummary | None = None
         if work.plan.cut:
-            with limit.paused():
+            with _paused(limit):
                 entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
             chosen = entry.over_budget or entry.cause == "unused"
             blocked = entry.given_up or (entry.digest and entry.unasked and not chosen)
@@ -301,6 +303,18 @@ def _shared(turns: Sequence[Turn], fixed: int) -> int:
     """Return the tokens that the conversation's last request had: all before its answer, the last assistant message."""
     newest = next((index for index in range(len(turns) - 1, -1, -1) if turns[index].facts.kind == "assistant"), 0)
     return fixed + sum(turn.facts.tokens for turn in turns[:newest])
+
+
+@contextmanager
+def _paused(limit: asyncio.Timeout) -> Iterator[None]:
+    """Don't count the time of a part of the work."""
+    loop, end = asyncio.get_running_loop(), limit.when()
+    left = None if end is None else end - loop.time()
+    limit.reschedule(None)
+    try:
+        yield
+    finally:
+        limit.reschedule(None if left is None else loop.time() + left)
 
 
 def _judged(case: CompactionInput, sums: Sums, last: Facts | None, fixed: int) -> tuple[CompactionInput, Outcome, bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple, TypeVar
 
@@ -21,7 +22,6 @@ from proxy.errors import BadBody, UpstreamTimeout
 from proxy.http.headers import without_choices
 from proxy.http.request_body import MemoryLease, header, next_via
 from proxy.http.sse import Heartbeat
-from proxy.http.timers import CoarseTimer, Deadline
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.lookup import LONG_SUFFIX
@@ -74,23 +74,23 @@ def begin_request(runtime: Runtime, scope: Scope, *, forwarded: bool = True) -> 
 
 
 class TimeLeft(NamedTuple):
-    """The time until a request's deadline. ``end`` is in the time of ``clock``."""
+    """The time until a request's deadline. ``end`` is in the event loop's time."""
 
-    clock: CoarseTimer
     end: float
 
     @property
     def seconds(self) -> float:
         """Return the seconds that are left; 0 or less once the deadline has passed."""
-        return self.end - self.clock.now()
+        return self.end - asyncio.get_running_loop().time()
 
-    def limit(self, late: Callable[[], None] | None = None) -> Deadline:
-        """Return the deadline for a block of work. For ``late`` see ``CoarseTimer.until``."""
-        return self.clock.until(self.end, late)
+    def limit(self) -> asyncio.Timeout:
+        """Return the deadline for a block of work."""
+        return asyncio.timeout_at(self.end)
 
-    def from_now(self, seconds: float) -> TimeLeft:
+    @classmethod
+    def from_now(cls, seconds: float) -> TimeLeft:
         """Return the time until a deadline of its own."""
-        return TimeLeft(self.clock, self.clock.now() + seconds)
+        return cls(asyncio.get_running_loop().time() + seconds)
 
 
 class Provisional(NamedTuple):
@@ -203,13 +203,14 @@ class Exchange(RequestContext):
         In another mode than ``enforce``, nothing changes, so there are none. Raises ``UpstreamTimeout``.
         """
         heartbeat = self.heartbeat
-        late = heartbeat.start_after_delay if heartbeat is not None and mode == "enforce" else None
-        limit = self.time.limit(late)
+        limit = self.time.limit()
+        if heartbeat is not None and mode == "enforce":
+            heartbeat.start_after_delay()
         try:
-            with limit:
+            async with limit:
                 return await work()
         except TimeoutError as error:
-            if not limit.expired:
+            if not limit.expired():
                 raise
             raise UpstreamTimeout(DEADLINE) from error
         finally:

@@ -118,13 +118,14 @@ async def _start(
     await exchange.bill.close()
     call, answer = exchange.bill.call(asked.answers.tail(), len(request.body), tokens), None
     try:
-        with call as meter, time.limit():
-            meter.place = len(exchange.record.calls)
-            answer = await transport.send(request)
-            exchange.bill.opened(answer, meter)
-            start = await read_start(answer, asked)
-            meter.begun(start)
-            return start
+        with call as meter:
+            async with time.limit():
+                meter.place = len(exchange.record.calls)
+                answer = await transport.send(request)
+                exchange.bill.opened(answer, meter)
+                start = await read_start(answer, asked)
+                meter.begun(start)
+                return start
     except TimeoutError as error:
         raise not_in_time(request.timeout) if answer is None else UpstreamTimeout(STOPPED) from error
 

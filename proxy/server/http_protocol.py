@@ -15,18 +15,13 @@ import sys
 import time
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, ClassVar, cast
-from urllib.parse import unquote
+from typing import Any, ClassVar
 
 import httptools
 import structlog
-from starlette.types import Scope
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from proxy.errors import Malformed
-from proxy.http.request_body import CONNECTION, Connection
-from proxy.server.cycle import CoalescingTransport, Cycle
 
 log = structlog.get_logger(__name__)
 
@@ -35,12 +30,6 @@ HEAD_BYTES = 262_144
 
 MOST_FIELDS = 1_000
 """Header fields of a request. nginx and Apache allow at most some hundreds."""
-
-LARGE_DIGITS = 5
-"""The digits of a ``Content-Length`` from which on the parser doesn't copy the body."""
-
-PIECE_BYTES = 64
-"""The memory that a piece of a large body takes besides its bytes, in bytes. A client may send one byte at a time."""
 
 HEAD_SECONDS = 20.0
 """The time a client has to send a whole request head, in seconds. nginx and Apache allow 20 to 60."""
@@ -52,7 +41,6 @@ REUSE_SECONDS = 0.1
 """The same for an idle connection that has already served a request: enough to read bytes that have just arrived."""
 
 _CODING = b"transfer-encoding"
-_LENGTH = b"content-length"
 _name_of = itemgetter(0)
 
 INVALID = "The request isn't valid HTTP/1.1. Check the client, or a proxy in front of this one."
@@ -79,13 +67,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         self._unread = 0
-        self._left = 0
-        """The bytes of a large body that are still to come."""
         self._refused: str | None = None
         self._replayed: bytes | None = None
         self._upgrades: list[tuple[bytes, bytes]] = []
         self._half_closed: HalfClosed | None = None
-        self._running: Cycle | None = None
+        self._running: RequestResponseCycle | None = None
         self._idle = False
         self._stopping = False
         self._since = 0.0
@@ -118,10 +104,6 @@ class BoundedProtocol(HttpToolsProtocol):
             # uvicorn only tells the newest request, and others may be in front of it.
             running.disconnected = True
             running.message_event.set()
-            connection = running.connection
-            connection.lost = True
-            if connection.on_loss is not None:
-                connection.on_loss()
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Keep a connection open whose client may only have closed its sending side. See ``HalfClosed``."""
@@ -140,9 +122,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """Parse bytes from the client."""
         if self._refused is not None:
             return
-        if self._left:
-            self._take(data)
-            return
         if self._idle:
             self._idle = False
             self._since = self.loop.time()
@@ -157,31 +136,6 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if self._unread > HEAD_BYTES and not self.transport.is_closing():
             self._refuse(LONG)
-
-    def _take(self, data: bytes) -> None:
-        """Store the next bytes of a large body without the parser, which would copy them.
-
-        This parser still waits for the body, so another one reads the next request.
-        """
-        piece, rest = data[: self._left], data[self._left :]
-        self._store(piece)
-        if not self._left:
-            self.on_message_complete()
-            self._read_on()
-        if rest:
-            self.data_received(rest)
-
-    def _store(self, piece: bytes) -> None:
-        """Store a piece of a large body. uvicorn would copy it twice."""
-        self._left -= len(piece)
-        cycle = cast(Cycle, self.cycle)
-        if cycle.response_complete:
-            return
-        cycle.pieces.append(piece)
-        cycle.waiting += len(piece) + PIECE_BYTES
-        if self._left and cycle.waiting > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        cycle.message_event.set()
 
     def _read_on(self) -> None:
         """Start with another parser."""
@@ -221,38 +175,13 @@ class BoundedProtocol(HttpToolsProtocol):
             # The application still decides on them: it refuses WebSockets.
             self.headers += self._upgrades
             self._upgrades = []
-        self._begin()
-        self.headers = []  # those of the request are in its scope; any that follow are trailers
-
-    def _begin(self) -> None:
-        """Start the request, or let it wait for the response to the one before."""
-        parser, scope, before = self.parser, self.scope, self.cycle
-        version, url = parser.get_http_version(), httptools.parse_url(self.url)
-        path = url.path.decode("ascii")
-        scope["method"] = parser.get_method().decode("ascii")
-        scope["http_version"] = version
-        scope["path"] = unquote(path) if "%" in path else path
-        scope["raw_path"], scope["query_string"] = url.path, url.query or b""
-        cast(Scope, scope)[CONNECTION] = Connection()
-        self.cycle = cycle = Cycle(
-            scope=scope,
-            transport=cast(asyncio.Transport, CoalescingTransport(self.transport, self.loop)),
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
-            keep_alive=version != "1.0" and parser.should_keep_alive() and not self._stopping,
-            on_response=self.on_response_complete,
-        )
+        before = self.cycle
+        super().on_headers_complete()
         if before is None or before.response_complete:
-            self._running = cycle
-            self._start_asgi_task(cycle, self.app)
-        else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((cycle, self.app))
+            self._running = self.cycle
+        if self._stopping:
+            self.cycle.keep_alive = False
+        self.headers = []  # those of the request are in its scope; any that follow are trailers
 
     def _without_upgrade(self) -> bytes:
         version = self.parser.get_http_version().encode()
@@ -280,9 +209,6 @@ class BoundedProtocol(HttpToolsProtocol):
                 raise self._refusal(OLD_CODING)
         if hosts != 1 and (hosts or version == "1.1"):
             raise self._refusal(HOSTS if hosts else NO_HOST)
-        length = self.headers[names.index(_LENGTH)][1] if _LENGTH in names and not codings else b""
-        # Python takes no number of thousands of digits, which may all be zeros.
-        self._left = int(length) if LARGE_DIGITS <= len(length) < 20 and length.isdigit() else 0
 
     def _refusal(self, message: str) -> Malformed:
         """Return an error that stops the parser."""
@@ -292,18 +218,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         """Store a piece of the body for the application."""
         self._unread = 0
-        if self._left:
-            self._store(body)
-        else:
-            super().on_body(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Finish a request's body."""
         if self._replayed is None:
             self._unread = 0
-            if not self.cycle.response_complete:
-                # The task of a small request begins after this, and finds its body complete.
-                cast(Cycle, self.cycle).connection.arrived = True
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -314,7 +234,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         if self.pipeline:
             following, app = self.pipeline.pop()
-            self._running = cast(Cycle, following)
+            self._running = following
             self._start_asgi_task(following, app)
             return
         self._since = self.loop.time()

@@ -29,7 +29,6 @@ from yarl import URL
 
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
 from proxy.http.headers import for_client
-from proxy.http.timers import coarse_timer
 from proxy.upstream.transport import Answer, Headers
 
 if TYPE_CHECKING:
@@ -99,12 +98,8 @@ class Connections:
         """
         self._busy += 1
         try:
-            if within is None:
+            async with asyncio.timeout(within):
                 response = await self._attempted(method, url, headers, body, again=again)
-            else:
-                late = coarse_timer()
-                with late.until(late.now() + within):
-                    response = await self._attempted(method, url, headers, body, again=again)
         except BaseException as error:
             await self._done()
             if isinstance(error, aiohttp.ClientError | OSError):  # a TimeoutError is an OSError

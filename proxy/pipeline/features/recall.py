@@ -274,10 +274,10 @@ class RecallRounds:
         """
         limit = self._exchange.time.limit()
         try:
-            with limit:
+            async with limit:
                 return await self._whole(start)
         except TimeoutError as error:
-            if not limit.expired:
+            if not limit.expired():
                 raise
             raise UpstreamTimeout(STOPPED) from error
         finally:
@@ -414,7 +414,7 @@ class RecallRounds:
         """Send another body. A stream has begun, so each of its rounds has a deadline of its own."""
         exchange, time = self._exchange, self._exchange.time
         if self._streams:
-            time = time.from_now(exchange.configuration.settings.server.deadline)
+            time = TimeLeft.from_now(exchange.configuration.settings.server.deadline)
         return await self._resend(body, time)
 
     async def _results(self, round: Round, *, last: bool) -> list[bytes]:

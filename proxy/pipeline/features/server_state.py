@@ -231,16 +231,14 @@ async def _ask(
     remaining = exchange.time.seconds
     bill = exchange.bill if method == "POST" else Bill()  # reading a stored response costs nothing
     try:
-        with (
-            exchange.time.limit(),
-            bill.call(exchange.dialect.answers.tail(), len(body or b"")) as meter,
-        ):
-            answer = await transport.request(method, transport.url(path), headers, body, remaining)
-            meter.watch(answer)
-            try:
-                read = await _read(answer, exchange.configuration.settings.server.body_limit)
-            finally:
-                await answer.close()
+        async with exchange.time.limit():
+            with bill.call(exchange.dialect.answers.tail(), len(body or b"")) as meter:
+                answer = await transport.request(method, transport.url(path), headers, body, remaining)
+                meter.watch(answer)
+                try:
+                    read = await _read(answer, exchange.configuration.settings.server.body_limit)
+                finally:
+                    await answer.close()
     except TimeoutError:
         raise NotCompacted("the deadline has passed") from None
     if answer.status != 200:

@@ -6,7 +6,6 @@ upstream that is a function. Its answer is judged as the one that a client is ab
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
@@ -17,7 +16,6 @@ from proxy.access.authenticator import Caller
 from proxy.config.policy import Policy
 from proxy.dialects.apis import CHAT
 from proxy.dialects.chat.request import parse
-from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.billing import Bill
@@ -263,7 +261,6 @@ class Sessions:
         assert route is not None
         profile = Profile("m", context_window=known.window, tokenizer="o200k_base")
         caller = Caller("key:t", None, Policy.build("default", {}), None, None)
-        clock = CoarseTimer(asyncio.get_running_loop())
         scope, counter = (
             {"type": "http", "headers": [], "query_string": b""},
             service.limits.measures.counter(profile, CHAT),
@@ -282,7 +279,7 @@ class Sessions:
             route=route,
             profile=profile,
             counter=counter,
-            time=TimeLeft(clock, 1e12),
+            time=TimeLeft(1e12),
         )
 
 

@@ -19,7 +19,6 @@ from proxy.config.policy import Policy
 from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.dialect import Dialect
 from proxy.errors import ConfigurationError, ProxyError, UpstreamInterrupted, UpstreamTimeout
-from proxy.http.timers import CoarseTimer
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Attempt, Reply
@@ -241,7 +240,7 @@ def answered(case: Case, folder: Path, *, deadline: float = 1e12) -> tuple[Reply
                 profile=profile,
                 counter=service.limits.measures.counter(profile, case.dialect) if case.counts else None,
                 memory=service.access.bodies.lease(),
-                time=TimeLeft(CoarseTimer(asyncio.get_running_loop()), deadline),
+                time=TimeLeft(deadline),
             )
             if case.priced:
                 exchange.bill.price_of = cast("Any", object())

@@ -242,26 +242,3 @@ def test_a_body_that_the_application_does_not_read_stays_outside(form: str) -> N
         return taken
 
     assert asyncio.run(fed()) <= 65_536 + 2 * piece
-
-
-def test_tiny_pieces_of_a_body_stay_outside_sooner() -> None:
-    sent = posted(bytes(100_000), "plain")
-
-    async def unread(scope: Scope, receive: Receive, send: Send) -> None:
-        await asyncio.Event().wait()
-
-    async def fed() -> int:
-        protocol, transport, state = connected(unread)
-        head = sent.index(b"\r\n\r\n") + 4
-        protocol.data_received(sent[:head])
-        pieces = 0
-        while transport.reading.is_set() and head + 2 * pieces < len(sent):
-            protocol.data_received(sent[head + 2 * pieces : head + 2 * pieces + 2])
-            pieces += 1
-        for task in state.tasks:
-            task.cancel()
-        await asyncio.sleep(0)
-        protocol.connection_lost(ConnectionResetError())
-        return pieces
-
-    assert asyncio.run(fed()) <= 1_000
