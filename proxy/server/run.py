@@ -26,7 +26,7 @@ import structlog
 import uvicorn
 from prometheus_client import start_http_server
 from prometheus_client.multiprocess import mark_process_dead
-from uvicorn.supervisors import Multiprocess, multiprocess
+from uvicorn.supervisors import Multiprocess
 
 from proxy import __version__
 from proxy.access.admin import LINK_PATH, SESSION_SECRET, AdminLink, admin_link
@@ -44,7 +44,6 @@ from proxy.pipeline.measures import require
 from proxy.pipeline.runtime import INSTANCE
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import Proxy, create_app
-from proxy.server.handover import Acceptor, WorkerProcess
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.maintenance import exempt_from_collection
 from proxy.store import store_file
@@ -242,9 +241,6 @@ class WorkerPool(Multiprocess):
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
         super().__init__(config, sockets)
-        if hasattr(socket, "send_fds"):  # Windows lacks it, and its workers share the listening sockets
-            # uvicorn's parent starts workers in several places, and has no other way to replace their class.
-            multiprocess.Process = partial(WorkerProcess, Acceptor(sockets, config.backlog))  # type: ignore[misc, assignment]
         self._ready: Callable[[], None] | None = ready
         self._replace = False
         self._workers: set[int | None] = set()

@@ -43,7 +43,6 @@ COVERED = {
     "product/test_continued_summaries.py": "pipeline/features/continued_notes",
     "product/test_native_compaction.py": "pipeline/features/native_summary",
     "hostile/test_web_pages.py": "access/web_origins",
-    "hostile/test_workers.py": "server/handover",
     "product/test_browser.py": "endpoints/landing",
     "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",
     "product/behaviors": "endpoints/conversations",
