@@ -95,25 +95,20 @@ async def _pinged(server: Server, cold: Sequence[bytes], *, counted: bool) -> li
 
 
 def cold(passthrough: Server, start: Start, scale: Scale) -> list[Row]:
-    """Measure large conversations that a process gets for the first time, with and without stored counts.
-
-    ``start`` starts the proxy with one store, which is empty at first.
-    """
+    """Measure large conversations that a process gets for the first time. ``start`` starts the proxy."""
     name = "1.1 MB conversation"
     counted = Row(f"{name}, first sight{FAST}: CPU", "ms")
-    stored = Row(f"{name}, after a restart: CPU", "ms", Target("figure", 15.0))
     worst = Row("/livez while such conversations arrive: worst", "ms")
     talks = [request(bodies.conversation("bench-1m", seed=300 + n)) for n in range(1 + scale.large)]
     others = iter([request(bodies.conversation("bench-1m", seed=200 + n)) for n in range(6)])
     reference = Caller(passthrough)
-    for row in (counted, stored):
-        with start() as server:
-            caller = Caller(server)
-            _warm(server, caller, others)
-            for sent in talks:
-                row.proxy.append(MILLI * _cpu(server, caller, sent))
-                row.reference.append(MILLI * _cpu(passthrough, reference, sent))
-            caller.close()
+    with start() as server:
+        caller = Caller(server)
+        _warm(server, caller, others)
+        for sent in talks:
+            counted.proxy.append(MILLI * _cpu(server, caller, sent))
+            counted.reference.append(MILLI * _cpu(passthrough, reference, sent))
+        caller.close()
     reference.close()
     with start() as server:
         caller = Caller(server)
@@ -121,7 +116,7 @@ def cold(passthrough: Server, start: Start, scale: Scale) -> list[Row]:
         caller.close()
         for pinged, ours in ((passthrough, False), (server, True)):
             _side(worst, ours).append(MILLI * max(uvloop.run(_pinged(pinged, talks, counted=ours))))
-    return [counted, stored, worst]
+    return [counted, worst]
 
 
 def _warm(server: Server, caller: Caller, others: Iterator[bytes]) -> None:

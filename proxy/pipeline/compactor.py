@@ -162,7 +162,7 @@ class Compactor:
 
     async def sizes(self, body: Request, counter: Counter, tenant: str) -> tuple[int, list[int]]:
         """Return the tokens of tools and framing, and those of each message, of a request as received."""
-        turns = await self._turns(body, counter, tenant, shared=True)
+        turns = await self._turns(body, counter, tenant)
         return await self._facts.overhead(body, counter, tenant), [turn.facts.tokens for turn in turns]
 
     async def turns(self, case: CompactionInput) -> list[Turn]:
@@ -178,12 +178,12 @@ class Compactor:
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
-        turns = await self._turns(case.body, case.counter, case.tenant, shared=True)
+        turns = await self._turns(case.body, case.counter, case.tenant)
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
-    async def _turns(self, body: Request, counter: Counter, tenant: str, *, shared: bool = False) -> list[Turn]:
-        turns = await self._facts.turns(body.units, counter, tenant, shared=shared)
+    async def _turns(self, body: Request, counter: Counter, tenant: str) -> list[Turn]:
+        turns = await self._facts.turns(body.units, counter, tenant)
         return await self._facts.with_loaded(turns, body, counter, tenant)
 
     def _judged(

@@ -24,9 +24,7 @@ from proxy.dialects.counting import Counter
 from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
 from proxy.pipeline.counting_thread import CountingThread
-from proxy.pipeline.stored_facts import StoredFacts, decoded, encoded
 from proxy.store.cache_budget import SLACK, CacheBudget
-from proxy.store.tenant_cache import Place
 from proxy.tokens.media import has_remote_media
 
 T = TypeVar("T")
@@ -165,27 +163,12 @@ class CounterFacts:
         self._memory.add(self._key, tenant, key, facts)
         return facts
 
-    def adopt(
-        self,
-        facts: Sequence[Facts | None],
-        raws: Sequence[bytes],
-        keys: Sequence[bytes],
-        found: list[Facts | None],
-        tenant: str = "",
-    ) -> None:
-        """Cache facts that another process found, and put them into ``found`` where facts are missing."""
-        for index, known in enumerate(facts):
-            if known is not None and found[index] is None:
-                found[index] = known
-                self._memory.add(self._key, tenant, keys[index], known)
-
 
 class FactsCache:
     """The caches of all counters, and the threads that count new messages."""
 
-    def __init__(self, stored: StoredFacts | None = None, most: int = CacheBudget().facts) -> None:
-        """``stored`` keeps the facts of large conversations for other processes. ``most`` is the bytes of facts."""
-        self._stored = stored
+    def __init__(self, most: int = CacheBudget().facts) -> None:
+        """``most`` is the bytes of facts."""
         self._facts = FactsMemory(most)
         self._memories: dict[object, CounterFacts] = {}
         self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
@@ -196,35 +179,22 @@ class FactsCache:
         """Return the cache for a counter. Counters with the same key share one."""
         return self._memories.setdefault(counter.key, CounterFacts(counter, self._facts))
 
-    async def turns(
-        self, raws: Sequence[bytes], counter: Counter, tenant: str = "", *, shared: bool = False
-    ) -> list[Turn]:
+    async def turns(self, raws: Sequence[bytes], counter: Counter, tenant: str = "") -> list[Turn]:
         """Return a tenant's messages with their facts.
 
-        Many messages, and large unknown ones, are read and counted off the event loop. ``shared``: other processes may
-        get the same conversation, so its facts are stored.
+        Many messages, and large unknown ones, are read and counted off the event loop.
         """
         memory = self.memory(counter)
         many = len(raws) > MANY
         found, keys = await self.run_if(many, lambda: memory.look_up(raws, tenant), tenant)
-        place: Place | None = None
-        learned = 0
-        if None in found:
-            if shared and self._stored is not None:
-                place = self._stored.place(raws, counter, tenant)
-            learned = await self._complete(memory, raws, keys, found, place, tenant)
-        base = [] if place is None else list(found)
+        await self._complete(memory, raws, keys, found, tenant)
         await self._put_right(raws, found, counter, tenant)
-        if place is not None and self._stored is not None and self._stored.due(place, learned, sum(map(len, raws))):
-            entry = await self.run(lambda: encoded(raws, cast(Sequence[Facts], base)), tenant)
-            self._stored.write(place, entry)
         return list(map(Turn, raws, cast(Sequence[Facts], found)))
 
     async def sums(self, body: Request, counter: Counter, tenant: str) -> tuple[Sums, Facts] | None:
         """Return the sums of a request, and the facts about its last unit, if those of its beginning are known.
 
-        Only the rest is read and counted. The result is ``None`` if the whole conversation is needed, because its facts
-        are about to be stored.
+        Only the rest is read and counted.
         """
         begun = body.begun
         known = None if begun is None else begun.prefix.sums.get(counter.key)
@@ -233,14 +203,7 @@ class FactsCache:
         memory, rest = self.memory(counter), body.units[begun.units :]
         many = len(rest) > MANY
         found, keys = await self.run_if(many, lambda: memory.look_up(rest, tenant), tenant)
-        if None in found:
-            learned = _unknown_bytes(rest, found)
-            place = None if self._stored is None else self._stored.place(body.units, counter, tenant, len(body.raw))
-            if place is not None and self._stored is not None and self._stored.due(place, 0, len(body.raw), learned):
-                return None
-            await self._complete(memory, rest, keys, found, None, tenant)
-            if place is not None and self._stored is not None:
-                self._stored.due(place, learned, len(body.raw))
+        await self._complete(memory, rest, keys, found, tenant)
         sums = known.first(begun.units)
         await self._put_right(rest, found, counter, tenant, several=bool(sums.several and sums.several[-1]))
         facts = cast(list[Facts], found)
@@ -271,28 +234,12 @@ class FactsCache:
         await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter), tenant, size)
 
     async def _complete(
-        self,
-        memory: CounterFacts,
-        raws: Sequence[bytes],
-        keys: list[bytes],
-        found: list[Facts | None],
-        place: Place | None,
-        tenant: str,
-    ) -> int:
-        """Put the facts about unknown messages into ``found``. Return the bytes of the messages that were counted.
-
-        If most of a large conversation is unknown, its facts may be in the store.
-        """
-        size = _unknown_bytes(raws, found)
-        if self._stored is not None and place is not None and 2 * size > sum(map(len, raws)):
-            entry = await self._stored.read(*place)
-            if entry is not None:
-                await self.run(lambda: memory.adopt(decoded(entry, raws), raws, keys, found, tenant), tenant)
-                size = _unknown_bytes(raws, found)
-        if size:
+        self, memory: CounterFacts, raws: Sequence[bytes], keys: list[bytes], found: list[Facts | None], tenant: str
+    ) -> None:
+        """Put the facts about unknown messages into ``found``."""
+        if size := sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None):
             slow = size > INLINE_BYTES or not memory.counter.ready
             await self.run_if(slow, partial(_learn, memory, raws, keys, found, tenant), tenant, size)
-        return size
 
     async def overhead(self, body: Request, counter: Counter, tenant: str = "") -> int:
         """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""
@@ -329,10 +276,6 @@ class FactsCache:
     def close(self) -> None:
         """End the thread."""
         self._thread.close()
-
-
-def _unknown_bytes(raws: Sequence[bytes], found: Sequence[Facts | None]) -> int:
-    return sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None)
 
 
 def _learn(

@@ -29,7 +29,6 @@ from proxy.pipeline.measures import Measures
 from proxy.pipeline.recorder import Recorder, Sink
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
-from proxy.pipeline.stored_facts import StoredFacts
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
 from proxy.records import open_records
@@ -54,7 +53,7 @@ INSTANCE = "COMPACTION_PROXY_INSTANCE"
 MOST_MEASURED = 1_000
 """Routes whose profile and counter are remembered."""
 
-Kept = Archive | Calibration | HiddenRounds | ItemMemory | LearnedLimits | SentPrompts | StoredFacts | Summaries
+Kept = Archive | Calibration | HiddenRounds | ItemMemory | LearnedLimits | SentPrompts | Summaries
 """A cache of tenants' entries, in memory and in the store."""
 
 CurrentSettings = Callable[[], Settings]
@@ -75,9 +74,8 @@ class Stores:
             None if archived is None else Guarded(archived, prefix="archive_", read_seconds=ARCHIVE_READ_SECONDS)
         )
         self.archive = Archive(self.archive_store or self.store)
-        self.stored_facts = StoredFacts(self.store)
         budget = CacheBudget(settings.server.cache_memory)
-        self.facts = FactsCache(self.stored_facts, budget.facts)
+        self.facts = FactsCache(budget.facts)
         self.prefixes = Prefixes(budget.prefixes)
         self.hidden_rounds = HiddenRounds(self.store)
         self.items = ItemMemory(self.store, most=budget.items)
@@ -231,7 +229,7 @@ class Runtime:
         """Return what is written to the store in the background."""
         stores, limits = self.stores, self.limits
         first = (stores.summaries, stores.archive, stores.items, stores.hidden_rounds)
-        return (*first, limits.learned, limits.calibration, stores.sent_prompts, stores.stored_facts)
+        return (*first, limits.learned, limits.calibration, stores.sent_prompts)
 
     @property
     def holders(self) -> tuple[Holder, ...]:

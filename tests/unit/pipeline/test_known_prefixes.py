@@ -21,7 +21,6 @@ from proxy.pipeline.exchange import CONVERSATIONS, Exchange
 from proxy.pipeline.facts_cache import CounterFacts, FactsCache
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.rules import rules_for
-from proxy.pipeline.stored_facts import StoredFacts
 from proxy.store.archive import Archive
 from proxy.summary.store import Summaries
 from tests.kit.engine import Plain
@@ -41,14 +40,14 @@ PROFILES = {
 class Process:
     """One process of the server, with or without a memory of prefixes."""
 
-    def __init__(self, api: str, budget: int, *, remembers: bool, stored: Plain | None = None) -> None:
+    def __init__(self, api: str, budget: int, *, remembers: bool) -> None:
         self.memory = Prefixes() if remembers else None
         self.dialect = DIALECTS[api]
         self.counter = self.dialect.counter(PROFILES[api])
         self.policy = Policy.build("p", {})
         self.budget = budget
         store = Plain()
-        self.facts = FactsCache(None if stored is None else StoredFacts(stored))
+        self.facts = FactsCache()
         self.compactor = Compactor(self.facts, Summaries(store), Archive(store))
 
     async def send(self, raw: bytes, mode: Any = "enforce") -> dict[str, Any]:
@@ -117,25 +116,6 @@ def test_a_turn_looks_up_only_what_is_new(api: str, monkeypatch: pytest.MonkeyPa
 
     asyncio.run(run())
     assert max(looked[2:]) <= 20, Counter(looked)
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_facts_of_a_growing_conversation_are_stored(api: str) -> None:
-    """Another process reads them, as if the first one had parsed each body as a whole."""
-    stores = {remembers: Plain() for remembers in (True, False)}
-
-    async def run() -> None:
-        for remembers, store in stores.items():
-            process = Process(api, 50_000, remembers=remembers, stored=store)
-            for raw in growing(api, 30, 1_000):
-                await process.send(raw, "shadow")
-            assert process.facts._stored is not None
-            await process.facts._stored.settled()
-
-    asyncio.run(run())
-    kept = {remembers: [len(value) for value in store.entries.values()] for remembers, store in stores.items()}
-    assert kept[True]
-    assert sum(kept[True]) >= 0.8 * sum(kept[False])
 
 
 @pytest.mark.skipif(not SESSION.exists(), reason="the recorded session isn't part of the project")
