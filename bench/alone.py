@@ -7,7 +7,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from itertools import count
 from statistics import quantiles
 
@@ -25,7 +24,6 @@ PLANS = 20
 SETTLING_SECONDS = 0.02
 LOADING_SECONDS, LOADING_CPU = 0.5, 0.05
 """A server that uses less CPU in this time isn't loading a tokenizer."""
-FAST = " with [fast]" if find_spec("fastokens") else ""
 """Part of the names of rows that measure counts."""
 
 Start = Callable[[], AbstractContextManager[Server]]
@@ -97,7 +95,7 @@ async def _pinged(server: Server, cold: Sequence[bytes], *, counted: bool) -> li
 def cold(passthrough: Server, start: Start, scale: Scale) -> list[Row]:
     """Measure large conversations that a process gets for the first time. ``start`` starts the proxy."""
     name = "1.1 MB conversation"
-    counted = Row(f"{name}, first sight{FAST}: CPU", "ms")
+    counted = Row(f"{name}, first sight: CPU", "ms")
     worst = Row("/livez while such conversations arrive: worst", "ms")
     talks = [request(bodies.conversation("bench-1m", seed=300 + n)) for n in range(1 + scale.large)]
     others = iter([request(bodies.conversation("bench-1m", seed=200 + n)) for n in range(6)])

@@ -2,9 +2,6 @@
 
 LiteLLM's package contains some of tiktoken's files under their names in tiktoken's cache (the SHA-1 of their URL). The
 proxy reads them from there. A missing encoding is a configuration error, never a download.
-
-If fastokens is installed, threads that count a lot use it in place of tiktoken. It counts the same in an eighth of the
-time, but takes memory for each of these threads.
 """
 
 from __future__ import annotations
@@ -18,8 +15,8 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock, Thread, local
-from typing import Any, NamedTuple, cast
+from threading import Lock, local
+from typing import NamedTuple
 
 import tiktoken
 
@@ -47,8 +44,6 @@ def count(encoding: tiktoken.Encoding, text: str) -> int:
         _here.pause()
     if len(text) > PIECE:
         return sum([count(encoding, piece) for piece in _pieces(text)])
-    if _here.fast is not None and (found := _fast_count(encoding.name, text)) is not None:
-        return found
     if len(text) <= SHORT:
         return len(encoding.encode_ordinary(text))
     try:
@@ -117,75 +112,17 @@ def _leaves(value: object) -> str:
     return " ".join(texts)
 
 
-FAST: dict[str, str] = {"o200k_base": "o200k_base", "o200k_harmony": "o200k_base", "cl100k_base": "cl100k_base"}
-"""fastokens' names of the encodings that it counts exactly. It can't load p50k."""
-
-# The first text of a thread fills the thread's tables in 40 to 140 ms. Only a long one (over 32 kB) releases the GIL.
-_FILLING = " a" * 50_000
-
-
 class _ThisThread(local):
-    fast: dict[str, Any] | None = None
-    """fastokens' tokenizers with filled tables, or ``None`` if this thread uses tiktoken only."""
-
     pause: Callable[[], None] | None = None
     """Called before each text and each piece of a long one."""
 
 
 _here = _ThisThread()
-_fast_loaded: dict[str, Any] = {}
 
 
 def begin_thread(pause: Callable[[], None]) -> None:
     """Prepare a thread that counts a lot. ``pause`` is called before each text and each piece of a long one."""
     _here.pause = pause
-    use_fast()
-
-
-def use_fast() -> None:
-    """Let this thread count with fastokens if it's installed. Its tables take up to 40 MB for each encoding.
-
-    The thread uses tiktoken until a first count has loaded fastokens in the background (1.3 s, 130 MB).
-    """
-    if find_spec("fastokens"):
-        _here.fast = {}
-
-
-def _fast_count(name: str, text: str) -> int | None:
-    """Count with fastokens. Return ``None`` if it isn't loaded, or wouldn't return the same count as tiktoken."""
-    rule = FAST.get(name)
-    if rule is None or (tokenizer := _fast_tokenizer(rule)) is None:
-        return None
-    if "\u017f" in text:
-        # In o200k_base, tiktoken reads 'ſ (a long s) like 's. fastokens 0.3.5 doesn't.
-        return None
-    try:
-        return len(tokenizer.encode_ordinary(text))
-    except UnicodeEncodeError:
-        # tiktoken replaces lone surrogates.
-        return None
-
-
-def _fast_tokenizer(rule: str) -> Any:
-    """Return fastokens' tokenizer, with this thread's tables. If it isn't loaded, start that and return ``None``."""
-    filled = cast(dict[str, Any], _here.fast)
-    if rule not in filled and (tokenizer := _fast_loaded.get(rule)) is not None:
-        tokenizer.encode_ordinary(_FILLING)
-        filled[rule] = tokenizer
-    elif rule not in _fast_loaded:
-        with _loading:
-            if rule not in _fast_loaded:
-                _fast_loaded[rule] = None
-                Thread(target=_load_fast, args=(rule,), name="fastokens").start()
-    return filled.get(rule)
-
-
-def _load_fast(rule: str) -> None:
-    # With more threads, fastokens needs more CPU and memory for the same text.
-    os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
-    from fastokens import Tokenizer
-
-    _fast_loaded[rule] = Tokenizer.from_tiktoken(str(check(rule)), encoding=rule)
 
 
 class _File(NamedTuple):
