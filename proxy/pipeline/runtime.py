@@ -41,8 +41,8 @@ from proxy.store.items import ItemMemory
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.summary.budget import Budgets
 from proxy.summary.store import Summaries
+from proxy.telemetry import metrics
 from proxy.telemetry.logs import RequestLog
-from proxy.telemetry.metrics import RequestMetrics
 
 if TYPE_CHECKING:
     from proxy.telemetry.otel_export import OtelExport
@@ -179,9 +179,8 @@ class Records:
     def __init__(self, settings: Settings, current: CurrentSettings, spent: Sink, otel: OtelExport | None) -> None:
         """``spent`` counts the spending of teams."""
         self.store = open_records(settings.store.url, settings.store.encryption.keys)
-        self.metrics = RequestMetrics()
         self.otel = otel
-        sinks: list[Sink] = [spent, self.metrics.add, RequestLog(lambda: current().log.requests).add]
+        sinks: list[Sink] = [spent, metrics.add, RequestLog(lambda: current().log.requests).add]
         begin_trace = None
         if otel is not None:
             sinks += otel.sinks
@@ -269,8 +268,8 @@ class Runtime:
             others = (money.budgets, money.background, self.access.quotas, records.recorder)
             for closing in (*(one.aclose() for one in self.kept), *(one.aclose() for one in others)):
                 writers.create_task(closing)
-        for last in (records.metrics, money.spending, records.store):
-            await last.aclose()
+        await money.spending.aclose()
+        await records.store.aclose()
         for store in self.stores.guarded:
             await store.aclose()
         if records.otel is not None:

@@ -36,6 +36,7 @@ from proxy.server.maintenance import Maintenance
 from proxy.server.reload import Reload, on_signal
 from proxy.telemetry.exposition import exposition, keep_sampling
 from proxy.telemetry.logs import unhandled
+from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT
 from proxy.upstream.litellm.library import TESTED, untested_version
 
 log = structlog.get_logger(__name__)
@@ -121,7 +122,7 @@ class Proxy:
         ``wrong`` is the reason to refuse it. An unexpected error is logged in full. The client doesn't get its cause.
         """
         sent, record, started, admitted = Sent(send), None, 0.0, False
-        limit, metrics = self.service.access.concurrency, self.service.records.metrics
+        limit = self.service.access.concurrency
         try:
             if scope["path"] not in HEALTH:
                 scope = canonical(scope)
@@ -131,7 +132,7 @@ class Proxy:
                 if wrong is None:
                     wrong = None if limit.take(1) else await _overload(limit)
                 if admitted := wrong is None:
-                    metrics.began()
+                    REQUESTS_IN_FLIGHT.inc()
             if wrong is None:
                 await self._endpoint_for(scope)(scope, receive, sent)
             else:
@@ -143,7 +144,7 @@ class Proxy:
             await answer_error(sent, ProxyError(CRASHED), shape=error_shape(scope))
         finally:
             if admitted:
-                metrics.ended()
+                REQUESTS_IN_FLIGHT.dec()
                 limit.give(1)
             if record is not None:
                 self.service.records.recorder.end(record, sent, started)
@@ -177,7 +178,6 @@ class Proxy:
         await self.service.aclose()
 
     async def _metrics(self, request: Request) -> Response:
-        self.service.records.metrics.flush()
         return Response(exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _ready(self, request: Request) -> Response:
