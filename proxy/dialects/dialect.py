@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 
 from proxy.dialects.answers import Answers, ItemReader, ItemSink
 from proxy.dialects.counting import Counter, Evidence
-from proxy.dialects.prefixes import Prefixes
 from proxy.dialects.request import Request
 from proxy.dialects.rounds import HiddenTool
 from proxy.errors import ErrorShape
@@ -86,12 +85,9 @@ class Dialect:
     item_reader: Callable[[ItemSink], ItemReader | None] = _no_items
     heartbeat: bytes = COMMENT
 
-    async def parse(self, raw: bytes, memory: Prefixes | None = None, tenant: str = "") -> Request:
-        """Parse a body of any size. Raises ``BadBody`` for too many units or values.
-
-        ``memory`` has the beginnings of the tenant's earlier bodies.
-        """
-        return await self.request.read(raw, memory, tenant)
+    async def parse(self, raw: bytes) -> Request:
+        """Parse a body of any size. Raises ``BadBody`` for too many units or values."""
+        return await self.request.read(raw)
 
     def counter(self, profile: Profile) -> Counter:
         """Return a counter. Raises ``ConfigurationError`` if its encoding isn't installed."""

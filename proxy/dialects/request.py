@@ -11,10 +11,9 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.prefixes import LEAST_BYTES, Mark, Prefix, Prefixes, Spans, remember
 from proxy.dialects.units import ByDigest
 from proxy.errors import BadBody
-from proxy.tokens.media import remote_media_end
+from proxy.tokens.media import has_remote_media
 
 MAX_MESSAGES = 40_000
 """Messages that a request can have."""
@@ -82,14 +81,10 @@ class Request(msgspec.Struct, eq=False):
     - ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools. ``OVERHEAD``
       are their names, and ``CONVERSATION`` is the name of the field with the conversation.
     - ``strict`` is a body that strict parsers accept, if they reject ``raw``.
-    - ``begun`` is the prefix that an earlier request had, too. ``grown`` is the one that the next request may have.
-    - ``spans`` are the places of the messages, until the prefix is stored. ``OPEN_SHAPES`` are the shapes of messages
-      that may belong to the same unit as the next one.
     """
 
     OVERHEAD: ClassVar[Sequence[str]] = ()
     CONVERSATION: ClassVar[str] = "messages"
-    OPEN_SHAPES: ClassVar[Sequence[Any]] = ()
 
     raw: bytes
     model: str | None = None
@@ -99,48 +94,25 @@ class Request(msgspec.Struct, eq=False):
     overhead: tuple[bytes, ...] = ()
     sent: int = 0
     strict: bytes | None = None
-    begun: Mark | None = None
-    grown: Prefix | None = None
-    spans: Spans | None = None
     _media: bool | None = None
 
     @classmethod
-    async def read(cls, raw: bytes, memory: Prefixes | None = None, tenant: str = "") -> Self:
+    async def read(cls, raw: bytes) -> Self:
         """Parse a body of any size. Raises ``BadBody`` for over ``MAX_VALUES`` values or ``MAX_MESSAGES`` messages.
 
-        A body is measured before any of its values takes memory. ``memory`` has the prefixes of the tenant's bodies.
+        A body is measured before any of its values takes memory.
         """
-        if memory is not None and len(raw) < LEAST_BYTES:
-            memory = None
-        begun = None if memory is None else memory.find(cls.__name__, raw, tenant)
-        if len(raw) > MAX_VALUES and not (begun and _has_few_new_values(raw, begun)):
+        if len(raw) > MAX_VALUES:
             await _check_values(raw)
-        return await cls._read_bounded(raw, begun, memory, tenant)
+        return await cls._read_bounded(raw)
 
     @classmethod
-    async def _read_bounded(
-        cls, raw: bytes, begun: Mark | None = None, memory: Prefixes | None = None, tenant: str = ""
-    ) -> Self:
+    async def _read_bounded(cls, raw: bytes) -> Self:
         """Parse a body. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages, items, or units."""
-
-        new = len(raw) - (begun.end if begun else 0)
-        if new <= INLINE_BYTES:
-            request = cls._read_from(raw, begun, memory, tenant)
-        else:
-            request = await asyncio.to_thread(cls._read_from, raw, begun, memory, tenant)
+        request = cls.parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(cls.parse, raw)
         count = max(request.sent, len(request.units))
         if count > MAX_MESSAGES:
             raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=cls.CONVERSATION)
-        return request
-
-    @classmethod
-    def _read_from(cls, raw: bytes, begun: Mark | None, memory: Prefixes | None, tenant: str) -> Self:
-        """Parse a body from the end of its known prefix, and remember its own."""
-        request = None if begun is None else cls._read(raw, begun)
-        if request is None:
-            request = cls.parse(raw)
-        if memory is not None and request.strict is None:
-            _remember(request, memory, tenant)
         return request
 
     @classmethod
@@ -153,43 +125,22 @@ class Request(msgspec.Struct, eq=False):
         if request is None and (replaced := without_lone_surrogates(raw)) != raw:
             request = cls._read(replaced)
             if request is not None:
-                request.raw, request.strict, request.spans = raw, replaced, None
+                request.raw, request.strict = raw, replaced
         if request is None:
             model, stream = named_fields(raw)
             request = cls(raw, model, stream)
         return request
 
     @classmethod
-    def _read(cls, raw: bytes, begun: Mark | None = None) -> Self | None:
-        """Return the request; ``None`` if strict parsers reject it.
-
-        With a known prefix, only the rest is parsed. The result is then also ``None`` if the rest doesn't continue it.
-        """
-        raise NotImplementedError
-
-    @classmethod
-    def listed(cls, raw: bytes) -> Sequence[bytes]:
-        """Return the messages of a body as the client sent them; empty if strict parsers reject it."""
+    def _read(cls, raw: bytes) -> Self | None:
+        """Return the request; ``None`` if strict parsers reject it."""
         raise NotImplementedError
 
     def has_remote_media(self) -> bool:
         """Return whether the body may contain parts whose tokens can exceed their bytes. See ``tokens.media``."""
         if self._media is None:
-            self._media = self._find_media()
+            self._media = has_remote_media(self.raw)
         return self._media
-
-    def _find_media(self) -> bool:
-        begun, grown = self.begun, self.grown
-        start = end = 0
-        if begun is not None and (known := begun.prefix.media) is not None:
-            start, end = begun.end, known if known <= begun.end else 0
-        # No such part goes beyond a message, so a search may begin behind one.
-        end = end or remote_media_end(self.raw, start)
-        if grown is not None and grown.media is None:
-            # A part behind the prefix isn't its own, and another one may be in it.
-            inside = end if end <= grown.ends[-1] else 0
-            grown.media = inside
-        return end > 0
 
     @property
     def size(self) -> int:
@@ -266,12 +217,10 @@ class Request(msgspec.Struct, eq=False):
         self.units = []
         self.overhead = ()
         self.strict = None
-        self.spans = None
 
     def outer_fields(self) -> dict[str, msgspec.Raw]:
-        """Return the fields of the body with their bytes, but maybe not all messages. Raises ``BadBody``."""
-        raw = self.raw if self.strict is None else self.strict
-        return fields_of(raw if self.begun is None else self.begun.spliced(raw))
+        """Return the fields of the body with their bytes. Raises ``BadBody``."""
+        return fields_of(self.raw if self.strict is None else self.strict)
 
     def overhead_fields(self) -> dict[str, Any]:
         """Return the fields of ``overhead``, decoded."""
@@ -294,8 +243,6 @@ class Request(msgspec.Struct, eq=False):
         if units is None and model is None and max_output is None:
             return self.raw
         raw = self.raw if self.strict is None else self.strict
-        if units is not None and self.begun is not None:
-            raw = self.begun.spliced(raw)  # the known messages are about to be replaced
         fields = fields_of(raw)
         if units is not None:
             self._replace_units(fields, units)
@@ -313,28 +260,6 @@ class Request(msgspec.Struct, eq=False):
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
         """Limit the output in the fields of a body to ``most`` tokens."""
         raise NotImplementedError
-
-
-def _remember(request: Request, memory: Prefixes, tenant: str) -> None:
-    """Keep the beginning of a request for the next one, with the number of its commas."""
-    remember(request, memory, tenant)
-    grown, begun = request.grown, request.begun
-    if grown is not None and len(request.raw) > MAX_VALUES and (begun is None or grown is not begun.prefix):
-        grown.commas = _commas_until(request.raw, begun, grown.ends[-1])
-
-
-def _has_few_new_values(raw: bytes, begun: Mark) -> bool:
-    """Return whether a body has at most ``MAX_VALUES`` commas, if that's quickly found out."""
-    return len(raw) - begun.end <= INLINE_BYTES and begun.prefix.commas + raw.count(b",", begun.end) <= MAX_VALUES
-
-
-def _commas_until(raw: bytes, begun: Mark | None, end: int) -> int:
-    """Return an upper bound on the commas in the beginning of a body, including those within strings."""
-    if begun is not None:
-        commas = begun.prefix.commas + raw.count(b",", begun.end, end)
-        if commas <= MAX_VALUES:
-            return commas
-    return sum(_commas.of(_slices(memoryview(raw)[:end])))
 
 
 async def _check_values(raw: bytes) -> None:

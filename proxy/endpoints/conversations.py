@@ -103,7 +103,7 @@ class Conversations:
         """
         scope, caller, configuration, record = request.scope, request.caller, request.configuration, request.record
         record.bytes_in = len(came[0])
-        body = await self._dialect.parse(came.pop(), self._service.stores.prefixes, caller.tenant)
+        body = await self._dialect.parse(came.pop())
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = body.named(deployment)
         if len(body.units) > MANY:

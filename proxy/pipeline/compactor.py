@@ -20,7 +20,6 @@ from proxy.compaction.turn import Facts, Turn, faults, head_length
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.counting import Counter
-from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
 from proxy.pipeline.changes import removed_by
 from proxy.pipeline.facts_cache import INLINE_BYTES, MANY, FactsCache
@@ -98,20 +97,11 @@ class Compactor:
             return Outcome("failed")
 
     async def _compact(self, case: CompactionInput, limit: asyncio.Timeout, *, may_ask: bool) -> Outcome:
-        fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
-        whole = _too_many_bytes(case) or case.body.loads_tools
-        summed = None if whole else await self._facts.sums(case.body, case.counter, case.tenant)
-        if summed is not None:
-            sums, last = summed
-            case, outcome, worth_it = _judged(case, sums, last, fixed)
-            if not worth_it:
-                return outcome
         turns, fixed, before = await self._measure(case)
-        if summed is None:
-            judge = partial(self._judged, case, turns, fixed)
-            case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, judge, case.tenant)
-            if not worth_it:
-                return outcome
+        judge = partial(_judged, case, turns, fixed)
+        case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, judge, case.tenant)
+        if not worth_it:
+            return outcome
         work = await self._work(case, turns, fixed, before)
         if not any_trigger(case, before, len(turns)):
             self._summaries.prepare(work)
@@ -185,12 +175,6 @@ class Compactor:
     async def _turns(self, body: Request, counter: Counter, tenant: str) -> list[Turn]:
         turns = await self._facts.turns(body.units, counter, tenant)
         return await self._facts.with_loaded(turns, body, counter, tenant)
-
-    def _judged(
-        self, case: CompactionInput, turns: Sequence[Turn], fixed: int
-    ) -> tuple[CompactionInput, Outcome, bool]:
-        sums = self._facts.note(case.body, turns, case.counter)
-        return _judged(within_bytes(case, turns), sums, turns[-1].facts if turns else None, fixed)
 
     async def _work(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
         if len(turns) > MANY:
@@ -317,20 +301,18 @@ def _paused(limit: asyncio.Timeout) -> Iterator[None]:
         limit.reschedule(None if left is None else loop.time() + left)
 
 
-def _judged(case: CompactionInput, sums: Sums, last: Facts | None, fixed: int) -> tuple[CompactionInput, Outcome, bool]:
-    """Return the input to work on, the outcome so far, and whether there is something to do.
-
-    ``last`` are the facts about the last unit.
-    """
-    before, units = fixed + sums.total, len(sums.sizes)
+def _judged(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> tuple[CompactionInput, Outcome, bool]:
+    """Return the input to work on, the outcome so far, and whether there is something to do."""
+    case, sizes, units = within_bytes(case, turns), [turn.facts.tokens for turn in turns], len(turns)
+    before, last = fixed + sum(sizes), turns[-1].facts if turns else None
     bound = case.counter.format.binds_reasoning == "always"
     outcome = Outcome(
         "shadow" if case.mode == "shadow" else "none",
-        received=Received(before, (fixed, sums.sizes.tolist()), sums.estimated < units),
+        received=Received(before, (fixed, sizes), any(turn.facts.estimated for turn in turns)),
         after=before,
-        prompt=Prompt(sums.digests, sums.answers) if bound else None,
+        prompt=_prompt(turns) if bound else None,
     )
-    stays = fixed + sum(sums.sizes[: sums.head])
+    stays = fixed + sum(sizes[: head_length(turns)])
     if last is not None and case.largest_budget is not None and hopeless(case, last, stays):
         case = replace(case, budget=case.largest_budget)
     if last is None or not _reached(case, before, units):

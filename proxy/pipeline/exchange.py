@@ -16,7 +16,6 @@ from proxy.config import Route
 from proxy.dialects.conditions import Conditions
 from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
-from proxy.dialects.prefixes import CONVERSATION_UNITS
 from proxy.dialects.request import Request
 from proxy.errors import BadBody, UpstreamTimeout
 from proxy.http.headers import without_choices
@@ -33,8 +32,8 @@ from proxy.upstream.transport import CHAT_PATH
 
 Mode = Literal["enforce", "shadow", "off"]
 
-CONVERSATIONS = 8
-"""Upstreams and models for which a known beginning keeps the name of its conversation."""
+CONVERSATION_UNITS = 2
+"""The first units, which name a conversation."""
 
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
 
@@ -176,14 +175,8 @@ class Exchange(RequestContext):
         """
         if self._key is None:
             upstream, model, tenant = self.place
-            begun, key = self.body.begun, (upstream, model, self.binding)
-            known = {} if begun is None or begun.units < CONVERSATION_UNITS else begun.prefix.conversations
-            digest = known.get(key)
-            if digest is None:
-                first = self._identities(0, CONVERSATION_UNITS)
-                digest = xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))
-                if len(first) == CONVERSATION_UNITS and len(known) < CONVERSATIONS:
-                    known[key] = digest
+            first = self._identities(0, CONVERSATION_UNITS)
+            digest = xxhash.xxh3_128_hexdigest(b"\0".join((upstream.encode(), model.encode(), *first)))
             self._key = tenant, digest
         return self._key
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,6 @@ from cachetools import LRUCache
 
 from proxy.compaction.turn import Facts, Forms, Turn, loading
 from proxy.dialects.counting import Counter
-from proxy.dialects.prefixes import Sums
 from proxy.dialects.request import Request
 from proxy.pipeline.counting_thread import CountingThread
 from proxy.store.cache_budget import SLACK, CacheBudget
@@ -36,9 +34,6 @@ INLINE_BYTES = 16_384
 
 MANY = 1_000
 """Messages that are processed on the event loop. A request with more is processed in a thread."""
-
-COUNTERS = 4
-"""Counters for which a known prefix keeps its sums."""
 
 OVERHEADS = 1_000
 """Sets of tools whose size is cached."""
@@ -191,45 +186,11 @@ class FactsCache:
         await self._put_right(raws, found, counter, tenant)
         return list(map(Turn, raws, cast(Sequence[Facts], found)))
 
-    async def sums(self, body: Request, counter: Counter, tenant: str) -> tuple[Sums, Facts] | None:
-        """Return the sums of a request, and the facts about its last unit, if those of its beginning are known.
-
-        Only the rest is read and counted.
-        """
-        begun = body.begun
-        known = None if begun is None else begun.prefix.sums.get(counter.key)
-        if begun is None or known is None or len(known.sizes) < begun.units:
-            return None
-        memory, rest = self.memory(counter), body.units[begun.units :]
-        many = len(rest) > MANY
-        found, keys = await self.run_if(many, lambda: memory.look_up(rest, tenant), tenant)
-        await self._complete(memory, rest, keys, found, tenant)
-        sums = known.first(begun.units)
-        await self._put_right(rest, found, counter, tenant, several=bool(sums.several and sums.several[-1]))
-        facts = cast(list[Facts], found)
-        _add(sums, facts, counter)
-        self._keep(body, sums, counter)
-        return sums, facts[-1]
-
-    def note(self, body: Request, turns: Sequence[Turn], counter: Counter) -> Sums:
-        """Return the sums of a request, and keep those of its beginning for the next one."""
-        sums = Sums(array("I"), 0, 0, 0, bytearray())
-        _add(sums, [turn.facts for turn in turns], counter)
-        self._keep(body, sums, counter)
-        return sums
-
-    def _keep(self, body: Request, sums: Sums, counter: Counter) -> None:
-        grown = body.grown
-        if grown is not None and counter.key not in grown.sums and len(grown.sums) < COUNTERS:
-            grown.sums[counter.key] = sums.first(grown.units[-1])
-
-    async def _put_right(
-        self, raws: Sequence[bytes], found: list[Facts | None], counter: Counter, tenant: str, *, several: bool = False
-    ) -> None:
+    async def _put_right(self, raws: Sequence[bytes], found: list[Facts | None], counter: Counter, tenant: str) -> None:
         """Replace the facts of results that are one of several calls', if the provider counts those differently."""
         if not counter.profile.escapes:
             return
-        places = await self.run_if(len(raws) > MANY, lambda: _among_several(found, several=several), tenant)
+        places = await self.run_if(len(raws) > MANY, lambda: _among_several(found), tenant)
         size = sum(len(raws[index]) for index, facts in places if facts.one_of_several is None)
         await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter), tenant, size)
 
@@ -290,32 +251,12 @@ def _learn(
             found[place] = memory.learn(raw, keys[place], tenant)
 
 
-def _add(sums: Sums, facts: Sequence[Facts], counter: Counter) -> None:
-    """Add the facts about the next units to the sums of a conversation."""
-    before = len(sums.sizes)
-    sizes = [one.tokens for one in facts]
-    sums.sizes.extend(sizes)
-    sums.total += sum(sizes)
-    if sums.estimated == before:
-        sums.estimated += next((index for index, one in enumerate(facts) if one.estimated), len(facts))
-    if sums.head == before:
-        sums.head += next((index for index, one in enumerate(facts) if one.kind != "system"), len(facts))
-    if counter.profile.escapes:
-        several = sums.several[-1] if sums.several else 0
-        for one in facts:
-            if one.kind != "result":
-                several = len(one.calls) > 1
-            sums.several.append(several)
-    if counter.format.binds_reasoning == "always":
-        sums.digests += tuple(one.digest for one in facts)
-        sums.answers += tuple(before + index for index, one in enumerate(facts) if one.kind == "assistant")
-
-
-def _among_several(found: Sequence[Facts | None], *, several: bool = False) -> list[tuple[int, Facts]]:
+def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:
     """Return the results that are one of several calls', which providers count in another way, with their places.
 
-    Their places follow from the messages before each alone. ``several`` is true if several calls came last before.
+    Their places follow from the messages before each alone.
     """
+    several = False
     places: list[tuple[int, Facts]] = []
     for index, facts in enumerate(found):
         if facts is None:

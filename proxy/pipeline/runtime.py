@@ -16,7 +16,6 @@ from proxy.config import Route, Settings
 from proxy.config.server import OtelSettings
 from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
-from proxy.dialects.prefixes import Prefixes
 from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
@@ -76,7 +75,6 @@ class Stores:
         self.archive = Archive(self.archive_store or self.store)
         budget = CacheBudget(settings.server.cache_memory)
         self.facts = FactsCache(budget.facts)
-        self.prefixes = Prefixes(budget.prefixes)
         self.hidden_rounds = HiddenRounds(self.store)
         self.items = ItemMemory(self.store, most=budget.items)
         self.sent_prompts = SentPrompts(self.store)
@@ -234,7 +232,7 @@ class Runtime:
     def holders(self) -> tuple[Holder, ...]:
         """Return everything that remembers something of tenants."""
         money = (self.money.spending, self.money.budgets, self.money.background)
-        return (*self.kept, self.stores.prefixes, self.records.recorder, *money, self)
+        return (*self.kept, self.records.recorder, *money, self)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop what the upstreams of the current configuration remember of tenants."""

@@ -36,14 +36,9 @@ class CacheBudget(NamedTuple):
         return self.total // 4
 
     @property
-    def prefixes(self) -> int:
-        """Return the part of the beginnings of bodies."""
-        return self.total // 8
-
-    @property
     def summaries(self) -> int:
         """Return the part of the summaries."""
-        return self.total // 8
+        return self.total // 4
 
 
 class TenantMemory(MutableMapping[Place, V], Generic[V]):

@@ -86,17 +86,13 @@ def has_remote_media(raw: bytes) -> bool:
     Searches for the types of such parts (1 ms per MB). If there are none, ``Counter`` counts at most one token per byte
     of ``raw``. Text inside strings never matches, because strings escape quotation marks.
     """
-    return remote_media_end(raw) > 0
-
-
-def remote_media_end(raw: bytes, start: int = 0) -> int:
-    """Return the end of the first such part from ``start`` on; 0 if there are none."""
+    start = 0
     while True:
         # In pieces, because no other thread runs during a search. No match goes beyond the border of a piece.
         end = len(raw) if len(raw) - start <= _SEARCHED else _border(raw, start + _SEARCHED)
-        found = [one.end() for part in (_MEDIA_PART, _SPOKEN) if (one := part.search(raw, start, end)) is not None]
+        found = any(part.search(raw, start, end) for part in (_MEDIA_PART, _SPOKEN))
         if found or end == len(raw):
-            return min(found, default=0)
+            return found
         start = end
 
 

@@ -22,7 +22,6 @@ BOUNDED = {
     "proxy.compaction.stages.lossless._TOKEN": "reads valid JSON, in which each string ends",
     "proxy.config.patterns._INEXACT": "an operator's expression has 1,000 characters at most",
     "proxy.dialects.answers._END": "matched at a few places of an answer's end",
-    "proxy.dialects.prefixes._GAP": "matched behind each message, so it reads each gap once",
 }
 """Expressions that only read short texts or the operator's, with the reason."""
 

@@ -8,7 +8,6 @@ from typing import Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.prefixes import Mark, Spans, after_marker, lazy_units
 from proxy.dialects.request import (
     MAX_VALUES,
     NOTHING,
@@ -51,37 +50,21 @@ class ChatRequest(Request, eq=False):
     OVERHEAD = ("tools", "functions", "tool_choice", "response_format")
 
     @classmethod
-    def _read(cls, raw: bytes, begun: Mark | None = None) -> Self | None:
+    def _read(cls, raw: bytes) -> Self | None:
         try:
-            wire = _decoder.decode(raw if begun is None else begun.spliced(raw))
+            wire = _decoder.decode(raw)
         except UNDECODABLE:
             return None
         units: Sequence[bytes] = wire.messages or []
-        spans = Spans(units, range(1, len(units) + 1))
-        if begun is not None:
-            found = after_marker(begun, raw, units)
-            if found is None:
-                return None
-            units, spans = lazy_units(begun, raw, found.items), found
-            spans.units = range(begun.units + 1, len(units) + 1)
         return cls(
             raw=raw,
             model=wire.model_name,
             stream=wire.streams,
             units=units,
             sent=len(units),
-            begun=begun,
-            spans=spans,
             max_output=positive(wire.max_completion_tokens) or positive(wire.max_tokens),
             overhead=(bytes(wire.tools), bytes(wire.functions), bytes(wire.tool_choice), bytes(wire.response_format)),
         )
-
-    @classmethod
-    def listed(cls, raw: bytes) -> Sequence[bytes]:
-        try:
-            return _decoder.decode(raw).messages or []
-        except UNDECODABLE:
-            return []
 
     def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
         fields["messages"] = listed(units)

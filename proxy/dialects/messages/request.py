@@ -10,17 +10,13 @@ returned after a pause, these are a unit.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from itertools import accumulate
 from typing import NamedTuple, Self
 
 import msgspec
 
 from proxy.constants import UNDECODABLE
 from proxy.dialects.messages.units import answers_before, blocks_of, kind_of, type_of
-from proxy.dialects.prefixes import LazyUnits, Mark, Spans, after_marker
 from proxy.dialects.request import (
     NOTHING,
     Request,
@@ -114,28 +110,15 @@ class MessagesRequest(Request, eq=False):
     stated_thinking: int = 0
 
     @classmethod
-    def _read(cls, raw: bytes, begun: Mark | None = None) -> Self | None:
+    def _read(cls, raw: bytes) -> Self | None:
         try:
-            wire = _decoder.decode(raw if begun is None else begun.spliced(raw))
+            wire = _decoder.decode(raw)
         except UNDECODABLE:
             return None
         messages: Sequence[bytes] = wire.messages or []
-        spans = Spans(messages, ())
-        if begun is not None:
-            found = after_marker(begun, raw, messages)
-            if found is None:
-                return None
-            messages, spans = found.items, found
         layouts = layouts_of(messages)
         block, start = prefix_of(layouts)
-        if start and begun is not None:
-            return None  # the messages before a compaction block aren't units
-        made, splits = split(messages[start:], layouts[start:])
-        units: Sequence[bytes] = made
-        spans.shapes = layouts
-        spans.units = list(accumulate(map(units_in, layouts), initial=begun.units if begun else 0))[1:]
-        if begun is not None:
-            units = LazyUnits(begun.units, made, partial(_known_units, begun, raw, splits, {}))
+        units, splits = split(messages[start:], layouts[start:])
         fields = [bytes(getattr(wire, name)) for name in _FIELDS]
         most, thinking = positive(wire.max_tokens), thinking_tokens(wire.thinking)
         return cls(
@@ -145,23 +128,14 @@ class MessagesRequest(Request, eq=False):
             units=units,
             max_output=most,
             overhead=(*fields, bytes(listed(messages[block:start])) if start else b""),
-            sent=len(messages) + (begun.messages if begun else 0),
+            sent=len(messages),
             prefix=messages[:start],
             splits=splits,
-            begun=begun,
-            spans=None if start else spans,
             continues=_continues(value_of(wire.thread)),
             # Only with interleaved thinking, its budget may be larger. It's then for all of a turn's requests.
             thinking=thinking if thinking < (most or 0) else 0,
             stated_thinking=thinking,
         )
-
-    @classmethod
-    def listed(cls, raw: bytes) -> Sequence[bytes]:
-        try:
-            return _decoder.decode(raw).messages or []
-        except UNDECODABLE:
-            return []
 
     @property
     def compacted(self) -> bool:
@@ -254,32 +228,6 @@ def split(messages: Sequence[bytes], layouts: Sequence[Layout]) -> tuple[list[by
         splits[id(made[0])] = Split(message, tuple(made), role)
         units += made
     return units, splits
-
-
-def units_in(layout: Layout) -> int:
-    """Return the number of units that a message is split into."""
-    return 1 if layout.single or not layout.results else len(layout.results) + bool(layout.others)
-
-
-def _known_units(
-    begun: Mark, raw: bytes, splits: dict[int, Split], known: dict[int, list[bytes]], indexes: Sequence[int]
-) -> list[bytes]:
-    """Return units of known messages. ``known`` are the units that were already made, by the index of the first."""
-    prefix = begun.prefix
-    units: list[bytes] = []
-    for index in indexes:
-        place = bisect_right(prefix.units, index)
-        if not prefix.shapes[place].results:
-            units.append(begun.message(raw, place))
-            continue
-        first = prefix.units[place - 1] if place else 0
-        made = known.get(first)
-        if made is None:
-            made, more = split([begun.message(raw, place)], [prefix.shapes[place]])
-            splits.update(more)
-            known[first] = made
-        units.append(made[index - first])
-    return units
 
 
 def _layout(message: bytes) -> Layout:

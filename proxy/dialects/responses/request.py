@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.prefixes import LazyUnits, Mark, Spans, after_marker
 from proxy.dialects.request import (
     NOTHING,
     Request,
@@ -74,7 +70,6 @@ class ResponsesRequest(Request, eq=False):
 
     OVERHEAD = ("instructions", "tools", "tool_choice", "text", "compaction")
     CONVERSATION = "input"
-    OPEN_SHAPES = (1, 2)
 
     prefix: Sequence[bytes] = []
     references: Sequence[str] = ()
@@ -85,52 +80,29 @@ class ResponsesRequest(Request, eq=False):
     background: bool = True
 
     @classmethod
-    def _read(cls, raw: bytes, begun: Mark | None = None) -> Self | None:
+    def _read(cls, raw: bytes) -> Self | None:
         try:
-            wire, items = _decoded(raw if begun is None else begun.spliced(raw))
+            wire, items = _decoded(raw)
         except UNDECODABLE:
             return None
-        spans = Spans(items, ())
-        if begun is not None:
-            found = after_marker(begun, raw, items)
-            if found is None:
-                return None
-            items, spans = found.items, found
         split = _split(items)
-        if begun is not None and (split.prefix or split.references or split.trigger):
-            return None  # known items wouldn't be units, or their references must be found
-        units, repeats = split.units, split.repeats
-        spans.shapes = bytearray(map(_shape_of, split.parts))
-        spans.units = _counted(spans.shapes, begun.units if begun else 0)
-        if begun is not None:
-            units = LazyUnits(begun.units, units, partial(_known_units, begun, raw))
-            repeats = repeats or begun.prefix.shapes.find(_SHAPE_REPEATED, 0, begun.messages) >= 0
         prefix, references = split.prefix, split.references
         fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
         return cls(
             raw=raw,
             model=wire.model_name,
             stream=wire.streams,
-            units=units,
+            units=split.units,
             max_output=positive(wire.max_output_tokens),
             overhead=tuple(map(bytes, fields)),
-            sent=len(items) + (begun.messages if begun else 0),
+            sent=len(items),
             prefix=prefix,
             references=references,
-            may_refer=value_of(wire.store) is not False and (bool(references) or not repeats),
+            may_refer=value_of(wire.store) is not False and (bool(references) or not split.repeats),
             continues=_continues(wire.previous_response_id, wire.conversation),
             hidden=float("inf") if references else 0,
             background=value_of(wire.background) is True,
-            begun=begun,
-            spans=None if prefix or references or split.trigger else spans,
         )
-
-    @classmethod
-    def listed(cls, raw: bytes) -> Sequence[bytes]:
-        try:
-            return _decoded(raw)[1]
-        except UNDECODABLE:
-            return []
 
     @property
     def compacted(self) -> bool:
@@ -146,13 +118,7 @@ class ResponsesRequest(Request, eq=False):
         self.placed = None
 
     def place(self) -> str:
-        begun = self.begun
-        if begun is None:
-            return place_after(reversed(self.units))
-        # Runs have no mark, and all other units are items.
-        shapes, places = begun.prefix.shapes, range(begun.messages - 1, -1, -1)
-        known = (begun.message(self.raw, place) for place in places if shapes[place] == _SHAPE_OTHER)
-        return place_after(chain(reversed(self.units[begun.units :]), known))
+        return place_after(reversed(self.units))
 
     def places(self) -> Iterable[tuple[str, str]]:
         return places_of(self.units)
@@ -214,24 +180,21 @@ def _decoded(raw: bytes) -> tuple[_Fields, Sequence[bytes]]:
 
 
 class _Split(NamedTuple):
-    """The items of the fixed prefix, the units after it with their items' parts, and the ids of references in them.
+    """The items of the fixed prefix, the units after it, and the ids of references in them.
 
-    ``repeats`` is true if the client repeats items that one with references wouldn't repeat in full. ``trigger`` is
-    true if the client asks the upstream to compact.
+    ``repeats`` is true if the client repeats items that one with references wouldn't repeat in full.
     """
 
     prefix: Sequence[bytes]
     units: Sequence[bytes]
-    parts: Sequence[str] = ()
     references: tuple[str, ...] = ()
     repeats: bool = False
-    trigger: bool = False
 
 
 def _split(items: Sequence[bytes]) -> _Split:
     """Split the items of an input."""
     if items and _shape(items[-1]).type == "compaction_trigger":
-        return _Split([], [], trigger=True)
+        return _Split([], [])
     parts = _parts.of(items)
     start = len(parts) - parts[::-1].index(_PREFIX) if _PREFIX in parts else 0
     references: tuple[str, ...] = ()
@@ -239,39 +202,7 @@ def _split(items: Sequence[bytes]) -> _Split:
         ids = [_shape(item).id for item, part in zip(items[start:], parts[start:], strict=True) if part == _REFERENCE]
         references = tuple(id for id in ids if isinstance(id, str))
     units = _units(items[start:], parts[start:])
-    return _Split(items[:start], units, parts[start:], references, _REPEATED in parts)
-
-
-def _shape_of(part: str) -> int:
-    """Return the shape of an item: whether it belongs to a run, and whether it's a unit in brackets."""
-    if part in _ASSISTANT:
-        return _SHAPE_REPEATED if part == _REPEATED else _SHAPE_RUN
-    return _SHAPE_OTHER if part else _SHAPE_NO_ITEM
-
-
-def _counted(shapes: bytearray, count: int) -> list[int]:
-    """Return the number of units that have begun with each item. ``count`` is the number of those before."""
-    counts, run = [], False
-    for shape in shapes:
-        in_run = shape in (_SHAPE_RUN, _SHAPE_REPEATED)
-        count += not (run and in_run)
-        run = in_run
-        counts.append(count)
-    return counts
-
-
-def _known_units(begun: Mark, raw: bytes, indexes: Sequence[int]) -> list[bytes]:
-    """Return units of known items."""
-    prefix = begun.prefix
-    units: list[bytes] = []
-    for index in indexes:
-        start = bisect_left(prefix.units, index + 1)
-        if prefix.shapes[start] == _SHAPE_OTHER:
-            units.append(begun.message(raw, start))
-        else:
-            end = bisect_right(prefix.units, index + 1, start)
-            units.append(joined(begun.several(raw, range(start, end))))
-    return units
+    return _Split(items[:start], units, references, _REPEATED in parts)
 
 
 def _units(items: Sequence[bytes], parts: Sequence[str]) -> list[bytes]:
@@ -318,8 +249,6 @@ _REFERENCE = "reference"
 _REPEATED = "repeated"
 _ASSISTANT = frozenset({"assistant", _REFERENCE, _REPEATED})
 _parts = ByDigest(_part)
-
-_SHAPE_OTHER, _SHAPE_RUN, _SHAPE_REPEATED, _SHAPE_NO_ITEM = range(4)
 
 
 def _continues(previous_response_id: msgspec.Raw, conversation: msgspec.Raw) -> bool:
