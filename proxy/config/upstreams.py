@@ -159,8 +159,6 @@ _CERTAIN: Mapping[tuple[str, str | None], tuple[Api, ...]] = MappingProxyType(
 COMPACTS: Mapping[str, Api] = MappingProxyType({"anthropic": "messages", "azure": "responses", "openai": "responses"})
 """Providers that compact conversations of an API on request."""
 
-EVERY_API: tuple[Api, ...] = ("chat", "responses", "messages")
-
 Secret = Annotated[SecretStr, AfterValidator(_header_value)]
 """Text that the proxy sends in a header and never prints."""
 

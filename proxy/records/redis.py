@@ -90,16 +90,6 @@ while at <= #ARGV do
 end
 """.replace("LARGEST", str(LARGEST_SUM))
 
-# Earlier versions listed the rows of a tenant in a set. Their processes may still be running.
-_MOVE = """
-local rows = redis.call('SPOP', KEYS[1], ARGV[1])
-for _, row in ipairs(rows) do
-    local day = redis.call('ZSCORE', KEYS[2], row)
-    if day then redis.call('ZADD', KEYS[3], day, row) end
-end
-return #rows
-"""
-
 # Forget a tenant without records.
 _LEAVE = """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
@@ -204,7 +194,6 @@ class RedisRecords(RecordStore):
         names = sorted({name(own) for tenant in tenants for own in self._codec.names("tenant", tenant)})
         keys: list[bytes] = []
         for own in names:
-            await self._move(own)
             keys += await self._redis.zrangebyscore(_key("ledger", own), since, until)
         return keys
 
@@ -223,11 +212,6 @@ class RedisRecords(RecordStore):
                 amounts = self._codec.sums(id, texts)
                 found.setdefault(labels, LedgerSums()).add(amounts)  # rows under several keys of encryption
         return sorted(found.items(), key=row_order)
-
-    async def _move(self, own: str) -> None:
-        """List the rows that earlier versions added for a tenant where this one looks for them."""
-        while await self._redis.eval(_MOVE, 3, _key("rows", own), _key("rows"), _key("ledger", own), BATCH):
-            pass
 
     async def count(self) -> int:
         with failures():
@@ -251,12 +235,11 @@ class RedisRecords(RecordStore):
                 pipe.zrem(f"{prefix}:ids", *ids)
                 pipe.zrem(f"{prefix}:ids:{own}", *ids)
                 removed["record"] += (await pipe.execute())[0]
-        older, listed = f"{prefix}:rows:{own}", f"{prefix}:ledger:{own}"
-        while rows := await self._redis.srandmember(older, BATCH) or await self._redis.zrange(listed, 0, BATCH - 1):
+        listed = f"{prefix}:ledger:{own}"
+        while rows := await self._redis.zrange(listed, 0, BATCH - 1):
             async with self._redis.pipeline(transaction=False) as pipe:
                 unlink(pipe, *(f"{prefix}:row:{row.decode()}" for row in rows))
                 pipe.zrem(f"{prefix}:rows", *rows)
-                pipe.srem(older, *rows)
                 pipe.zrem(listed, *rows)
                 removed["ledger row"] += (await pipe.execute())[0]
         await self._redis.srem(f"{prefix}:tenants", own)
@@ -276,7 +259,6 @@ class RedisRecords(RecordStore):
             for tenant in await self._redis.smembers(_key("tenants")):
                 own, until = tenant.decode(), "+" if oldest is None else b"(" + oldest
                 await self._redis.zremrangebylex(_key("ids", own), "-", until)
-                await self._move(own)
                 await self._redis.eval(_LEAVE, 2, _key("ids", own), _key("tenants"), own)
             await self._drop_rows(int(time.time() // DAY) - LEDGER_DAYS)
 

@@ -207,8 +207,6 @@ class SqliteRecords(RecordStore):
         self._writer.mends = self._reader.mends = True
         if self._path is not None and not await self._reader.run_without_database(self._path.exists):
             return
-        # No query of this version uses it. Earlier versions created it.
-        await self._writer.run(lambda db: db.execute("DROP INDEX IF EXISTS records_facets"))
         now = self._clock()
         expired, oldest, over = "WHERE expires <= ?", "ORDER BY id", "max(0, (SELECT count(*) FROM records) - ?)"
         for table, key, which, limit, value in (

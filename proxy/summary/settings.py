@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import BeforeValidator, field_validator
+from pydantic import field_validator
 
 from proxy.config.checks import Finding, named_models, overlap
 from proxy.config.document import Path, shown
@@ -18,22 +18,12 @@ from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.upstreams import COMPACTS
 
 
-def _not_auto(method: object) -> object:
-    """Refuse ``auto``, which earlier versions accepted, with the settings that replace it."""
-    if method == "auto":
-        raise wrong(
-            "auto was removed",
-            fix="method: continue, if your provider has a prompt cache. Otherwise method: transcript",
-        )
-    return method
-
-
 class SummarySettings(Section):
     """The call to the summary model."""
 
     main: ClassVar[str | None] = "model"
 
-    method: Annotated[Literal["transcript", "continue"], BeforeValidator(_not_auto)] = "transcript"
+    method: Literal["transcript", "continue"] = "transcript"
     """transcript: send the messages as text. continue: send the conversation's own model its last prompt and a request
     for notes."""
     native: bool = False

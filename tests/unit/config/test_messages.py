@@ -32,12 +32,6 @@ VALUES = {
         4,
         "models[0].profile.context_widow: unknown setting. Fix: did you mean 'context_window'?",
     ),
-    "a method that was removed": (
-        "policies:\n  default:\n    summary: {method: auto}\n",
-        3,
-        "policies.default.summary.method: auto was removed (got auto). Fix: method: continue, if your provider has a "
-        "prompt cache. Otherwise method: transcript",
-    ),
     "unknown key in a policy": ("policies:\n  default:\n    triger: null\n", 3, "did you mean 'trigger'?"),
     "unknown key in a stage": (
         "policies:\n  default:\n    truncate_args:\n      max_lenght: 1\n",

@@ -240,24 +240,6 @@ def test_unreadable_values_are_skipped(redis: RedisServer, keys: tuple[bytes, ..
     used(redis, work, *keys)
 
 
-def test_rows_of_an_older_version_are_found_and_removed(redis: RedisServer) -> None:
-    """It listed the rows of a tenant in a set."""
-
-    async def work(store: RedisRecords) -> None:
-        await store.write([record(model=f"m{number}") for number in range(BATCH + 5)], WEEK)
-        with redis.client() as client:
-            rows = client.zrange("{compaction-records}:1:ledger:team%3Ared", 0, -1)
-            client.delete("{compaction-records}:1:ledger:team%3Ared")
-            client.sadd("{compaction-records}:1:rows:team%3Ared", *rows)  # type: ignore[misc]
-            assert len(await store.ledger(0, 10**6, ("team:red",))) == len(rows)  # type: ignore[arg-type]
-            assert client.exists("{compaction-records}:1:rows:team%3Ared") == 0
-            client.sadd("{compaction-records}:1:rows:team%3Ared", rows[0])  # type: ignore[index]
-        assert (await store.remove("team:red"))["ledger row"] == len(rows)  # type: ignore[arg-type]
-        assert b"red" not in redis.raw()
-
-    used(redis, work)
-
-
 def test_rows_have_a_lifetime_and_callers_without_records_leave_no_name(
     redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,23 +200,6 @@ def test_large_batches_are_stored_whole_or_not_at_all(tmp_path: Path) -> None:
     used(work, path=tmp_path / "r.db")
 
 
-def test_maintenance_drops_the_index_of_earlier_versions(tmp_path: Path) -> None:
-    path = tmp_path / "r.db"
-
-    async def work(store: SqliteRecords) -> None:
-        one, two = record(), record()
-        await store.write([one], WEEK)
-        with sqlite3.connect(path) as database:
-            database.execute("CREATE INDEX records_facets ON records (id, kind, tenant, team, policy, model, verdict)")
-        await store.write([two], WEEK)
-        await store.maintain(10)
-        assert [found.id for found in await store.select(RecordQuery(team="red"))] == [two.id, one.id]
-        assert database.execute("SELECT name FROM sqlite_schema WHERE name = 'records_facets'").fetchall() == []
-        database.close()
-
-    used(work, path=path)
-
-
 def test_encrypted_names_and_values_are_not_in_the_file_and_rows_of_both_keys_add_up(tmp_path: Path) -> None:
     path = tmp_path / "r.db"
     one, two = record("team:canary-red", model="canary-model", before=1), record("team:canary-red", before=2)
