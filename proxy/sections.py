@@ -16,11 +16,10 @@ from proxy.config.checks import Finding, policies_of
 from proxy.config.policy import ARCHIVE, UNKNOWN_MODEL, ArchiveSettings
 from proxy.config.sections import PolicySection, engine_section
 from proxy.config.settings import Settings, WrittenSettings
-from proxy.dialects.responses import native
+from proxy.dialects.responses import state
 from proxy.recall import tool
 from proxy.recall.tool import RecallSettings
 from proxy.summary import settings as summary
-from proxy.summary.settings import SummarySettings
 
 
 def _ineffective_recall(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
@@ -30,13 +29,10 @@ def _ineffective_recall(written: WrittenSettings, settings: Settings) -> Iterato
         if recall.tool == "auto" and own & {"recall", "archive"} and policy.optional(ArchiveSettings) is None:
             problem = "has no effect without an archive, so no request gets the tool"
             yield (*path, "recall", "tool"), problem, "remove archive: null, or set recall: {tool: off}"
-        elif recall.tool == "auto" and own & {"recall", "summary"} and policy.section(SummarySettings).native:
-            problem = "has no effect on /v1/responses and /v1/messages, because summary.native is true"
-            yield (*path, "recall", "tool"), problem, "set summary: {native: false}, or recall: {tool: off}"
 
 
 SECTIONS: tuple[PolicySection[Any], ...] = (
-    native.SECTION,
+    state.SECTION,
     summary.SECTION,
     *map(engine_section, STAGES),
     replace(ARCHIVE, warnings=_ineffective_recall),

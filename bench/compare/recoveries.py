@@ -25,7 +25,6 @@ from tests.kit.three_apis import (
     event,
     failed_response,
     gzipped,
-    is_system,
     request,
     tools,
 )
@@ -207,29 +206,6 @@ def reasoning(talk: Talk) -> Iterator[Case]:
             talk.goes_on()
 
 
-def native(talk: Talk) -> Iterator[Case]:
-    """Have the provider compact, and refuse the request for it, or its result."""
-    rng = talk.rng
-    talk.policy, talk.kind = "native", "native"
-    talk.begin(_GROWING, budgets=BUDGETS[2:])
-    # The provider's compaction can't replace a message that must be kept.
-    talk.messages = [*talk.messages[:1], *(m for m in talk.messages[1:] if not is_system(m))]
-    what = rng.choice(("accepted", "accepted", "request refused", "overloaded", "empty", "result refused"))
-    replies: list[Reply] = []
-    failures: dict[str, Sequence[Step]] = {
-        "request refused": talk.refusal("compaction: Extra inputs are not permitted").steps,
-        "overloaded": [answer(b'{"error": {"message": "Overloaded", "type": "overloaded_error"}}', "529 Overloaded")],
-        "empty": [answer(b'{"content": [], "output": [], "stop_reason": "end_turn", "usage": {}}')],
-    }
-    if what in failures:
-        replies.append(Reply(failures[what], asks_compaction))
-    if what == "result refused":
-        replies.append(talk.refusal("messages.0: this compaction block isn't valid here", when=_has_compaction))
-    for turn in range(5):
-        yield talk.case(f"{what}, turn {turn}", *replies, tools=tools(talk.api))
-        talk.grow(0.06)
-
-
 def recall(talk: Talk) -> Iterator[Case]:
     """Let the model call the hidden tool, alone or with the client's tools, or refuse the tool."""
     rng = talk.rng
@@ -384,10 +360,9 @@ Scenario = Callable[[Talk], Iterator[Case]]
 
 SCENARIOS: tuple[tuple[str, int, Sequence[str], Scenario], ...] = (
     ("conversations", 22, APIS, plain),
-    ("overflows", 28, APIS, overflow),
+    ("overflows", 34, APIS, overflow),
     ("refused output", 4, APIS, output_limit),
     ("refused reasoning", 6, ("messages", "responses"), reasoning),
-    ("provider's compaction", 6, ("messages", "responses"), native),
     ("recall", 16, APIS, recall),
     ("state at the server", 4, ("responses",), server_state),
     ("item references", 3, ("responses",), references),
@@ -483,10 +458,6 @@ def _has_reasoning(arrived: Arrived) -> bool:
 
 def _has_tool(arrived: Arrived) -> bool:
     return any(RECALL in json.dumps(tool) for tool in decoded(arrived).get("tools") or ())
-
-
-def _has_compaction(arrived: Arrived) -> bool:
-    return b'"type":"compaction"' in arrived.body.replace(b": ", b":")
 
 
 def _continues(arrived: Arrived) -> bool:

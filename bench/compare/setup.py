@@ -49,7 +49,6 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "no-retry": {"overflow_retries": 0, **_AT_ONCE},
     "keep-output": {"output": "keep", **_AT_ONCE},
     "recall": {"recall": {"tool": "auto"}, **_AT_ONCE},
-    "native": {"summary": {"native": True, "max_tokens": 600}, **_AT_ONCE},
     "continue": {"summary": {"method": "continue", "max_tokens": 600}, **_AT_ONCE},
     "fallback": {"summary": {"fallback_model": f"{SUMMARIZER}-second"}, **_AT_ONCE},
     "state-compact": {"responses": {"state": "compact"}, **_AT_ONCE},
@@ -73,7 +72,6 @@ ADMIN = "sk-compare-admin"
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "small": {},
     "strict": {"strict_alternation": True},
-    "native": {"native_compaction": True},
 }
 """The kinds of models for generated conversations."""
 

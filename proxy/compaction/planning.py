@@ -12,7 +12,6 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from proxy.compaction.format import Binding, Format
 from proxy.compaction.gains import Gains, stage_gains
@@ -62,7 +61,6 @@ class Plan:
     - ``omitted``: the system messages that aren't kept, for the last checkpoint and the upcoming one.
     - ``pinned``: the messages that no stage may change.
     - ``stale_reasoning``: the index before which reasoning is invalid, because the prompt before it changed.
-    - ``stale_otherwise``: the same without the newest checkpoint. A provider's summary keeps later reasoning valid.
     """
 
     limits: SectionLimits
@@ -78,7 +76,6 @@ class Plan:
     omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     pinned: frozenset[int] = frozenset()
     stale_reasoning: int = 0
-    stale_otherwise: int = 0
 
     def limits_at(self, position: int) -> SectionLimits:
         """Return the limits of the summary that replaces the messages before a checkpoint."""
@@ -88,10 +85,6 @@ class Plan:
     def cut(self) -> int:
         """Return the index before which a summary replaces all messages. 0: no summary."""
         return self.checkpoints[-1] if self.checkpoints else 0
-
-    def behind_native_summary(self) -> Plan:
-        """Return the plan for a summary by the provider. Nothing may come between it and the messages after the cut."""
-        return replace(self, current_user_message={}, retained=(), state=NOTHING, stale_reasoning=self.stale_otherwise)
 
     @property
     def empty(self) -> bool:
@@ -272,8 +265,8 @@ def _made(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format
     for end in range(1, len(sizes) + 1):
         planner.arrive(end)
     plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending, state)
-    stale = partial(_stale_reasoning, format.binds_reasoning, sizes, planner.limited_at)
-    plan = replace(plan, stale_reasoning=stale(planner.changed_at), stale_otherwise=stale(planner.changed_otherwise_at))
+    stale = _stale_reasoning(format.binds_reasoning, sizes, planner.limited_at, planner.changed_at)
+    plan = replace(plan, stale_reasoning=stale)
     left = planner.left(len(sizes))
     if body and min(left) > 0:
         total = sum([turn.facts.tokens for turn in body])
@@ -297,8 +290,7 @@ class Planner:
 
     ``checkpoints`` are the checkpoints so far, each with the number of segments when it was made. ``pending`` is the
     next one, if it was chosen before the trigger fired. ``changed_at`` is the number of segments when the start of the
-    prompt last changed; 0 if it never did.
-    ``changed_otherwise_at`` is the same without the newest checkpoint, and ``limited_at`` for limits of results.
+    prompt last changed; 0 if it never did. ``limited_at`` is the same for limits of results.
     """
 
     def __init__(
@@ -314,7 +306,6 @@ class Planner:
         self.checkpoints: dict[int, int] = {}
         self.pending: int | None = None
         self.changed_at = 0
-        self.changed_otherwise_at = 0
         self.limited_at = 0
         self._rules = rules
         self._budget = budget
@@ -499,7 +490,7 @@ class Planner:
             self._gains[name].apply(frontier, end)
             if self._byte_pressure is not None:
                 self._byte_pressure.apply(name, frontier, end)
-        self.changed_at = self.changed_otherwise_at = end
+        self.changed_at = end
         self.pending = None
         self._settle()
 
@@ -526,7 +517,7 @@ class Planner:
             return False
         self._cut = cut
         self.checkpoints[cut] = end
-        self.changed_at, self.changed_otherwise_at = end, self.changed_at
+        self.changed_at = end
         self.pending = None
         self._settle()
         return True

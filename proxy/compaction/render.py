@@ -33,14 +33,13 @@ class OutgoingMessage(msgspec.Struct, frozen=True):
     """A message to send.
 
     ``turn`` is the client's message that it was made from; ``None`` for the summary and for ``state``, which was put
-    into effect before it. ``pinned`` messages don't change. ``native`` marks a summary that the provider wrote.
+    into effect before it. ``pinned`` messages don't change.
     """
 
     raw: bytes
     tokens: int
     turn: Turn | None
     pinned: bool = False
-    native: bool = False
     state: bool = False
 
     @property

@@ -156,9 +156,6 @@ _CERTAIN: Mapping[tuple[str, str | None], tuple[Api, ...]] = MappingProxyType(
 )
 """The APIs of services, by provider and address. ``None`` is any address."""
 
-COMPACTS: Mapping[str, Api] = MappingProxyType({"anthropic": "messages", "azure": "responses", "openai": "responses"})
-"""Providers that compact conversations of an API on request."""
-
 Secret = Annotated[SecretStr, AfterValidator(_header_value)]
 """Text that the proxy sends in a header and never prints."""
 
@@ -300,10 +297,6 @@ class ProfileSettings(Section):
     """The rule for counting the tokens of images: the name of a model with the same rule."""
     strict_alternation: bool | None = None
     """Whether the upstream requires user and assistant messages to alternate, starting with the user."""
-
-    native_compaction: bool | None = None
-    """Whether the provider compacts conversations of the model on request. Default: by LiteLLM's table for Anthropic,
-    and true for OpenAI."""
 
     @field_validator("images")
     @classmethod

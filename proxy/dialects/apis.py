@@ -15,7 +15,6 @@ from proxy.dialects.chat.rounds import ChatTool
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.messages.answers import MessagesAnswers
 from proxy.dialects.messages.counting import MessagesCounter, MessagesEvidence
-from proxy.dialects.messages.native import MessagesCompaction
 from proxy.dialects.messages.request import MessagesRequest
 from proxy.dialects.messages.rounds import MessagesTool
 from proxy.dialects.parts import CHAT as CHAT_PARTS
@@ -24,7 +23,6 @@ from proxy.dialects.parts import RESPONSES as RESPONSES_PARTS
 from proxy.dialects.parts import SILENT
 from proxy.dialects.responses.answers import OutputItemReader, ResponsesAnswers
 from proxy.dialects.responses.counting import ResponsesCounter, ResponsesEvidence
-from proxy.dialects.responses.native import ResponsesCompaction
 from proxy.dialects.responses.request import ResponsesRequest
 from proxy.dialects.responses.rounds import ResponsesTool
 from proxy.dialects.units import decode
@@ -50,7 +48,6 @@ RESPONSES = Dialect(
     evidence=ResponsesEvidence(),
     answers=ResponsesAnswers(),
     hidden_tool=ResponsesTool(),
-    native=ResponsesCompaction(),
     item_reader=OutputItemReader,
 )
 
@@ -63,7 +60,6 @@ MESSAGES = Dialect(
     evidence=MessagesEvidence(),
     answers=MessagesAnswers(),
     hidden_tool=MessagesTool(),
-    native=MessagesCompaction(),
     heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
 )
 

@@ -186,16 +186,6 @@ def _forward_as(raw_name: bytes) -> str:
     return name
 
 
-def with_beta(headers: Headers, beta: str | None) -> Headers:
-    """Return headers with a value added to ``anthropic-beta``; the same headers for ``None``."""
-    if beta is None:
-        return headers
-    named = [value for name, value in headers if name == "anthropic-beta"]
-    if beta not in [part.strip() for value in named for part in value.split(",")]:
-        named.append(beta)
-    return [*(pair for pair in headers if pair[0] != "anthropic-beta"), ("anthropic-beta", ",".join(named))]
-
-
 def for_client(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the upstream's headers to forward, in lower case: without connection headers."""
     kept = []

@@ -22,7 +22,6 @@ from proxy.pipeline.features.additions import CAUSE, Additions
 from proxy.pipeline.features.alternation import Alternation
 from proxy.pipeline.features.continued_notes import NotesWriter, may_continue
 from proxy.pipeline.features.item_references import item_reader, resolve
-from proxy.pipeline.features.native_summary import NativeSummaries
 from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
 from proxy.pipeline.features.recall import Recall, RecallState, reserved
@@ -48,7 +47,6 @@ class Answering:
         self.budgets = TokenBudgets(runtime)
         self.costs = Costs()
         self.reasoning = Reasoning(runtime.stores.sent_prompts, runtime.compactor)
-        self.native = NativeSummaries(runtime)
         self.alternation = Alternation()
         self.recall = Recall(runtime.archive_reader, runtime.stores.hidden_rounds, runtime.compactor)
         self.server_state = ServerState(runtime, partial(resolve, runtime))
@@ -58,7 +56,6 @@ class Answering:
         self.recoveries = (
             # A part that the upstream refused for another reason than the size comes before the size.
             Recovery("reasoning", self.reasoning.recover, most=1),
-            Recovery("compaction", self.native.recover),
             Recovery("roles", self.alternation.recover, most=1),
             # A part that the proxy added is the first suspect of any other refusal.
             Recovery(CAUSE, self._without_additions, most=1),
@@ -73,7 +70,6 @@ class Answering:
         self.holders = (
             self.budgets,
             self.costs,
-            self.native,
             self.reasoning,
             self.alternation,
             self.recall,
@@ -251,8 +247,6 @@ class _Run(Run):
         """Return the ways to have summaries written, in the order to try them: from the cheapest to the surest."""
         exchange, runtime = self.exchange, self._answering.runtime
         writers: list[SummaryWriter] = []
-        if (native := self._answering.native.writer(exchange)) is not None:
-            writers.append(native)
         if may_continue(exchange):
             writers.append(NotesWriter(runtime, exchange, lambda: None if self.recall is None else self.recall.adding))
         models, may_try = partial(summary_models, runtime, exchange), partial(has_summary_model, exchange)

@@ -199,9 +199,6 @@ class Compactor:
             chosen = entry.over_budget or entry.cause == "unused"
             blocked = entry.given_up or (entry.digest and entry.unasked and not chosen)
             used = SummaryUse(origin, entry.cause, entry.replaced or None, blocked)
-            if entry.native:
-                prompt = outcome.prompt and replace(outcome.prompt, covers=entry.native.covers)
-                used, outcome = replace(used, native=True, beta=entry.native.beta), replace(outcome, prompt=prompt)
             outcome = replace(outcome, summary=used)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)

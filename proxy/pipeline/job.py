@@ -49,19 +49,10 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 class Prompt(msgspec.Struct, eq=False, frozen=True):
-    """The digests of the messages to send, without reasoning, and the places of answers in the client's request.
-
-    ``covers`` are the digests of the messages that the first one replaces, if the provider compacted them.
-    """
+    """The digests of the messages to send, without reasoning, and the places of answers in the client's request."""
 
     digests: tuple[bytes, ...]
     answers: tuple[int, ...]
-    covers: tuple[bytes, ...] = ()
-
-    @property
-    def forms(self) -> tuple[tuple[bytes, ...], ...]:
-        """Return the digests of the prompt, and those of the prompt that the provider takes for the same."""
-        return (self.digests, self.covers + self.digests[1:]) if self.covers else (self.digests,)
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -82,16 +73,13 @@ class SummaryUse(msgspec.Struct, frozen=True):
     """The summary in a prompt. ``origin`` is ``None`` if it wasn't worth it. ``cause`` is the reason for a digest, and
     ``replaced`` that of the digest that was in its place before.
 
-    ``breaker_open`` is true if the circuit breaker kept the proxy from calling a summary model. ``native`` is true if
-    the provider wrote the summary, ``beta`` the value of ``anthropic-beta`` that it needs.
+    ``breaker_open`` is true if the circuit breaker kept the proxy from calling a summary model.
     """
 
     origin: Origin | None = None
     cause: str | None = None
     replaced: str | None = None
     breaker_open: bool = False
-    native: bool = False
-    beta: str | None = None
 
 
 NO_SUMMARY = SummaryUse()
@@ -228,12 +216,11 @@ class CompactionJob:
 
     def render(self, summary: OutgoingMessage | None) -> RenderedConversation:
         format = self.case.counter.format
-        plan = self.plan.behind_native_summary() if summary is not None and summary.native else self.plan
-        if summary is not None and not summary.native and b'"json_object"' in self.case.body.raw:
+        if summary is not None and b'"json_object"' in self.case.body.raw:
             # Providers refuse this response format if no message contains the word.
             raw = format.with_text(summary.raw, f"{format.replaceable_text(summary.raw)}\n{ASKS_JSON}")
             summary = msgspec.structs.replace(summary, raw=raw, tokens=format.tokens(raw))
-        rendered = render(self.turns, self.head, plan, self.case.rules, summary, format)
+        rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, format)
         budget, most = self.case.budget, self.case.rules.bounds.bytes
         room = None if budget is None else budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
         byte_room = None if most is None else most - around_messages(self.case.body)
@@ -257,7 +244,7 @@ class CompactionJob:
                 message = SummaryMessage(raw, entry.index_at)
                 raw = with_index(message, entry.found, kept, self.plan.limits_at(position), format)
             form = forms[key] = Turn(raw, Facts("", "", format.tokens(raw), b""))
-        return OutgoingMessage(form.raw, form.facts.tokens, None, native=bool(entry.native))
+        return OutgoingMessage(form.raw, form.facts.tokens, None)
 
     def knows_piece(self, entry: StoredSummary) -> bool:
         """Return whether the message of a summary is cached. Making it takes milliseconds."""
@@ -276,11 +263,9 @@ class CompactionJob:
     def retention(self, entry: StoredSummary | None, rendered: RenderedConversation) -> dict[str, Counts]:
         """Return how many of the likeliest names in the removed messages the prompt has, by kind.
 
-        Return nothing for a provider's summary, which may be encrypted. The counts are those of the first prompt after
-        a checkpoint or another change of the plan. They're cached in the facts of a message before that prompt's end.
+        The counts are those of the first prompt after a checkpoint or another change of the plan. They're cached in the
+        facts of a message before that prompt's end.
         """
-        if entry is not None and entry.native:
-            return {}
         forms, key = self._retention_forms(entry)
         form = forms.get(key)
         if form is None:
@@ -292,8 +277,6 @@ class CompactionJob:
 
     def knows_retention(self, entry: StoredSummary | None) -> bool:
         """Return whether the counts of names are cached. Counting takes milliseconds."""
-        if entry is not None and entry.native:
-            return True  # there are none
         forms, key = self._retention_forms(entry)
         return key in forms
 
@@ -335,8 +318,7 @@ class CompactionJob:
         if known is not None:
             return known
         case, limits = self.case, self.plan.limits
-        special = tuple(name for writer in case.writers for name in writer.key)
-        shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION, *special)
+        shape = (case.tenant, case.policy.fingerprint, case.upstream, case.body.model, PROMPT_VERSION)
         sizes = (limits.summary, limits.users, limits.newest, limits.system, limits.words, limits.index, limits.plan)
         chain = hashlib.sha256(repr((shape, sizes, self.folders)).encode())
         content = hashlib.sha256(b"body")
@@ -386,20 +368,15 @@ class SummaryTask(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """One try to write a summary: the name of its circuit breaker, and what returns the text or the whole entry."""
+    """One try to write a summary: the name of its circuit breaker, and what returns the text."""
 
     breaker: tuple[str, ...]
-    write: Callable[[], Awaitable[str | StoredSummary]]
+    write: Callable[[], Awaitable[str]]
 
 
 class SummaryWriter(ABC):
-    """A way to have summaries written.
+    """A way to have summaries written. ``needs_body`` is true if it sends the conversation's own request."""
 
-    ``key`` is a part of the key of every summary of a conversation that has this writer. Its summaries need it if no
-    other writer can go on from them. ``needs_body`` is true if it sends the conversation's own request.
-    """
-
-    key: tuple[str, ...] = ()
     needs_body: ClassVar[bool] = False
 
     @abstractmethod
@@ -432,7 +409,6 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, r
     plan = dataclasses.replace(
         plan,
         stale_reasoning=0 if case.keeps_reasoning else max(plan.stale_reasoning, stale),
-        stale_otherwise=0 if case.keeps_reasoning else max(plan.stale_otherwise, stale),
     )
     outside = zip(case.body.OVERHEAD, case.body.overhead, strict=False)
     prompt = [raw for name, raw in outside if name in ("system", "instructions")]

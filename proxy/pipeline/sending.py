@@ -13,7 +13,7 @@ from starlette.types import Scope
 from proxy.dialects.chat.alternation import alternating_messages
 from proxy.dialects.chat.request import with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
-from proxy.http.headers import VIA, for_other_request, for_upstream, with_beta
+from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.pipeline.attempt import Departure
 from proxy.pipeline.exchange import DEADLINE, Exchange, TimeLeft
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
@@ -40,8 +40,6 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
     if remaining <= 0:
         raise UpstreamTimeout(DEADLINE)
     trace = exchange.record.trace
-    if outcome.messages is not None:
-        headers = with_beta(headers, outcome.summary.beta)
     headers = [*headers, (VIA, exchange.via)]
     if trace is not None:
         headers = with_trace(headers, trace, trace.attempt())

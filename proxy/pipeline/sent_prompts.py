@@ -105,16 +105,12 @@ class SentPrompts(TenantCache[SentPrompt]):
             self._prompts[conversation] = stored
 
     def continues(self, conversation: Conversation, prompt: Prompt) -> bool:
-        """Return whether a prompt begins with the one before. True if the one before isn't known.
-
-        The provider's own summary counts as the messages that it replaces.
-        """
+        """Return whether a prompt begins with the one before. True if the one before isn't known."""
         last = self._prompts.get(conversation)
         if last is None or not _follows(last, prompt):
             return True
-        firsts = [form[: last.length] for form in prompt.forms]
-        same = any(len(first) == last.length and _digest(first) == last.digest for first in firsts)
-        return last.digest is not None and same
+        first = prompt.digests[: last.length]
+        return last.digest is not None and len(first) == last.length and _digest(first) == last.digest
 
     def sent(
         self, conversation: Conversation, messages: int, mark: str, prompt: Prompt | None, *, changed: bool

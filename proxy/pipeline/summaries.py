@@ -108,8 +108,6 @@ class CheckpointSummaries:
 
         async def digest(previous: StoredSummary | None, start: int) -> StoredSummary:
             SUMMARIES.labels(outcome="digest").inc()
-            if previous is not None and not previous.text:
-                previous, start = None, 0
             return await self._digested(job, previous, start, position, "timeout")
 
         return Patience(job.case.policy.section(SummarySettings).timeout, digest)
@@ -125,9 +123,6 @@ class CheckpointSummaries:
             writer.note(job.case.body)
 
         async def make(previous: StoredSummary | None, start: int, progress: Progress) -> StoredSummary:
-            last, first = previous, start
-            if previous is not None and not previous.text:  # a summary that only the provider can read
-                previous, start = None, 0
             request = _request(job, previous, start, position)
             over_budget = False
             if (allowance := job.case.allowance) is not None:
@@ -139,16 +134,13 @@ class CheckpointSummaries:
             keys = [one.key for one in job.checkpoints([*passed, position])]
             unused = not lineage.worth(keys)
             if not given_up and not over_budget and not unused:
-                task = SummaryTask(job, body, request, last, first, position)
+                task = SummaryTask(job, body, request, previous, start, position)
                 tries = [one for writer in job.case.writers for one in await writer.tries(task)]
             if ahead and not tries:
                 raise NothingToAsk
             text, cause = await self._written(job, tries, progress)
             if text is not None:
                 lineage.made(keys)
-            if isinstance(text, StoredSummary):
-                return text
-            if text is not None:
                 return await self._facts.run(partial(_entry, job, previous, start, position, text), *job.place)
             over_budget = over_budget or cause == "over_budget"
             if over_budget:
@@ -165,7 +157,7 @@ class CheckpointSummaries:
 
     async def _written(
         self, job: CompactionJob, tries: Sequence[Writing], progress: Progress
-    ) -> tuple[str | StoredSummary | None, Cause]:
+    ) -> tuple[str | None, Cause]:
         """Return the first text or entry that one of the tries writes. If there is none, return ``None`` and the cause.
 
         The tries have ``deadline`` together. Requests that wait may skip all but the last one, see ``Patience``.
@@ -194,7 +186,7 @@ class CheckpointSummaries:
                 SUMMARIES.labels(outcome="failed").inc()
                 log.warning("summary.failed", reason=str(failure) or "timeout", policy=policy.name)
                 continue
-            SUMMARIES.labels(outcome="made" if isinstance(text, str) else "native").inc()
+            SUMMARIES.labels(outcome="made").inc()
             return text, cause
         return None, cause
 

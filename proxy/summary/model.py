@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,6 @@ import msgspec
 from proxy.compaction.format import TextCounter
 from proxy.config.upstreams import Api
 from proxy.dialects.conditions import NO_CONDITIONS, Conditions
-from proxy.dialects.dialect import NativeCompaction
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
@@ -250,19 +249,6 @@ class ConversationModel:
 
     model: UpstreamSummaryModel
     with_tool: Callable[[bytes], bytes] | None
-
-
-@dataclass(frozen=True, slots=True)
-class ProviderCompaction:
-    """The compaction of the conversation's own provider.
-
-    ``key`` names the model and the credential that can read its summaries. ``model`` returns the model to ask, for a
-    summary of at most the given tokens.
-    """
-
-    api: NativeCompaction
-    key: tuple[str, ...]
-    model: Callable[[int], Awaitable[UpstreamSummaryModel]]
 
 
 def output_limit(model: str, max_tokens: int, max_output: int | None, reasoning: int = 0) -> int:

@@ -8,14 +8,13 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from proxy.config.checks import Finding, named_models, overlap
+from proxy.config.checks import Finding, overlap
 from proxy.config.document import Path, shown
 from proxy.config.fields import Count, Seconds, Section, Text, wrong
 from proxy.config.patterns import Pattern
 from proxy.config.policy import Policy
 from proxy.config.sections import PolicySection
 from proxy.config.settings import Settings, WrittenSettings
-from proxy.config.upstreams import COMPACTS
 
 
 class SummarySettings(Section):
@@ -26,8 +25,6 @@ class SummarySettings(Section):
     method: Literal["transcript", "continue"] = "transcript"
     """transcript: send the messages as text. continue: send the conversation's own model its last prompt and a request
     for notes."""
-    native: bool = False
-    """Ask the conversation's own provider to compact, if it can. The other settings apply if it doesn't."""
     model: Text | None = None
     """The model that writes summaries: a name that `models` routes. Default: the conversation's own model."""
     fallback_model: Text | None = None
@@ -75,9 +72,6 @@ def _redaction(written: WrittenSettings, settings: Settings) -> Iterator[Finding
         places += [(("policies", name, "models", index), own.policy) for index, own in enumerate(found.models)]
         for path, policy in places:
             summary = policy.section(SummarySettings)
-            if summary.native and summary.redacts:
-                problem = "the provider gets the conversation as it is, so redact and redact_secrets have no effect"
-                yield (*path, "summary", "native"), problem, "native: false, or no redaction"
             if summary.method == "continue" and summary.redacts:
                 problem = "continue sends the conversation as it is, so redact and redact_secrets have no effect"
                 yield (*path, "summary", "method"), problem, "method: transcript, or no redaction"
@@ -95,7 +89,6 @@ def _warnings(written: WrittenSettings, settings: Settings) -> Iterator[Finding]
     if settings.models:
         yield from _unrouted(written, settings)
     yield from _forbidden(settings)
-    yield from _unusable_native(written, settings)
 
 
 def _unrouted(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
@@ -139,35 +132,11 @@ def forbidden_summary_models(settings: Settings, team: str, policy: Policy | Non
     return [model for model in dict.fromkeys(named) if not any(fnmatchcase(model, glob) for glob in globs)]
 
 
-def _unusable_native(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
-    """Find policies that ask for compaction by the provider, although no route of their models has it."""
-    for above, summary, glob in _stated(written):
-        met = [index for index, route in enumerate(settings.models) if summary.native and overlap(glob, route.match)]
-        if met and not _compacting(settings).intersection(met):
-            problem = "no model of this policy has a provider that compacts, so the proxy makes all summaries"
-            fix = "remove it, or set native_compaction: true in the model's profile"
-            yield (*above, "summary", "native"), problem, fix
-
-
-def _compacting(settings: Settings) -> set[int]:
-    """Return the indexes of the routes whose providers compact conversations, or may do so."""
-    named = {index: profile.native_compaction for index, _, profile in named_models(settings)}
-    found = set()
-    for index, route in enumerate(settings.models):
-        stated = None if route.profile is None else route.profile.native_compaction
-        upstream = settings.upstreams.get(route.upstream)
-        api = None if upstream is None else COMPACTS.get(upstream.provider)
-        unlisted = api == "messages" and index in named and not named[index]
-        if api is not None and stated is not False and not unlisted:
-            found.add(index)
-    return found
-
-
 SECTION = PolicySection(
     "summary",
     SummarySettings,
     "The call to the summary model.",
-    apart=frozenset({"method", "native"}),
+    apart=frozenset({"method"}),
     errors=_redaction,
     warnings=_warnings,
     models=_models,

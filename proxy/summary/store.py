@@ -80,16 +80,6 @@ DEFAULT_LIMITS = SummaryLimits()
 Origin = Literal["stored", "made", "digest"]
 
 
-class NativeResult(msgspec.Struct, frozen=True):
-    """What the provider's compaction requires: the value of ``anthropic-beta`` for every request that has its message.
-
-    ``covers`` are the digests of the messages that it replaces, if reasoning after it is bound to them.
-    """
-
-    beta: str | None = None
-    covers: tuple[bytes, ...] = ()
-
-
 Cause = Literal[
     "waiting", "timeout", "failed", "breaker_open", "given_up", "over_budget", "no_model", "not_stored", "unused"
 ]
@@ -144,9 +134,6 @@ class StoredSummary(msgspec.Struct, frozen=True):
     event loop's time. ``unasked`` is true if the proxy called no model, and ``given_up`` if it won't call one again.
     ``over_budget`` is true if the team's budget for summaries was used up. ``cause`` is a ``Cause``, or that of a later
     version. ``replaced`` is the cause of the digest that a summary replaced.
-
-    ``native`` is set if the provider compacted the turns. ``text`` is empty if its result is encrypted. Versions that
-    don't have this field use other keys.
     """
 
     text: str
@@ -159,7 +146,6 @@ class StoredSummary(msgspec.Struct, frozen=True):
     given_up: bool = False
     over_budget: bool = False
     cause: str | None = None
-    native: NativeResult | msgspec.UnsetType = msgspec.UNSET
     replaced: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
@@ -564,7 +550,4 @@ def _now() -> float:
 
 def _size_of(entry: StoredSummary) -> int:
     """Return the approximate bytes of an entry in memory."""
-    covers = entry.native.covers if entry.native else ()
-    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *covers, *entry.found))) + MENTION * len(
-        entry.found
-    )
+    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *entry.found))) + MENTION * len(entry.found)

@@ -137,7 +137,7 @@ NAMES_KEPT = _histogram(
 SUMMARIES = _counter(
     "compaction_summaries",
     "Summaries by outcome.",
-    {"outcome": "`made`, `native` (by the provider), `failed`, `skipped`, `over_budget`, `digest`"},
+    {"outcome": "`made`, `failed`, `skipped`, `over_budget`, `digest`"},
 )
 ARCHIVED = _counter(
     "compaction_archive_entries",

@@ -55,9 +55,7 @@ class Upstream:
 
 
 @contextlib.contextmanager
-def replicas(
-    folder: Path, upstream: Upstream | ChatUpstream, *stores: str, native: bool = False
-) -> Iterator[list[str]]:
+def replicas(folder: Path, upstream: Upstream | ChatUpstream, *stores: str) -> Iterator[list[str]]:
     """The URLs of proxies. Those with the same name have the same store."""
     with serve(upstream.app) as url, contextlib.ExitStack() as stack:
         urls = []
@@ -69,7 +67,7 @@ def replicas(
             settings = {
                 "upstreams": {"main": main},
                 "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
-                "policies": {"default": {**ON, "summary": {"native": native}}},
+                "policies": {"default": ON},
             }
             urls.append(stack.enter_context(proxied(settings, folder / name)))
         yield urls
@@ -539,14 +537,6 @@ def test_nothing_is_added_without_the_conditions(upstream: Upstream, url: str, a
         talk = TALKS[api](upstream, url, f"conditions{sorted(fields)}", False)
         (body,) = talk.ask(says("x"), **fields)
         assert body["tools"] == fields.get("tools", talk.tools)
-
-
-def test_the_providers_own_compaction_gets_no_tool(tmp_path: Path, api: str) -> None:
-    """Its result is bound to the client's tools."""
-    upstream = Upstream(api)
-    with replicas(tmp_path, upstream, "store", native=True) as [url]:
-        (body,) = TALKS[api](upstream, url, "native", False).ask(says("x"))
-    assert names(body) == ["read_file", "recall_earlier"]
 
 
 @both

@@ -41,7 +41,6 @@ COVERED = {
     "upstream/bridge/completions upstream/bridge/over_responses upstream/bridge/responses "
     "upstream/bridge/messages_answers upstream/bridge/responses_answers",
     "product/test_continued_summaries.py": "pipeline/features/continued_notes",
-    "product/test_native_compaction.py": "pipeline/features/native_summary",
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_browser.py": "endpoints/landing",
     "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",

@@ -107,7 +107,6 @@ class Profile:
     for counting images. ``tools`` is the form of tool definitions in the prompt (``typescript``, ``json``, or
     ``claude``). If ``escapes`` is set, results of parallel calls enter the prompt as ASCII JSON. If
     ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first.
-    ``native_compaction`` is whether the provider compacts conversations of the model on request; ``None`` if unknown.
     ``price`` is the price at the provider, if the table lists it there. ``sources`` maps each field to the source
     of its value. ``note`` tells the operator about an inexact match or an unknown model. ``long_context`` is whether
     the window is the long one that the client asks for.
@@ -126,7 +125,6 @@ class Profile:
     escapes: bool = False
     strict_alternation: bool = False
     price: Price | None = None
-    native_compaction: bool | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
     long_context: bool = False
@@ -155,7 +153,7 @@ MAKERS = frozenset(
 # The fields that an operator can set. ``None`` leaves a field to the look-up.
 SETTINGS = (
     *("context_window", "max_input_tokens", "max_output_tokens", "max_bytes", "max_messages"),
-    *("tokenizer", "images", "strict_alternation", "native_compaction", "like"),
+    *("tokenizer", "images", "strict_alternation", "like"),
 )
 SOURCED = (
     *("context_window", "max_input_tokens", "max_output_tokens", "max_bytes", "max_messages"),
@@ -278,7 +276,6 @@ class Profiles:
         host = None if address is None else (urlsplit(address).hostname or "")
         max_bytes, max_messages = _request_limits(provider_rule(provider, host, name), override, sources)
         tokenizer, ratio = _tokenizer(family, override, sources)
-        listed = match is not None and match.listing.native_compaction
         if "images" not in override:
             sources["images"] = f"corrections: {family.name}"
         return Profile(
@@ -295,7 +292,6 @@ class Profiles:
             escapes=family.escapes,
             strict_alternation=bool(override.get("strict_alternation")),
             price=match.listing.price if match and _sells(match.listing, provider) else None,
-            native_compaction=override.get("native_compaction", listed or None),
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(like, limits),
             long_context=raised,

@@ -293,7 +293,6 @@ class Listing(msgspec.Struct, frozen=True, gc=False):
     provider: str
     max_input_tokens: int | None
     max_output_tokens: int | None
-    native_compaction: bool = False
     entry: msgspec.Raw = msgspec.Raw(b"{}")
 
     @property
@@ -310,7 +309,6 @@ class _Entry(msgspec.Struct, gc=False):
     max_input_tokens: Any = None
     max_output_tokens: Any = None
     max_tokens: Any = None
-    supports_anthropic_compaction: Any = None
 
 
 def table_path() -> Path:
@@ -373,8 +371,7 @@ def _listing(raw: msgspec.Raw) -> Listing | None:
         # The table's legend: "max_tokens" is the input limit if the entry has no other limit.
         max_input_tokens = as_tokens(entry.max_tokens)
     provider = entry.litellm_provider if isinstance(entry.litellm_provider, str) else ""
-    compacts = entry.supports_anthropic_compaction is True
-    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens, compacts, raw)
+    return Listing(sys.intern(provider), max_input_tokens, max_output_tokens, raw)
 
 
 def as_tokens(value: object) -> int | None:

@@ -117,9 +117,7 @@ def notes_request(
 
     Raises ``SummaryUnasked`` if the conversation can't be continued.
     """
-    job, request, previous = task.job, task.request, task.previous
-    if previous is not None and previous.native:
-        raise SummaryUnasked("the conversation begins with a compaction by the provider")
+    job, request = task.job, task.request
     sent = last_prompt(task)
     if sent is None:
         raise SummaryUnasked("the last prompt doesn't hold all messages to summarize")

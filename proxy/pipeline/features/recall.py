@@ -45,7 +45,6 @@ from proxy.recall.tool import (
 )
 from proxy.store.forgetting import drop
 from proxy.store.interface import UNSTORED_TENANT
-from proxy.summary.settings import SummarySettings
 from proxy.telemetry.metrics import RECALLS
 from proxy.upstream.transport import Answer
 
@@ -501,8 +500,6 @@ def reserved(exchange: Exchange) -> int:
         return 0
     if counter is None or exchange.dialect.hidden_tool is None:
         return 0
-    if policy.section(SummarySettings).native and exchange.dialect.native is not None:
-        return 0  # the provider's own block is valid with the client's tools only
     if exchange.caller.tenant == UNSTORED_TENANT or not exchange.caller.kept or not exchange.body.units:
         return 0
     return math.ceil(TOKENS * counter.profile.token_ratio)

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from proxy.compaction.settings import any_met
 from proxy.constants import UNDECODABLE
-from proxy.dialects.responses.native import (
+from proxy.dialects.responses.request import ResponsesRequest
+from proxy.dialects.responses.state import (
     ResponsesSettings,
     calls_in,
     compact_request,
@@ -21,7 +22,6 @@ from proxy.dialects.responses.native import (
     open_calls,
     previous_response,
 )
-from proxy.dialects.responses.request import ResponsesRequest
 from proxy.errors import BadBody, ProxyError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.overflow.silent import Finished

@@ -60,11 +60,6 @@ TOGETHER = {
         5,
         "Fix: method: transcript",
     ),
-    "compaction by the provider, and redaction": (
-        "policies:\n  a:\n    summary:\n      redact_secrets: true\n      native: true\n",
-        5,
-        "Fix: native: false",
-    ),
     "prepare at the trigger": (
         "policies:\n  a:\n    trigger: {fraction: 0.8}\n    prepare: {fraction: 0.8}\n",
         4,

@@ -55,19 +55,6 @@ WARNINGS = {
         4,
         "Fix: add a condition, as in trigger: [{price_step: true}, {fraction: 0.85}]",
     ),
-    "compaction by a provider that can't": (
-        UP.replace("{", "{provider: groq, ") + "models:\n  - {match: '*', upstream: main}\n"
-        "policies: {default: {summary: {native: true}}}\n",
-        5,
-        "policies.default.summary.native: no model of this policy has a provider that compacts",
-    ),
-    "compaction of a model that can't": (
-        "upstreams: {a: {provider: anthropic}}\nmodels:\n  - {match: claude-haiku-4-5, upstream: a}\n"
-        "  - {match: claude-opus-5-5, upstream: a}\n"
-        "policies: {default: {models: [{match: claude-haiku-4-5, summary: {native: true}}]}}\n",
-        5,
-        "policies.default.models[0].summary.native: no model of this policy",
-    ),
     "a summary model that the team may not use": (
         UP
         + "models:\n  - {match: '*', upstream: main}\n"
@@ -94,12 +81,6 @@ WARNINGS = {
         "policies:\n  default: {archive: null}\n  p:\n    extends: default\n    recall:\n      tool: auto\n",
         6,
         "policies.p.recall.tool: has no effect without an archive",
-    ),
-    "recall with compaction by the provider": (
-        "upstreams: {o: {provider: openai}}\nmodels: [{match: '*', upstream: o}]\n"
-        + POLICY % "{recall: {tool: auto}, summary: {native: true}}",
-        5,
-        "policies.default.recall.tool: has no effect on /v1/responses and /v1/messages, because summary.native is true",
     ),
     "recall of a few tokens": (
         POLICY % "recall: {tool: auto, max_tokens: 1}",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses.native import calls_in, compact_request, continued, open_calls, previous_response
 from proxy.dialects.responses.request import parse
+from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": "{}", "status": "completed"}
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "1"}

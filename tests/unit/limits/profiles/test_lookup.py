@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.config.upstreams import ProfileSettings
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile, Profiles, tables
 from proxy.limits.profiles.lookup import REMEMBERED
@@ -344,11 +343,3 @@ def test_the_operator_knows_better_what_a_provider_takes() -> None:
     assert profile.sources["max_messages"] == "corrections: OpenAI"
     assert profile.context_window == 128_000, "the limits in tokens stay"
     assert PROFILES.find("gpt-4o").sources["max_bytes"] == "unknown"
-
-
-def test_the_table_lists_models_whose_provider_compacts() -> None:
-    profiles = Profiles()
-    assert profiles.find("claude-opus-5-5", provider="anthropic").native_compaction is True
-    assert profiles.find("claude-haiku-4-5", provider="anthropic").native_compaction is None
-    stated = ProfileSettings(native_compaction=False)
-    assert profiles.find("claude-opus-5-5", provider="anthropic", override=stated).native_compaction is False

@@ -17,12 +17,7 @@ from proxy.config.fields import Section, off_for_false
 from proxy.config.sections import PolicySection
 from proxy.constants import UNDECODABLE
 from proxy.dialects.conditions import goes
-from proxy.dialects.dialect import NativeCompaction, NativeSummary
-from proxy.dialects.request import NOTHING, fields_of, value_of
-from proxy.dialects.responses.answers import ResponsesAnswers
-from proxy.dialects.responses.units import is_client_call, item_row, joined
-from proxy.dialects.units import decode
-from proxy.overflow.silent import Finished
+from proxy.dialects.responses.units import is_client_call, item_row
 
 
 class ResponsesSettings(Section):
@@ -37,39 +32,8 @@ SECTION = PolicySection("responses", ResponsesSettings, "Settings for `/v1/respo
 
 _FIELD = b'"previous_response_id"'
 _decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ANSWERS = ResponsesAnswers()
 _LACKS = frozenset({"metadata", "moderation", "safety_identifier", "store", "user"})
 """Conditions that ``/responses/compact`` has no fields for."""
-
-
-class _Answer(msgspec.Struct):
-    output: list[msgspec.Raw]
-
-
-class ResponsesCompaction(NativeCompaction):
-    """See ``dialects.dialect.NativeCompaction``."""
-
-    path = "/responses/compact"
-
-    def accepts(self, raw: bytes) -> bool:
-        return b'"context_management"' not in raw or not value_of(fields_of(raw).get("context_management", NOTHING))
-
-    def request(self, sent: bytes, instructions: str, max_output: int) -> bytes | None:
-        fields = fields_of(sent)
-        own = {name: fields[name] for name in ("model", "input", "prompt_cache_key") if name in fields}
-        return msgspec.json.encode({**own, **_conditions(fields)})
-
-    def read(self, answer: bytes) -> NativeSummary | None:
-        try:
-            items = msgspec.json.decode(answer, type=_Answer).output
-        except UNDECODABLE:
-            return None
-        if not items or item_row(decode(items[-1])).plays != "prefix":
-            return None
-        return NativeSummary(joined(items), "")
-
-    def read_usage(self, body: bytes) -> Finished:
-        return _ANSWERS.read_usage(body)
 
 
 def previous_response(raw: bytes) -> str | None:
