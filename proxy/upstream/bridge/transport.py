@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -168,7 +169,7 @@ class Bridge(Transport):
         """Return the translated answer. ``stream``: the client asked for a stream, and the server sent none."""
         raw = await self._read(answer.body)
         try:
-            value = msgspec.json.decode(raw)
+            value = _decoded(raw)
         except (ValueError, RecursionError) as error:
             raise self._unreadable() from error
         if not isinstance(value, dict) or not self._translator.is_answer(value):
@@ -257,10 +258,19 @@ async def event_data(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 yield data
 
 
+def _decoded(data: bytes) -> Any:
+    """Return JSON. Servers written in Python also send ``-Infinity``, and halves of surrogate pairs."""
+    try:
+        return msgspec.json.decode(data)
+    except ValueError:
+        value = json.loads(data, parse_constant=lambda _: None)
+        return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
 def decoded_object(data: bytes, unreadable: str) -> dict[str, Any]:
     """Return a JSON object. Raises ``UpstreamInterrupted`` with the message ``unreadable`` for anything else."""
     try:
-        value = msgspec.json.decode(data)
+        value = _decoded(data)
     except (ValueError, RecursionError) as error:
         raise UpstreamInterrupted(unreadable) from error
     if not isinstance(value, dict):
