@@ -176,9 +176,11 @@ def test_each_form_of_a_message(name: str, streamed: bool, front: Clients) -> No
     check(front, answer if streamed else completion(message, reason), said, streamed=streamed)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("name", STREAMS)
-def test_each_form_of_a_stream(name: str, front: Clients) -> None:
-    check(front, *STREAMS[name], streamed=True)
+def test_each_form_of_a_stream(name: str, streamed: bool, front: Clients) -> None:
+    """A server that always streams gives a stream to a client that didn't ask for one, too."""
+    check(front, *STREAMS[name], streamed=streamed)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

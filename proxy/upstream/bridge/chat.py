@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from abc import abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Set
 from typing import Any
 
@@ -24,7 +25,7 @@ from proxy.upstream.bridge.transport import (
     event_data,
     without_compression,
 )
-from proxy.upstream.transport import CHAT_PATH, Outgoing, output_field
+from proxy.upstream.transport import CHAT_PATH, Answer, Outgoing, output_field
 
 FIELDS = frozenset(
     {
@@ -73,8 +74,14 @@ class ChatTranslation(Translation):
         """Return the answer for a chat completion."""
         builder = self.builder()
         completion = Completion(builder)
-        for _ in itertools.chain(completion.feed(answer), completion.finish()):
-            pass
+        deque(itertools.chain(completion.feed(answer), completion.finish()), maxlen=0)
+        return builder.answer
+
+    async def joined(self, stream: bytes) -> dict[str, Any]:
+        """Return the answer for a chat stream. Raises ``UpstreamInterrupted`` if it has no finish reason."""
+        builder = self.builder()
+        async for made in _steps(Completion(builder), Answer.whole(200, [], stream).body):
+            deque(made, maxlen=0)
         return builder.answer
 
     async def events(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ import importlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,13 +74,20 @@ FAILED = (
 
 
 class Translation(ABC):
-    """The way back for the answer to one translated request. ``reads_whole``: ``events`` also reads a whole answer."""
+    """The way back for the answer to one translated request.
+
+    ``reads_whole``: ``events`` also reads a whole answer, and ``joined`` reads a stream.
+    """
 
     reads_whole = False
 
     @abstractmethod
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Return the answer in the client's API. May raise any error for an answer that isn't valid."""
+
+    async def joined(self, stream: bytes) -> dict[str, Any]:
+        """Return the answer in the client's API for a stream."""
+        raise NotImplementedError
 
     @abstractmethod
     def events(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -168,6 +175,8 @@ class Bridge(Transport):
     async def _whole(self, answer: Answer, translation: Translation, stream: bool) -> Answer:
         """Return the translated answer. ``stream``: the client asked for a stream, and the server sent none."""
         raw = await self._read(answer.body)
+        if _is_stream(answer) and translation.reads_whole:  # some servers always stream
+            return await self._answered(answer, translation.joined(raw))
         try:
             value = _decoded(raw)
         except (ValueError, RecursionError) as error:
@@ -180,8 +189,11 @@ class Bridge(Transport):
         if stream and translation.reads_whole:
             event = sse.encode(msgspec.json.encode(value))
             return await self._stream(Answer.whole(200, answer.headers, event), translation)
+        return await self._answered(answer, asyncio.to_thread(translation.whole, value))
+
+    async def _answered(self, answer: Answer, translating: Awaitable[dict[str, Any]]) -> Answer:
         try:
-            translated = await asyncio.to_thread(translation.whole, value)
+            translated = await translating
         except ErrorInStream as error:
             return await self._error(answer, _error_bytes(error))
         except UpstreamInterrupted:
