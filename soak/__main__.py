@@ -15,7 +15,6 @@ SUBJECTS = {
     "timing": "whether response times reveal another team's conversations",
     "servers": "real inference servers behind the proxy",
     "clients": "real clients with default settings, in sessions longer than the window",
-    "injection": "instructions in old tool results, and whether a real small model follows them in summaries",
 }
 """The checks. Each has a module ``soak.NAME.command`` with a click command ``main``."""
 

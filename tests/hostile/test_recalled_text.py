@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from proxy.recall.tool import NAME, TAG
-from soak.injection.conversation import PLACES, POISONED, conversation
-from soak.injection.payloads import payloads, pieces
 from tests.kit.front_door import Front, archive_id, front
+from tests.kit.injected_conversation import PLACES, POISONED, conversation
+from tests.kit.injected_orders import payloads, pieces
 from tests.kit.messages import words
 from tests.kit.upstream import Reply, ToolCall
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.summary_message import TAG
-from soak.injection.payloads import CLOSE, parts, payloads
 from tests.kit.compacting import rules, send
 from tests.kit.conversations import turns
+from tests.kit.injected_orders import CLOSE, parts, payloads
 from tests.kit.scripted import chat as conversation
 from tests.kit.scripted import protected
 from tests.kit.upstream import Reply, StandIn
