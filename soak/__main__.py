@@ -13,7 +13,6 @@ SUBJECTS = {
     "connections": "ten thousand open streams that send little",
     "memory": "memory and CPU time with ever new conversations",
     "timing": "whether response times reveal another team's conversations",
-    "servers": "real inference servers behind the proxy",
     "clients": "real clients with default settings, in sessions longer than the window",
 }
 """The checks. Each has a module ``soak.NAME.command`` with a click command ``main``."""

@@ -1,1 +1,0 @@
-"""Run real inference servers behind the proxy, with a tiny model of random weights."""
