@@ -82,7 +82,7 @@ class ServerSettings(Section):
     """Maximum bytes of all request bodies together, at least twice body_limit. Default: 1GB, or twice body_limit if
     that is more."""
     cache_memory: Size = 256_000_000
-    """Bytes that the caches of a process may take: of counts, beginnings of conversations, items, and summaries."""
+    """Bytes that the caches of a process may take: of counts, items, and summaries."""
     cors_origins: tuple[Origin, ...] = ()
     """Origins of web pages that may call the proxy from a browser, like https://app.example; * for all origins."""
     hosts: tuple[HostName, ...] = ()

@@ -188,7 +188,7 @@ WORKER_STARTS = _counter("compaction_worker_starts", "Worker processes that star
 RETRIES = _counter(
     "compaction_retries",
     "Attempts after the first, by cause.",
-    {"cause": "`overflow`, `reasoning`, `compaction`, `roles`, `tool`, `added`, `empty`", "upstream": _NAME},
+    {"cause": "`overflow`, `reasoning`, `roles`, `tool`, `added`, `empty`", "upstream": _NAME},
     note="Requests that continue a response after a recall don't count.",
 )
 OVERFLOWS = _counter(

@@ -53,7 +53,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``, or
     ``stage``. If the proxy didn't act on one, it's the cause of the retry: ``overflow`` (the prompt was too long),
-    ``reasoning``, ``compaction``, ``roles``, or ``added`` (the upstream refused that part), ``tool`` (it compressed the
+    ``reasoning``, ``roles``, or ``added`` (the upstream refused that part), ``tool`` (it compressed the
     response to a request with the tool), or ``empty`` (it ended a stream early). ``level`` is its threshold, and
     ``size`` the request's size, both in tokens, messages, or bytes. ``share`` is the share of the input budget that
     ``level`` is, for ``fraction``.
@@ -127,7 +127,7 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt to send the request.
 
     ``status`` is the upstream's, ``None`` if there was no response. ``error`` has the names in its error. ``result`` is
-    ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``compaction`` (refused), ``roles`` (refused),
+    ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``roles`` (refused),
     ``empty``, ``tool``, ``added`` (refused with what the proxy had added), ``continued`` (after a recall), or the code
     of the proxy's error. ``tokens`` is the proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the
     limit that the refusal states. ``ms`` is the time until the response started. ``usage`` is its part of the record's

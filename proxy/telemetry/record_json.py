@@ -139,8 +139,6 @@ def reason_text(reason: Reason) -> str:
             return "The upstream refused the reasoning in the request, so the proxy sent the request without it."
         case "roles":
             return "The upstream refused the roles in the request, so the proxy sent it with alternating roles."
-        case "compaction":
-            return "The upstream refused its own compaction in the request, so the proxy sent a summary instead."
         case "empty":
             return f"The upstream ended its response to {size} tokens early, as if the prompt didn't fit."
         case "tool":

@@ -1,6 +1,6 @@
 """Send requests in an API that the upstream doesn't have, in one that it has.
 
-LiteLLM's functions translate the request and the answer. The request itself goes through the upstream's transport for
+The proxy translates the request and the answer. The request itself goes through the upstream's transport for
 the other API, so keys, addresses, time limits, and the upstream's own errors stay as they are. LiteLLM's own calls,
 such as ``aresponses``, would open connections of their own and wrap errors in LiteLLM's words.
 """
