@@ -136,7 +136,6 @@ def planner(messages: Sequence[Mapping[str, object]]) -> Callable[[], Plan]:
     rules = rules_for(Settings().policies["default"], window_known=True)
 
     def plan() -> Plan:
-        turns[-1].facts.outlook = None  # otherwise the plan is only looked up
         return make_plan(turns[head:], rules, envelope, counter.format)
 
     return plan

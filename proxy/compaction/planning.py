@@ -8,7 +8,6 @@ prefix of the next one, which keeps the provider's prompt cache valid.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ from proxy.compaction.pressure import (
     NEARING,
     PRESSING,
     ROOM,
-    SEPARATOR,
     BytePressure,
     MessagePressure,
     Pressure,
@@ -170,85 +168,10 @@ _LIGHTENING = (media.NAME, results.NAME, arguments.NAME)
 """The stages that reduce bytes, in the order in which they are applied. Media come first: they have the most bytes."""
 
 
-REACH = 100
-"""Messages that may have come since the plan that ``make_plan`` remembers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """A plan, and how much the conversation may grow before it needs another one. The last message's facts have it.
-
-    ``prefix`` identifies the ``count`` messages that the plan was made for, which have ``total`` tokens. The plan stays
-    the same while fewer than ``tokens``, ``messages``, and ``bytes`` are added.
-    """
-
-    rules: Rules
-    envelope: Envelope
-    format: Format
-    plan: Plan
-    count: int
-    prefix: bytes
-    total: int
-    tokens: float
-    messages: float
-    bytes: float
-
-    def fits(self, new: Sequence[Turn], tokens: int) -> bool:
-        """Return whether the plan stays the same after more messages, which have ``tokens``."""
-        if not new:
-            return True
-        group = self.plan.limits.group
-        if new[0].facts.kind == "result" or tokens >= self.tokens or (group is not None and tokens > group):
-            return False
-        if len(new) >= self.messages or sum([len(turn.raw) + SEPARATOR for turn in new]) >= self.bytes:
-            return False
-        return not self.rules.pins.among(new, self.format)
-
-
-def _remembered(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format) -> Plan | None:
-    """Return the plan of an earlier request of the conversation if no message since then changes it."""
-    for end in range(len(body), max(0, len(body) - REACH), -1):
-        known = body[end - 1].facts.outlook
-        if known is not None and known.count == end and known.format is format:
-            break
-    else:
-        return None
-    prefix, tokens = _identity(body[:end]), [turn.facts.tokens for turn in body]
-    if (known.rules, known.envelope, known.prefix, known.total) != (rules, envelope, prefix, sum(tokens[:end])):
-        return None
-    new, grown = body[end:], sum(tokens[end:])
-    if not known.fits(new, grown) or any(turn.facts.links.refers for turn in body[end - 1 :]):
-        return None  # a group that goes on may be too large now
-    if new:
-        body[end - 1].facts.outlook = None
-        body[-1].facts.outlook = replace(
-            known,
-            count=len(body),
-            prefix=_identity(body),
-            total=known.total + grown,
-            tokens=known.tokens - grown,
-            messages=known.messages - len(new),
-            bytes=known.bytes - sum([len(turn.raw) + SEPARATOR for turn in new]),
-        )
-    return known.plan
-
-
-def _identity(body: Sequence[Turn]) -> bytes:
-    return hashlib.sha256(b"".join([turn.facts.digest for turn in body])).digest()
-
-
 def make_plan(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format) -> Plan:
-    """Return the plan for a body under a policy. This function rounds ``envelope``.
-
-    While a conversation grows below every trigger, this returns the plan of its last request.
-    """
+    """Return the plan for a body under a policy. This function rounds ``envelope``."""
     level = lowest_level(rules.trigger, envelope.budget)
     envelope = envelope.rounded(level, rules.bounds.bytes)
-    known = _remembered(body, rules, envelope, format)
-    return _made(body, rules, envelope, format) if known is None else known
-
-
-def _made(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format) -> Plan:
     stages = rules.applied_to(body, format)
     limits = section_limits(rules, envelope)
     pinned = rules.pins.among(body, format)
@@ -266,13 +189,7 @@ def _made(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Format
         planner.arrive(end)
     plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending, state)
     stale = _stale_reasoning(format.binds_reasoning, sizes, planner.limited_at, planner.changed_at)
-    plan = replace(plan, stale_reasoning=stale)
-    left = planner.left(len(sizes))
-    if body and min(left) > 0:
-        total = sum([turn.facts.tokens for turn in body])
-        known = Outlook(rules, envelope, format, plan, len(body), _identity(body), total, *left)
-        body[-1].facts.outlook = known
-    return plan
+    return replace(plan, stale_reasoning=stale)
 
 
 def _stale_reasoning(binding: Binding, sizes: Sizes, limited_at: int, changed_at: int) -> int:
@@ -355,15 +272,6 @@ class Planner:
         sent = self._whole + sizes.total[end] + sizes.clipped[end] >= self._quiet
         if sent and sizes.clipped[end] and (not self.limited_at or end in sizes.eased):
             self.limited_at = end
-
-    def left(self, end: int) -> tuple[float, float, float]:
-        """Return how many tokens, messages, and bytes may be added to ``end`` segments before the planner may act."""
-        messages, heavy = self._message_pressure, self._byte_pressure
-        return (
-            self._quiet - self._base - self._sizes.total[end],
-            math.inf if messages is None else self._crowded - messages.grown[end],
-            math.inf if heavy is None else self._heavy - heavy.grown[end],
-        )
 
     def _settle(self) -> None:
         """Update the sizes that stay constant until the next move."""

@@ -20,7 +20,6 @@ import msgspec
 if TYPE_CHECKING:
     from proxy.compaction.format import Format
     from proxy.compaction.identifiers import Names
-    from proxy.compaction.planning import Outlook
 
 
 Kind = Literal["system", "user", "assistant", "result", ""]
@@ -135,7 +134,6 @@ class Facts:
     - ``names`` are the likeliest names in a result that was shortened. Its shorter forms share them.
     - ``pinned`` caches whether the unit matches a policy's pin patterns.
     - ``uses`` caches the ids of calls with the files that they use, and ``failed`` whether a result reports a failure.
-    - ``outlook`` caches the plan of the conversation that ends with the unit.
     """
 
     kind: Kind
@@ -165,7 +163,6 @@ class Facts:
     pinned: dict[tuple[str, ...], bool] = field(default_factory=dict)
     uses: tuple[tuple[str, tuple[FileUse, ...]], ...] | None = None
     failed: bool | None = None
-    outlook: Outlook | None = None
 
     @property
     def bytes(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -201,8 +200,7 @@ def test_a_growing_conversation_has_the_plans_that_its_parts_have_alone(
     growing, envelope = turns(messages), Envelope(budget, 0, 0)
     for end in requests(messages):
         alone = make_plan(turns(messages[:end]), policy, envelope, FORMAT)
-        for _ in range(2):
-            assert make_plan(growing[:end], policy, envelope, FORMAT) == alone
+        assert make_plan(growing[:end], policy, envelope, FORMAT) == alone
 
 
 def program(name: str, calls: int, tokens: int) -> list[Turn]:
@@ -230,36 +228,6 @@ def test_the_checkpoint_is_made_while_a_program_runs_and_before_it() -> None:
     assert plan_of(body).seen == {6: 20}
     assert plan_of(body[:20]).seen == {6: 20}
     assert plan_of(body[:18]).empty
-
-
-def remembered(changed: Callable[[list[Turn]], list[Turn]], policy: Rules = PLAIN, budget: int = 10_000) -> Plan | None:
-    """Return the plan for a changed conversation if it's the very one that was made for the original."""
-    body = [Turn(b"{}", Facts("assistant", "assistant", 1000, bytes([number] * 32))) for number in range(9)]
-    body.append(Turn(b"{}", Facts("user", "user", 500, bytes(32))))
-    format = Counting()
-    first = make_plan(body, PLAIN, Envelope(10_000, 1, 1), format)
-    assert first.cut
-    assert make_plan(list(body), PLAIN, Envelope(10_000, 10, 1, 100), format) is first, "a small difference"
-    found = make_plan(changed(body), policy, Envelope(budget, 1, 1), format)
-    return found if found is first else None
-
-
-def more(kind: Kind, tokens: int, content: bytes = b"{}") -> Callable[[list[Turn]], list[Turn]]:
-    return lambda body: [*body, Turn(content, Facts(kind, kind, tokens, b"new"))]
-
-
-def test_a_plan_holds_until_a_message_may_change_it() -> None:
-    assert remembered(list)
-    assert remembered(more("assistant", 900))
-    assert not remembered(more("assistant", 9000)), "a trigger may fire"
-    assert not remembered(more("result", 1)), "the last group isn't complete"
-    assert not remembered(list, budget=9_000), "another window"
-    assert not remembered(list, policy=rules(arguments=False, results=False, keep=Clause(messages=4)))
-    assert not remembered(lambda body: body[1:]), "the client removed a message"
-    assert not remembered(lambda body: [body[1], body[0], *body[2:]])
-    assert not remembered(lambda body: body[:-1])
-    counted = replace(Facts("assistant", "assistant", 1000, bytes(32)), tokens=1001)
-    assert not remembered(lambda body: [Turn(b"{}", counted), *body[1:]]), "the same content, counted again"
 
 
 def bought(window: int, fixed: float, turn: float, *, wild: bool, prepare: bool = True) -> tuple[int, int, int]:
