@@ -253,7 +253,7 @@ def test_a_bridges_ids_are_unique_although_the_upstreams_are_not(tmp_path: Path)
             ids = [asked(url, said(name))["id"] for name in ("alice", "bob")]
             asked(url, said("bob"), {"type": "item_reference", "id": ids[1]}, said("What did you say?"))
             _, message, _ = seen[-1]["messages"]
-            assert message["content"] == [{"type": "text", "text": "You said: bob"}]
+            assert message["content"] == "You said: bob"
             calls = [asked(url, said(name), tools=[get]) for name in ("alice", "bob")]
             assert calls[0]["call_id"] != calls[1]["call_id"]
             result = {"type": "function_call_output", "call_id": calls[1]["call_id"], "output": "sunny"}

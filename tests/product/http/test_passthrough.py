@@ -151,7 +151,7 @@ def test_a_stream_of_another_api_that_breaks_ends_in_an_error(start_proxy: Start
     with stage(lambda _: [stream_head(), chunk(RESPONSES_EVENT + b"event: resp"), 0.01, End.CLOSE]) as upstream:
         got = ask(start_proxy(upstream.url), "/v1/responses", b'{"stream":true}')
     assert got.whole
-    assert got.body.startswith(RESPONSES_EVENT + b'data: {"error":{')
+    assert got.body.startswith(RESPONSES_EVENT + b'event: error\ndata: {"type":"error"')
     assert b"upstream_interrupted" in got.body
 
 

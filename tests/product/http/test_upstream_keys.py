@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.http.headers import Credential, with_beta
+from proxy.http.headers import Credential
 from proxy.upstream.relay import Address, RelayTransport, azure_address
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Stage, answer, chunk, stream_head
@@ -199,12 +199,3 @@ def test_older_azure_addresses_name_the_deployment_and_one_version(
     assert len(upstream.arrived) == before
     transport = RelayTransport(azure_address("https://a.test", None), upstream="main", api_key=None, headers={})
     assert transport.url("/models", "api-version=1") == "https://a.test/openai/models?api-version=1"
-
-
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [([], "b"), ([("anthropic-beta", "a")], "a,b"), ([("anthropic-beta", "b, a")], "b, a")],
-)
-def test_a_beta_is_added_once(sent: list[tuple[str, str]], expected: str) -> None:
-    assert with_beta([("x", "y"), *sent], "b") == [("x", "y"), ("anthropic-beta", expected)]
-    assert with_beta(sent, None) == sent
