@@ -7,7 +7,6 @@ import sys
 
 SUBJECTS = {
     "chaos": "half an hour of disconnecting clients, upstream failures, a locked store, and configuration edits",
-    "fleet": "three replicas while replicas, Redis, and object storage fail",
     "bombs": "requests and upstream responses that try to cost more than their size",
     "fuzz": "random input for the parsers of untrusted bytes",
     "connections": "ten thousand open streams that send little",

@@ -1,1 +1,0 @@
-"""Failures of replicas, of the store, and of object storage, under the load of agents."""
