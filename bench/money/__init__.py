@@ -1,1 +1,0 @@
-"""Compute the price of conversations and their summaries at a provider with a prompt cache."""
