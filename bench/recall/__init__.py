@@ -1,1 +1,0 @@
-"""Whether a model finds facts that compaction removed."""
