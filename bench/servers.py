@@ -54,12 +54,6 @@ class Server:
         return cpu_seconds(self._process.pid)
 
     @property
-    def workers(self) -> list[psutil.Process]:
-        """The processes that serve: its workers, or the server itself if it has none."""
-        own = psutil.Process(self._process.pid)
-        return [child for child in own.children() if "spawn_main" in " ".join(child.cmdline())] or [own]
-
-    @property
     def megabytes(self) -> float:
         """The resident memory in MB."""
         return float(psutil.Process(self._process.pid).memory_info().rss) / 1e6
@@ -94,10 +88,10 @@ class Server:
 
 
 @contextlib.contextmanager
-def upstream(core: int | None, module: str = "bench.upstream", *arguments: str) -> Iterator[Server]:
-    """Start an upstream with the module's arguments after its port. Default: the benchmark's own."""
+def upstream(core: int | None) -> Iterator[Server]:
+    """Start the upstream."""
     port = free_port()
-    with _running(Server([sys.executable, "-m", module, str(port), *arguments], port, core)) as server:
+    with _running(Server([sys.executable, "-m", "bench.upstream", str(port)], port, core)) as server:
         server.connected().close()
         yield server
 
@@ -119,20 +113,19 @@ def proxy(
     behind: Server,
     folder: Path,
     configure: Callable[[int, Path], str] | None = None,
-    options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     before: Sequence[str] = (),
 ) -> Iterator[Server]:
     """Start the proxy with the public command. Its configuration and store are in ``folder``.
 
     ``configure`` returns a configuration for the upstream's port and the database. Default: ``configuration``.
-    ``options`` are further options of the command. ``before`` is a command that runs it.
+    ``before`` is a command that runs it.
     """
     port = free_port()
     file = folder / f"config-{port}.yaml"
     text = (configure or configuration)(behind.port, folder / f"store-{port}.db")
     file.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port), *options]
+    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
     with _running(Server([*before, *command], port, core, environment)) as server:
         yield server
 
