@@ -9,7 +9,6 @@ SUBJECTS = {
     "chaos": "half an hour of disconnecting clients, upstream failures, a locked store, and configuration edits",
     "bombs": "requests and upstream responses that try to cost more than their size",
     "fuzz": "random input for the parsers of untrusted bytes",
-    "connections": "ten thousand open streams that send little",
     "memory": "memory and CPU time with ever new conversations",
     "timing": "whether response times reveal another team's conversations",
     "clients": "real clients with default settings, in sessions longer than the window",
