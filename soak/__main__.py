@@ -10,7 +10,6 @@ SUBJECTS = {
     "bombs": "requests and upstream responses that try to cost more than their size",
     "fuzz": "random input for the parsers of untrusted bytes",
     "memory": "memory and CPU time with ever new conversations",
-    "timing": "whether response times reveal another team's conversations",
     "clients": "real clients with default settings, in sessions longer than the window",
 }
 """The checks. Each has a module ``soak.NAME.command`` with a click command ``main``."""
