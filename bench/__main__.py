@@ -41,7 +41,7 @@ def main(scale: str | None, apis: Sequence[str], groups: Sequence[str], file: Pa
     """
     chosen = SCALES[scale or "full"]
     wanted = groups or (GROUPS[:2] if apis else GROUPS)
-    steps = {"requests": 1, "turns": 2, "compaction": 1, "beside": 3, "process": (chosen.starts + 4) / chosen.rounds}
+    steps = {"requests": 1, "turns": 2, "compaction": 1, "beside": 3, "process": (chosen.starts + 3) / chosen.rounds}
     console = Console(width=max(150, Console().width))
     with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
         bar = progress.add_task("measuring", total=chosen.rounds * sum(steps[group] for group in wanted))
@@ -91,8 +91,6 @@ def _process(passthrough: Start, proxy: Start, folder: Path, scale: Scale, step:
         step()
         rows += alone.cold(theirs, restarted, scale)
         step()
-    rows += alone.planning(scale)
-    step()
     rows += alone.blocking(scale)
     step()
     return rows

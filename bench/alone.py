@@ -1,4 +1,4 @@
-"""Figures of the proxy alone: start, memory, delays of the event loop under load, and the CPU of planning."""
+"""Figures of the proxy alone: start, memory, and delays of the event loop under load."""
 
 from __future__ import annotations
 
@@ -15,16 +15,13 @@ import uvloop
 from bench import bodies, calls, compactions
 from bench.client import Broken, Caller, pings, request
 from bench.figures import MILLI, Row, Scale, Target
-from bench.planning import planner
 from bench.servers import Server
 from tests.kit.client import connected
 
 PING_SECONDS = 0.005
-PLANS = 20
 SETTLING_SECONDS = 0.02
 LOADING_SECONDS, LOADING_CPU = 0.5, 0.05
 """A server that uses less CPU in this time isn't loading a tokenizer."""
-"""Part of the names of rows that measure counts."""
 
 Start = Callable[[], AbstractContextManager[Server]]
 Step = Callable[[], None]
@@ -133,20 +130,6 @@ def _cpu(server: Server, caller: Caller, sent: bytes) -> float:
     caller.ask(sent)
     time.sleep(SETTLING_SECONDS)
     return server.cpu - before
-
-
-def planning(scale: Scale) -> list[Row]:
-    """Measure the CPU of planning a whole conversation whose counts are cached, in this process."""
-    row = Row("planning a 1.1 MB conversation, counts known: CPU", "ms")
-    plan = planner(bodies.messages(bodies.CONVERSATION_BYTES))
-    if not plan().checkpoints:  # This first call also caches the shortened messages.
-        raise Broken(f"{row.name}: there was nothing to plan")
-    for _ in range(scale.rounds):
-        before = time.process_time()
-        for _ in range(PLANS):
-            plan()
-        row.proxy.append(MILLI * (time.process_time() - before) / PLANS)
-    return [row]
 
 
 def blocking(scale: Scale) -> list[Row]:

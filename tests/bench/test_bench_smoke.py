@@ -48,7 +48,6 @@ def test_every_case_is_measured_on_both_sides(written: tuple[str, list[dict[str,
     alone = {row["name"] for row in rows if not row["passthrough"]}
     assert alone == {
         "memory, counting with o200k",
-        "planning a 1.1 MB conversation, counts known: CPU",
         "longest hold of the interpreter next to a first compaction of 1.1 MB",
     }
 
