@@ -159,10 +159,11 @@ def _tools_within(conversation: msgspec.Raw) -> Iterator[msgspec.Raw]:
 
 def _item(raw: msgspec.Raw) -> list[tuple[str, msgspec.Raw]]:
     """Return the fields of an item by the letters of their names. Raises ``ModelNotAllowed``."""
-    pairs = _pairs(bytes(raw))
-    if pairs is None and bytes(raw).startswith(b"{"):
+    if not bytes(raw).startswith(b"{"):
+        return []
+    if (pairs := _pairs(bytes(raw))) is None:
         raise _unreadable()
-    return [(_letters(name), value) for name, value in pairs or []]
+    return [(_letters(name), value) for name, value in pairs]
 
 
 def _check_value(caller: Caller, field: str, raw: msgspec.Raw) -> Any:
