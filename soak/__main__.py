@@ -7,7 +7,6 @@ import sys
 
 SUBJECTS = {
     "chaos": "half an hour of disconnecting clients, upstream failures, a locked store, and configuration edits",
-    "bombs": "requests and upstream responses that try to cost more than their size",
     "memory": "memory and CPU time with ever new conversations",
     "clients": "real clients with default settings, in sessions longer than the window",
 }

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from proxy.dialects.request import MAX_MESSAGES, MAX_VALUES
-from soak.bombs.families import HEAVY, KB64, MB, body, errors, requests, sized, user
 from tests.hostile.test_bodies import waits, watched
 from tests.kit.client import CHAT, JSON, ask, chat
-from tests.kit.program import Program, relaying
+from tests.kit.costly_bodies import (
+    ANSWERS,
+    HEAVY,
+    KB64,
+    MB,
+    STREAMS,
+    body,
+    errors,
+    passed_on,
+    requests,
+    sized,
+    user,
+)
+from tests.kit.program import Program, program, relaying, write_config
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer
 
 CPU_SECONDS = 1.5
@@ -26,6 +40,10 @@ def upstream() -> Iterator[RawUpstream]:
     bodies = {name: (raw, how) for name, raw, how in errors()}
 
     def script(arrived: Arrived) -> list[Step]:
+        if (kind := arrived.header("x-answer")) is not None:
+            return [answer(ANSWERS[kind])]
+        if (kind := arrived.header("x-stream")) is not None:
+            return [answer(STREAMS[kind], headers=[("Content-Type", "text/event-stream")])]
         name = arrived.header("x-error")
         if name is None:
             return [answer(b'{"choices":[{"message":{"content":"hi"}}]}')]
@@ -81,6 +99,36 @@ def test_no_error_of_64_kb_takes_a_second(server: Program) -> None:
         for stream in (False, True):
             sent = chat("hi", stream=stream)
             taken = cost(server, functools.partial(ask, server.url, CHAT, sent, [JSON, ("x-error", name)]))
+            if taken > CPU_SECONDS:
+                expensive[name] = taken
+    assert expensive == {}
+
+
+@pytest.mark.parametrize(
+    ("header", "names"), [("x-answer", tuple(ANSWERS)), ("x-stream", tuple(STREAMS))], ids=["answers", "streams"]
+)
+def test_no_response_of_64_kb_takes_a_second(server: Program, header: str, names: tuple[str, ...]) -> None:
+    sent = chat("hi", stream=header == "x-stream")
+    taken = {
+        name: cost(server, functools.partial(ask, server.url, CHAT, sent, [JSON, (header, name)])) for name in names
+    }
+    assert {name: seconds for name, seconds in taken.items() if seconds > CPU_SECONDS} == {}
+
+
+def test_no_request_that_is_read_and_passed_through_takes_a_second(upstream: RawUpstream, tmp_path: Path) -> None:
+    settings = {
+        "auth": {"mode": "keys"},
+        "upstreams": {"main": {"provider": "openai", "base_url": f"{upstream.url}/v1", "api_key": "sk-canary"}},
+        "teams": {"some": {"keys": [f"sha256:{hashlib.sha256(b'sk-some').hexdigest()}"], "models": ["gpt-*"]}},
+    }
+    key, expensive = ("x-api-key", "sk-some"), {}
+    with program(write_config(settings, tmp_path)) as restricted:
+        send = functools.partial(ask, restricted.url, "/v1/embeddings")
+        assert send(b'{"model":"gpt-4","input":"hi"}', [JSON, key]).status == 200
+        for name, raw, how in passed_on("gpt-4"):
+            taken = cost(
+                restricted, functools.partial(send, raw, [JSON, key, *([("content-encoding", how)] if how else [])])
+            )
             if taken > CPU_SECONDS:
                 expensive[name] = taken
     assert expensive == {}

@@ -38,7 +38,7 @@ def packed(plain: Callable[[int], bytes]) -> bytes:
         bulk = plain(size)
         left = KB64 - 2_000 - len(gzip.compress(bulk, 6))
         if left > 0:
-            noise = random.Random(1).randbytes(left * 5 // 6).hex().encode()  # noqa: S311 - the same in each run
+            noise = random.Random(1).randbytes(left * 5 // 6).hex().encode()
             return gzip.compress(b'{"user":"' + noise + b'",' + bulk[1:], 6)
     raise AssertionError("the body doesn't compress")
 
@@ -51,11 +51,6 @@ def asking(model: str, plain: Callable[[int], bytes], size: int, field: str = "m
 def renamed(raw: bytes, field: str) -> bytes:
     """Return a request with this field in place of ``messages``."""
     return raw.replace(b'"messages":', b'"%s":' % field.encode(), 1)
-
-
-def chat(content: str, **fields: object) -> bytes:
-    """Return a small request."""
-    return body(user(json.dumps(content)), **fields)
 
 
 def repeated(piece: str, between: str = ",") -> Callable[[int], bytes]:
@@ -132,7 +127,7 @@ PLAIN: dict[str, Callable[[int], bytes]] = {
 
 
 def chance(size: int, alphabet: str) -> str:
-    return "".join(random.Random(1).choices(alphabet, k=size))  # noqa: S311 - the same in each run
+    return "".join(random.Random(1).choices(alphabet, k=size))
 
 
 @functools.cache
@@ -221,11 +216,11 @@ PASSED_ON: dict[str, Callable[[int], bytes]] = {
     "long numbers": lambda size: body("1" * size),
     "many long numbers": lambda size: body(",".join(["9" * 4_000] * (size // 4_001)) + ",NaN"),
 }
-"""Families for the check of requests of a team that may use some models only."""
+"""Bodies for paths that are passed through, which the proxy reads if a team may use some models only."""
 
 
 def passed_on(model: str) -> Iterator[tuple[str, bytes, str | None]]:
-    """Yield names, bodies of 64 KB for paths that are passed through, and their compression."""
+    """Yield names, these bodies and those of conversations, 64 KB at most, and their compression."""
     for name, plain in PASSED_ON.items():
         made = functools.partial(asking, model, plain)
         yield name, made(KB64 - 2_000), None
@@ -287,12 +282,3 @@ HEAVY: dict[str, Callable[[], bytes]] = {
     "64 MB of numbers": lambda: sized("1", 31_900_000),
 }
 """Bodies as large as the default limit, or with the highest number of messages or values."""
-
-HEAVY_PASSED_ON: dict[str, Callable[[], bytes]] = {
-    "64 MB of tools": lambda: in_tools(b"1")(63_900_000),
-    "distinct fields": lambda: distinct_fields(50_000_000),
-    "64 MB of numbers and NaN": lambda: body("1," * 31_900_000 + "NaN"),
-    "64 MB of numbers and a control character": lambda: body('"\x01",' + "1," * 31_900_000 + "1"),
-    "1,001 fields and 60 MB of numbers": lambda: distinct_fields(11_011)[:-1] + b',"b":[' + b"1," * 30_000_000 + b"1]}",
-}
-"""Such bodies for paths that are passed through."""
