@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.quality.conversations import Conversation, Message
 from bench.quality.outcome import Outcome
-from proxy.compaction.rules import USER_FRAME_TOKENS
+from proxy.compaction import keeps
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.units import arguments_of, calls_of, text_of
 from tests.kit.upstream import faults
@@ -127,7 +127,7 @@ class Judge:
         users = [i for i, message in enumerate(messages) if message.role == "user"]
         chosen: set[int] = set()
         for index in [*users[:1], *reversed(users[1:])]:
-            tokens -= self._size(messages[index]) + USER_FRAME_TOKENS
+            tokens -= self._size(messages[index]) + keeps.USER_FRAME_TOKENS
             if tokens < 0:
                 break
             chosen.add(index)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.pressure import COMMA
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, clip_marker
@@ -20,17 +21,8 @@ from proxy.compaction.turn import PROGRAM, Forms, Turn
 
 NAME = "fit"
 
-SMALLEST = 120
-"""Tokens. Smaller messages aren't shortened."""
-
-SMALLEST_BYTES = 600
-"""Bytes. When bytes are over the limit, smaller messages aren't shortened."""
-
-MARGIN = 64
-"""Divisor of the byte limit: this part stays free, because cuts are made by tokens and their bytes aren't exact."""
-
 _NO_KEEP = Clause(messages=1)
-_TIGHT_ARGUMENTS = arguments.ArgumentRules((), _NO_KEEP, max_length=400, tools=("*",))
+_TIGHT_ARGUMENTS = arguments.ArgumentRules((), _NO_KEEP, max_length=keeps.FIT_ARGUMENT, tools=("*",))
 _ANY_MEDIA = media.MediaRules((), _NO_KEEP)
 
 
@@ -63,13 +55,13 @@ def fit(
     """
     pieces = list(rendered.pieces)
     if room is not None:
-        limit = _Limit(room, _tokens, _same, SMALLEST)
+        limit = _Limit(room, _tokens, _same, keeps.FIT_TOKENS)
         for rung in (_results, _arguments, _media, _texts, *_LAST):
             if limit.excess(pieces) <= 0:
                 break
             pieces = rung(pieces, limit, rules, format)
     if byte_room is not None and sum(map(_bytes, pieces)) > byte_room:
-        limit = _Limit(byte_room - byte_room // MARGIN, _bytes, _as_tokens, SMALLEST_BYTES)
+        limit = _Limit(byte_room - byte_room // keeps.BYTE_MARGIN_DIVISOR, _bytes, _as_tokens, keeps.FIT_BYTES)
         # Media come first: they have the most bytes, so that often no text has to be cut.
         for rung in (_media, _results, _arguments, _texts, *_LAST):
             if limit.excess(pieces) <= 0:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from proxy.compaction import keeps
 from proxy.compaction.format import TextCounter
 from proxy.compaction.shorten import SEARCHED
 from proxy.constants import UNDECODABLE
@@ -480,9 +481,6 @@ SMALL = 3
 _FOLDER_TOKENS = 10
 """About the tokens of a folder's line. The exact size is known when the lines are written."""
 
-_RARE_PART = 0.12
-"""Share of the list that is for names which a model can't guess, even if they were mentioned only once."""
-
 _RARE = ("url", "ticket", "code", "email", "amount")
 _WITH_DIGITS = ("name", *FILES)
 _DIGITS = re.compile(r"\d{3}")
@@ -506,7 +504,7 @@ def index(found: Names, shown: str, max_tokens: int, count: TextCounter) -> str:
     is_shown, size = cache(search_in(shown)), cache(count)
     room = max_tokens
     for _ in range(_ROUNDS):
-        first = _chosen(rare, found, is_shown, int(room * _RARE_PART), size)
+        first = _chosen(rare, found, is_shown, int(room * keeps.RARE_PART), size)
         chosen = _chosen([*first, *names], found, is_shown, room, size)
         lines = "\n".join(_lines(chosen, found))
         left = max_tokens - count(lines)

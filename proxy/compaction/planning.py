@@ -12,17 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Binding, Format
 from proxy.compaction.gains import Gains, stage_gains
-from proxy.compaction.pressure import (
-    NEARING,
-    PRESSING,
-    ROOM,
-    BytePressure,
-    MessagePressure,
-    Pressure,
-    part,
-)
+from proxy.compaction.pressure import BytePressure, MessagePressure, Pressure, part
 from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limits
 from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, raised, share_of
 from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
@@ -161,9 +154,6 @@ def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) ->
     raise ValueError(f"no user message before position {position}")
 
 
-FULL = 0.95
-"""Share of the budget at which any gain is enough to compact, because the upstream may refuse the next turn."""
-
 _LIGHTENING = (media.NAME, results.NAME, arguments.NAME)
 """The stages that reduce bytes, in the order in which they are applied. Media come first: they have the most bytes."""
 
@@ -279,8 +269,8 @@ class Planner:
         messages, heavy = self._message_pressure, self._byte_pressure
         self._base = self._size(cut, cut) - self._sizes.total[cut]
         # Most groups arrive far below these levels and are skipped.
-        self._crowded = math.inf if messages is None else messages.level(cut, NEARING)
-        self._heavy = math.inf if heavy is None else heavy.level(cut, PRESSING)
+        self._crowded = math.inf if messages is None else messages.level(cut, keeps.NEARING)
+        self._heavy = math.inf if heavy is None else heavy.level(cut, keeps.PRESSING)
 
     def _relieve(self, end: int) -> None:
         """Compact because the request is near a limit on messages or bytes.
@@ -290,15 +280,15 @@ class Planner:
         """
         messages, heavy = self._message_pressure, self._byte_pressure
         pressures: list[Pressure] = []
-        if messages is not None and self._at(messages, end) >= part(PRESSING, messages.most):
+        if messages is not None and self._at(messages, end) >= part(keeps.PRESSING, messages.most):
             pressures.append(messages)
-        if heavy is not None and self._at(heavy, end) >= part(PRESSING, heavy.most):
+        if heavy is not None and self._at(heavy, end) >= part(keeps.PRESSING, heavy.most):
             pressures.append(heavy)
         if not pressures:
             if (
                 messages is not None
                 and self.pending is None
-                and self._at(messages, end) >= part(NEARING, messages.most)
+                and self._at(messages, end) >= part(keeps.NEARING, messages.most)
             ):
                 self._prepare_for_messages(messages, end)
             return
@@ -308,7 +298,7 @@ class Planner:
             moves, after = self._lighter_moves(heavy, end, now)
             if not self._worth(heavy, now, after):
                 moves = {}
-            if moves and len(pressures) == 1 and after <= part(ROOM, heavy.most):
+            if moves and len(pressures) == 1 and after <= part(keeps.ROOM, heavy.most):
                 self._apply(moves, end)
                 return
             # If a summary is needed too, remove media first: they may be the only excess in the kept messages.
@@ -328,7 +318,7 @@ class Planner:
     def _lighter_moves(self, heavy: BytePressure, end: int, now: int) -> tuple[dict[str, int], int]:
         """Return the frontiers that give the bytes room to grow, and the bytes after those moves."""
         moves: dict[str, int] = {}
-        target = part(ROOM, heavy.most)
+        target = part(keeps.ROOM, heavy.most)
         stages = {stage.name: stage for stage in self._stages}
         for name in _LIGHTENING:
             stage = stages.get(name)
@@ -351,10 +341,10 @@ class Planner:
         """
         if not self._rules.prepare:
             return
-        growth = part(PRESSING, messages.most) - self._at(messages, end)
+        growth = part(keeps.PRESSING, messages.most) - self._at(messages, end)
         latest = self._sizes.boundary(self._rules.keep, end, self._budget)
         cut = max(latest, self._cut)
-        while cut < self._sizes.newest(end) and messages.at(cut, end) + growth > part(ROOM, messages.most):
+        while cut < self._sizes.newest(end) and messages.at(cut, end) + growth > part(keeps.ROOM, messages.most):
             cut = self._sizes.next(cut)
         if cut > self._cut and self._worth(messages, self._at(messages, end), messages.at(cut, end)):
             self.pending = cut
@@ -442,7 +432,7 @@ class Planner:
     def _least_gain(self, size: int) -> float:
         """Return the tokens that a checkpoint must save. If the budget is almost full, one token is enough."""
         budget = self._budget
-        if budget is None or size < share_of(FULL, budget):
+        if budget is None or size < share_of(keeps.FULL, budget):
             return self._rules.least_gain * size
         # A summary that gains less would be bought again in the next turn. Beyond the budget, there is no choice.
         return 1 if size >= budget else max(1.0, self._rules.least_gain * self._projection.room)
@@ -479,5 +469,5 @@ class Planner:
 
     def _leaves_room(self, cut: int, end: int, *, growth: int = 0, pressures: Sequence[Pressure] = ()) -> bool:
         """Return whether a cut leaves room to grow, in tokens and under each given limit."""
-        roomy = all(pressure.at(cut, end) <= part(ROOM, pressure.most) for pressure in pressures)
+        roomy = all(pressure.at(cut, end) <= part(keeps.ROOM, pressure.most) for pressure in pressures)
         return roomy and self._projection.leaves_room(self._size(cut, end) + growth, cut)

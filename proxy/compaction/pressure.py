@@ -12,17 +12,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from proxy.compaction import keeps
 from proxy.compaction.gains import PlainGains
 from proxy.compaction.turn import Turn
-
-PRESSING = 0.95
-"""Share of a limit at which a conversation is compacted, because the upstream may refuse the next turn."""
-
-NEARING = 0.85
-"""Share of a limit at which the summary is prepared, if the policy prepares summaries."""
-
-ROOM = 0.60
-"""Share of a limit that a compaction aims for."""
 
 COMMA = 1
 """Bytes between two messages in an outgoing body."""
@@ -41,7 +33,7 @@ class Bounds:
     messages: int | None = None
     bytes: int | None = None
 
-    def reached(self, messages: int, size: int, share: float = PRESSING) -> bool:
+    def reached(self, messages: int, size: int, share: float = keeps.PRESSING) -> bool:
         """Return whether a request with ``messages`` messages and ``size`` bytes has reached a share of a limit."""
         return (self.messages is not None and messages >= part(share, self.messages)) or (
             self.bytes is not None and size >= part(share, self.bytes)

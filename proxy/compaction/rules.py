@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.plans import is_plan
 from proxy.compaction.pressure import UNBOUNDED, Bounds
@@ -137,7 +138,7 @@ class Rules:
     user_messages: UserMessageRules
     index: IndexRules
     shorten_last_user_message: bool = False
-    least_gain: float = 0.10
+    least_gain: float = keeps.LEAST_GAIN
     pins: Pins = NO_PINS
     archive: bool = False
     role: str = "user"
@@ -197,48 +198,6 @@ class Rules:
         return False
 
 
-# Shares of the budget that the parts of a compacted conversation may not exceed, even if the policy allows more. With
-# `keep` at 0.10, a conversation restarts at about 0.27 of the budget and grows by 0.58 until the trigger at 0.85.
-SUMMARY_SHARE = 0.05
-USER_SHARE = 0.06
-# The newest user message, if the messages after the checkpoint still work on it. It's kept unchanged unless its text
-# exceeds this share.
-NEWEST_SHARE = 0.30
-# System messages inside the conversation, newest first. The newest one may use up to ``NEWEST_SHARE``.
-SYSTEM_SHARE = 0.10
-# The assistant's last text.
-WORDS_SHARE = 0.02
-INDEX_SHARE = 0.045
-# The newest plan, if it's in the summarized part.
-PLAN_SHARE = 0.03
-# Tools that were loaded, added, or removed, settings, and a client's standing reminders, of the room beside the head
-# and the tools.
-STATE_SHARE = 0.35
-# The newest exchange. It's always kept, but its results are shortened to this share.
-GROUP_SHARE = 0.50
-# A checkpoint invalidates the prompt cache, so it must reduce the size to this share of the trigger's level. If
-# necessary, less is kept than `keep` requests, down to the newest group.
-ROOM_TO_GROW = 0.65
-
-# The shares assume a trigger at this fraction of the budget.
-USUAL_TRIGGER = 0.85
-
-# Tokens of the fixed text in the summary message, with a margin.
-SUMMARY_FRAME_TOKENS = 220
-# Tokens of the tags around one user message in the summary.
-USER_FRAME_TOKENS = 12
-# Tokens of the label for the media of one user message in the summary.
-LABEL_TOKENS = 24
-# Tokens. Oversized results aren't shortened below this size.
-SMALLEST_RESULT = 200
-# Tokens of system messages if there is neither a budget nor a trigger in tokens.
-MOST_SYSTEM = 20_000
-# Most tokens of the assistant's last text, in any window.
-MOST_WORDS = 2_000
-# Most tokens of the newest plan, in any window.
-MOST_PLAN = 2_000
-
-
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """The budget of one request, and the parts of it outside the body. Sizes are in tokens.
@@ -261,7 +220,7 @@ class Envelope:
 
         It's the same share of the rest. Otherwise these parts alone might reach it, and each turn would be compacted.
         """
-        if self.budget is None or self.overhead <= self.budget // 3:
+        if self.budget is None or self.overhead <= self.budget // keeps.LARGE_HEAD_DIVISOR:
             return 0
         return self.overhead + (self.budget - self.overhead) * level // self.budget
 
@@ -300,10 +259,10 @@ class SectionLimits:
         """Return the limits for a summary that replaces ``tokens`` tokens. It may have at most half of them."""
         return replace(
             self,
-            summary=min(self.summary, tokens // 2),
-            words=min(self.words, tokens // 8),
-            index=min(self.index, tokens // 8),
-            plan=min(self.plan, tokens // 8),
+            summary=min(self.summary, tokens // keeps.SPAN_SUMMARY_DIVISOR),
+            words=min(self.words, tokens // keeps.SPAN_DIVISOR),
+            index=min(self.index, tokens // keeps.SPAN_DIVISOR),
+            plan=min(self.plan, tokens // keeps.SPAN_DIVISOR),
         )
 
 
@@ -313,24 +272,31 @@ def section_limits(rules: Rules, envelope: Envelope) -> SectionLimits:
     If the trigger's level is low or the fixed parts leave little room, the shares are relative to a smaller base.
     """
     level = lowest_level(rules.trigger, envelope.budget)
-    bases = [envelope.budget, None if level is None else int(level / USUAL_TRIGGER) + 1]
+    bases = [envelope.budget, None if level is None else int(level / keeps.USUAL_TRIGGER) + 1]
     base = min((base for base in bases if base), default=None)
     if base is None:
         users = rules.user_messages.max_tokens
         return SectionLimits(
-            rules.summary_tokens, users, users, MOST_SYSTEM, MOST_WORDS, rules.index.max_tokens, None, MOST_PLAN
+            rules.summary_tokens,
+            users,
+            users,
+            keeps.MOST_SYSTEM,
+            keeps.MOST_WORDS,
+            rules.index.max_tokens,
+            None,
+            keeps.MOST_PLAN,
         )
-    room = max((envelope.budget or base) - envelope.overhead, base // 8)
+    room = max((envelope.budget or base) - envelope.overhead, base // keeps.LEAST_ROOM_DIVISOR)
     # If head and tools use more than half, all parts share the rest.
     base = min(base, 2 * room)
     return SectionLimits(
-        summary=min(rules.summary_tokens, share_of(SUMMARY_SHARE, base)),
-        users=min(rules.user_messages.max_tokens, share_of(USER_SHARE, base)),
-        newest=share_of(NEWEST_SHARE, base),
-        system=share_of(SYSTEM_SHARE, base),
-        words=min(MOST_WORDS, share_of(WORDS_SHARE, base)),
-        index=min(rules.index.max_tokens, share_of(INDEX_SHARE, base)),
-        plan=min(MOST_PLAN, share_of(PLAN_SHARE, base)),
-        group=share_of(GROUP_SHARE, room) if envelope.budget else None,
-        state=share_of(STATE_SHARE, min(base, room)),
+        summary=min(rules.summary_tokens, share_of(keeps.SUMMARY_SHARE, base)),
+        users=min(rules.user_messages.max_tokens, share_of(keeps.USER_SHARE, base)),
+        newest=share_of(keeps.NEWEST_SHARE, base),
+        system=share_of(keeps.SYSTEM_SHARE, base),
+        words=min(keeps.MOST_WORDS, share_of(keeps.WORDS_SHARE, base)),
+        index=min(rules.index.max_tokens, share_of(keeps.INDEX_SHARE, base)),
+        plan=min(keeps.MOST_PLAN, share_of(keeps.PLAN_SHARE, base)),
+        group=share_of(keeps.GROUP_SHARE, room) if envelope.budget else None,
+        state=share_of(keeps.STATE_SHARE, min(base, room)),
     )

@@ -7,19 +7,11 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
+from proxy.compaction import keeps
 from proxy.compaction.format import TextCounter
-
-HEAD_PART = 0.6
-"""Share of the kept text that comes from the beginning. The beginning states the subject, the end the result."""
-
-NOTABLE_PART = 0.3
-"""Share of the kept text that may be notable lines from the middle."""
 
 Notable = Callable[[str, int], Sequence[str]]
 """Return the lines of a text to keep from its middle, at most so many characters."""
-
-NAMES_PART = 0.5
-"""Share of the kept text that may be names from the middle."""
 
 _NAMES = "Names in it: "
 
@@ -31,8 +23,6 @@ _NOTABLE_WORDS = (
     "cannot", "segfault", "not found",
 )  # fmt: skip
 _NOTABLE = re.compile(rf"\b(?:{'|'.join(_NOTABLE_WORDS)})\b|(?:error|exception)\b", re.IGNORECASE)
-_NOTABLE_LINES = 8
-_NOTABLE_CHARACTERS = 240
 
 LEAST_BASE64 = 400
 """Characters of a run that counts as base64."""
@@ -113,7 +103,7 @@ def middle_cut(
     allowed = max_tokens - taken
     whole = int(len(text) * allowed / total)
     characters = whole
-    kept = notable(text, int(whole * NOTABLE_PART)) if notable is not None else ()
+    kept = notable(text, int(whole * keeps.NOTABLE_PART)) if notable is not None else ()
     for _ in range(8):
         if characters < FEWEST:
             break
@@ -132,12 +122,12 @@ def keep_ends(
 ) -> str:
     """Return about ``characters`` characters from both ends of a text, with the marker between them.
 
-    Lines of the middle that are ``kept`` count, and names take up to ``NAMES_PART`` of the characters.
+    Lines of the middle that are ``kept`` count, and names take up to ``keeps.NAMES_PART`` of the characters.
     """
-    room = int(characters * NAMES_PART) if names else 0
+    room = int(characters * keeps.NAMES_PART) if names else 0
     characters -= sum(len(line) + 1 for line in kept) + room
-    head = _line_start(text, int(characters * HEAD_PART))
-    tail = _line_end(text, len(text) - (characters - int(characters * HEAD_PART)))
+    head = _line_start(text, int(characters * keeps.HEAD_PART))
+    tail = _line_end(text, len(text) - (characters - int(characters * keeps.HEAD_PART)))
     left_out = text[head:tail]
     tokens = max(1, round(total * len(left_out) / len(text)))
     middle = _fill(marker, tokens, len(left_out), left_out.count("\n"))
@@ -166,14 +156,14 @@ def notable_lines(text: str, characters: int) -> list[str]:
     lines: dict[str, None] = {}
     position = 0
     for match in _failures(text):
-        if len(lines) >= _NOTABLE_LINES or characters <= 0:
+        if len(lines) >= keeps.NOTABLE_LINES or characters <= 0:
             break
         if match.start() < position:
             continue
-        start = text.rfind("\n", max(0, match.start() - _NOTABLE_CHARACTERS), match.start()) + 1
-        start = max(start, match.start() - _NOTABLE_CHARACTERS // 2)
-        end = text.find("\n", match.end(), start + _NOTABLE_CHARACTERS)
-        end = min(len(text), start + _NOTABLE_CHARACTERS) if end < 0 else end
+        start = text.rfind("\n", max(0, match.start() - keeps.NOTABLE_CHARACTERS), match.start()) + 1
+        start = max(start, match.start() - keeps.NOTABLE_CHARACTERS // 2)
+        end = text.find("\n", match.end(), start + keeps.NOTABLE_CHARACTERS)
+        end = min(len(text), start + keeps.NOTABLE_CHARACTERS) if end < 0 else end
         line = text[start:end].strip()
         position = max(end, match.end())
         if line not in lines:

@@ -9,19 +9,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.gains import Gains
 from proxy.compaction.plans import is_plan
 from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, MessagePressure, kept_sizes
-from proxy.compaction.rules import (
-    LABEL_TOKENS,
-    ROOM_TO_GROW,
-    SMALLEST_RESULT,
-    SUMMARY_FRAME_TOKENS,
-    USER_FRAME_TOKENS,
-    Envelope,
-    SectionLimits,
-)
+from proxy.compaction.rules import Envelope, SectionLimits
 from proxy.compaction.settings import Clause, share_of
 from proxy.compaction.state import State
 from proxy.compaction.turn import Turn, group_starts
@@ -203,7 +196,7 @@ class Sizes:
         start, end = self.starts[segment], self.ends[segment]
         tokens, saved = sum([turn.facts.tokens for turn in body[start:end]]), 0
         if most is not None and (excess := self.total[-1] + tokens - self.total[cut] - most) > 0:
-            saved = self._shorten(body, segment, cut, excess, int(most * (1 - ROOM_TO_GROW)))
+            saved = self._shorten(body, segment, cut, excess, int(most * (1 - keeps.ROOM_TO_GROW)))
             tokens -= saved
         self.clipped.append(self.clipped[-1] + saved)
         users = 0
@@ -214,7 +207,7 @@ class Sizes:
         else:
             self.retained.skip()
         if first.kind == "user" and not pinned:
-            users = first.text_tokens + USER_FRAME_TOKENS + (LABEL_TOKENS if first.media else 0)
+            users = first.text_tokens + keeps.USER_FRAME_TOKENS + (keeps.LABEL_TOKENS if first.media else 0)
             if not first.foreign:
                 newest, newest_media = users, first.apart
         self.total.append(self.total[-1] + tokens)
@@ -232,7 +225,7 @@ class Sizes:
         saved = 0
         for index in range(max(self._shortened, self.starts[cut]), self.starts[segment]):
             self._shortened = index + 1  # each message is read once
-            facts, shortest = body[index].facts, SMALLEST_RESULT + body[index].facts.apart
+            facts, shortest = body[index].facts, keeps.SMALLEST_RESULT + body[index].facts.apart
             if facts.kind != "result":  # results of the provider's tools
                 if self._format is None or facts.kind != "assistant" or not facts.links.refers or facts.calls:
                     continue
@@ -255,7 +248,7 @@ def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> 
     """Return the token limit of each tool result, so that a span of messages has at most ``cap`` tokens.
 
     The results with the largest texts are limited first. All get the same limit, not counting their media. The limit
-    is never below ``SMALLEST_RESULT``, so the span may still exceed ``cap``.
+    is never below ``keeps.SMALLEST_RESULT``, so the span may still exceed ``cap``.
     """
     if cap is None:
         return {}
@@ -268,7 +261,7 @@ def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> 
     for count, index in enumerate(results, start=1):
         below = body[results[count]].facts.text_tokens if count < len(results) else 0
         taken += body[index].facts.text_tokens
-        level = max((taken - excess) // count, SMALLEST_RESULT)
+        level = max((taken - excess) // count, keeps.SMALLEST_RESULT)
         if level >= below:
             break
     return {i: level + body[i].facts.apart for i in results if body[i].facts.text_tokens > level}
@@ -300,7 +293,7 @@ class Projection:
     def room(self) -> int:
         """Return the tokens of the budget that head and tools leave if they use more than a third of it; else 0."""
         budget, overhead = self._envelope.budget, self._envelope.overhead
-        return 0 if budget is None or overhead <= budget // 3 else max(0, budget - overhead)
+        return 0 if budget is None or overhead <= budget // keeps.LARGE_HEAD_DIVISOR else max(0, budget - overhead)
 
     def size(self, cut: int, end: int) -> int:
         """Return the tokens of a request with ``end`` groups that is cut before the group ``cut``."""
@@ -330,7 +323,7 @@ class Projection:
         if level is None:
             return True
         firm = self._envelope.overhead + self._user_message_media(cut)
-        return after <= max(int(level * ROOM_TO_GROW), (level + firm) // 2)
+        return after <= max(int(level * keeps.ROOM_TO_GROW), (level + firm) // 2)
 
     def message_pressure(self, most: int) -> MessagePressure:
         """Return the pressure of a limit on the number of messages."""
@@ -379,7 +372,7 @@ class Projection:
         users = min(sizes.users[cut] - self._user_message_tokens(cut), limits.users)
         plan = limits.plan if sizes.planned[cut] else 0
         written = limits.summary + limits.words + limits.index + plan
-        return SUMMARY_FRAME_TOKENS + (written // 2 if self.room else written) + users
+        return keeps.SUMMARY_FRAME_TOKENS + (written // 2 if self.room else written) + users
 
     def _user_message_tokens(self, cut: int) -> int:
         return self._sizes.newest_user[cut] if self._sizes.keeps_user_message(cut) else 0

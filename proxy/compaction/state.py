@@ -12,18 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.stages.results import common_level, shortened
 from proxy.compaction.turn import Effect, Facts, Turn
 
 NOTE = "note "
 """The start of the keys of reminders. Only those with a heading in the first user message stand."""
-
-MOST = 500
-"""Parts that are in effect. Beyond it, the oldest end."""
-
-NOTES_PART = 0.5
-"""The share of the room that reminders get if they and the other parts don't fit."""
 
 _MARKER = "\n[The compaction proxy left out {tokens} tokens of this note here.]\n"
 _UNLOADED = (
@@ -104,7 +99,7 @@ def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, form
             for key in part.keys:
                 newest.pop(key, None)
                 newest[key] = part
-        while len(newest) > MOST:
+        while len(newest) > keeps.MOST_STATE_PARTS:
             del newest[next(iter(newest))]
         if found:
             state.add(group + 1, _fitted(list(dict.fromkeys(newest.values())), most, format))
@@ -159,7 +154,7 @@ def _fitted(parts: Sequence[_Part], most: int | None, format: Format) -> Live:
     if most is None or sum([part.tokens for part in ordered]) <= most:
         return Live(tuple([unit for part in ordered for unit in part.units]))
     notes = [part.tokens for part in ordered if part.is_note]
-    room = max(most - sum([part.tokens for part in ordered if not part.is_note]), int(most * NOTES_PART))
+    room = max(most - sum([part.tokens for part in ordered if not part.is_note]), int(most * keeps.NOTES_PART))
     level = common_level(notes, room)
     left = most - min(sum(notes), room)
     kept: dict[_Part, tuple[tuple[int, Turn], ...]] = {}

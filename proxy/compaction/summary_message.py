@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from proxy.compaction import keeps
 from proxy.compaction.directives import ENOUGH, directives, heaviest, rule_lines
 from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.identifiers import (
@@ -24,7 +25,7 @@ from proxy.compaction.identifiers import (
 from proxy.compaction.identifiers import index as index_of
 from proxy.compaction.plans import newest_plan
 from proxy.compaction.rule_files import MARKS, project_folders, rules_read
-from proxy.compaction.rules import USER_FRAME_TOKENS, Rules, SectionLimits
+from proxy.compaction.rules import Rules, SectionLimits
 from proxy.compaction.shorten import SEARCHED, middle_cut
 from proxy.compaction.turn import Turn
 
@@ -33,24 +34,6 @@ TAG = "conversation_summary"
 INDEX_TITLE = "Paths, URLs, and identifiers"
 
 READ_TITLE = "Rules in files that were read, word for word"
-
-INDEX_FRAME_TOKENS = 12
-"""Tokens of the index's title and of the line breaks around it."""
-
-PLAN_FRAME_TOKENS = 16
-"""Tokens of the plan's title and of the line breaks around it."""
-
-RULES_PART = 0.4
-"""Share of the tokens of the user's messages that is for the rules in those that don't fit."""
-
-FILES_PART = 0.25
-"""Share of the tokens of the user's messages that is for the rules in files with instructions."""
-
-SHORT_MESSAGE = 500
-"""Tokens of a user's message that isn't shortened to make room for older ones."""
-
-SMALLEST_QUOTE = 24
-"""Tokens. With less room than this, no part of a text is quoted."""
 
 MOST_NAMES = 300
 """The names that ``retention`` counts, those that are likeliest needed again. About 300 to 350 agree best with the
@@ -155,19 +138,19 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     texts = [text for _, words in said_by for text, _ in words]
     labels = [label for _, words in said_by for _, label in words]
     names = [name for name, words in said_by for _ in words]
-    read = _rules_read(parts, int(limits.users * FILES_PART), format)
+    read = _rules_read(parts, int(limits.users * keeps.FILES_PART), format)
     most = limits.users - count(read)
     users = "\n".join(user_messages(texts, most, count, labels, names, keep_first=rules.user_messages.keep_first))
     if parts.omitted:
         users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=parts.omitted))))
     # Escaping tags may make the summary longer than its limit.
     summary = middle_cut(fenced(parts.summary.strip()), limits.summary, count, _SUMMARY_MARKER)
-    room = limits.words - USER_FRAME_TOKENS
-    said = _last_words(parts.dropped, format) if room >= SMALLEST_QUOTE else ""
+    room = limits.words - keeps.USER_FRAME_TOKENS
+    said = _last_words(parts.dropped, format) if room >= keeps.SMALLEST_QUOTE else ""
     words = middle_cut(fenced(said), room, count, _MESSAGE_MARKER) if said else ""
     first = _sections((("The user's messages and directives, word for word, oldest first", users), (READ_TITLE, read)))
     plan = fenced(newest_plan(parts.dropped, rules.keep_newest, format))
-    plan = middle_cut(plan, limits.plan - PLAN_FRAME_TOKENS, count, _PLAN_MARKER)
+    plan = middle_cut(plan, limits.plan - keeps.PLAN_FRAME_TOKENS, count, _PLAN_MARKER)
     last = ("The assistant's last message, word for word", words)
     rest = _sections((("Summary", summary), (_PLAN_TITLE, plan), last))
     start = f"<{TAG}>\n{introduction}{first}"
@@ -187,7 +170,7 @@ def with_index(
     """
     text = format.replaceable_text(message.raw) or ""
     shown = "\n".join([text, *(part for turn in kept for _, part in texts_of(turn, format))])
-    listed = fenced(index_of(found, shown, limits.index - INDEX_FRAME_TOKENS, format.text_tokens))
+    listed = fenced(index_of(found, shown, limits.index - keeps.INDEX_FRAME_TOKENS, format.text_tokens))
     section = _sections(((INDEX_TITLE, listed),))
     return format.with_text(message.raw, text[: message.index_at] + section + text[message.index_at :])
 
@@ -220,7 +203,7 @@ def user_messages(
     labels = labels or [""] * len(texts)
     names = names or [""] * len(texts)
     around = [f"{fenced(label)}{name}" for label, name in zip(labels, names, strict=True)]
-    overheads = [USER_FRAME_TOKENS + (count(extra) + 1 if extra else 0) for extra in around]
+    overheads = [keeps.USER_FRAME_TOKENS + (count(extra) + 1 if extra else 0) for extra in around]
     sizes = [count(fenced(text)) + overhead for text, overhead in zip(texts, overheads, strict=True)]
     if sum(sizes) <= max_tokens:
         return list(map(_block, texts, labels, names))
@@ -233,7 +216,7 @@ def user_messages(
         for rule, weight in directives(fenced(text)).items()
     }
     needed = count(_RULES) + 1 + sum(len(name) + len(rule) + 3 for name, rule in stated) if stated else 0
-    room = min(int(max_tokens * RULES_PART), needed)
+    room = min(int(max_tokens * keeps.RULES_PART), needed)
     kept = _kept_messages(texts, sizes, overheads, max_tokens - room, count, keep_first=keep_first)
     shown = "\n".join(kept.values())
     lost = {stated_by: weight for stated_by, weight in stated.items() if stated_by[1] not in shown}
@@ -257,16 +240,16 @@ def _kept_messages(
 
     Longer ones are shortened, so that more of those that are short fit.
     """
-    left = max_tokens - 20
+    left = max_tokens - keeps.OMITTED_FRAME_TOKENS
     kept: dict[int, str] = {}
     newest_first = range(len(texts) - 1, 0 if keep_first else -1, -1)
-    first = min(left, max_tokens // 3) if keep_first else 0
-    longest = max(SHORT_MESSAGE, _level([sizes[i] for i in newest_first], left - min(first, sizes[0])))
+    first = min(left, max_tokens // keeps.FIRST_MESSAGE_DIVISOR) if keep_first else 0
+    longest = max(keeps.SHORT_MESSAGE, _level([sizes[i] for i in newest_first], left - min(first, sizes[0])))
     for index in [0, *newest_first] if keep_first else newest_first:
         share = first if keep_first and not index else min(left, longest)
         if sizes[index] > share:
             room = share - overheads[index]
-            if room < SMALLEST_QUOTE:
+            if room < keeps.SMALLEST_QUOTE:
                 break
             kept[index] = middle_cut(fenced(texts[index]), room, count, _MESSAGE_MARKER, notable=rule_lines)
             left -= count(kept[index]) + overheads[index]

@@ -12,7 +12,7 @@ from functools import partial
 import structlog
 from msgspec.structs import replace
 
-from proxy.compaction.pressure import NEARING
+from proxy.compaction import keeps
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.settings import any_met
 from proxy.compaction.state import unloaded_tools
@@ -65,7 +65,7 @@ class Compactor:
 
     def surely_small(self, case: CompactionInput) -> bool:
         """Return whether the bytes alone prove that no trigger is met. A token has at least one byte, a message ten."""
-        if case.rules.bounds.reached(len(case.body.units), len(case.body.raw), NEARING):
+        if case.rules.bounds.reached(len(case.body.units), len(case.body.raw), keeps.NEARING):
             return False
         if tokens_at_most(case) >= case.rules.least_size(case.budget):
             return False
@@ -333,7 +333,7 @@ def _reached(case: CompactionInput, tokens: int, messages: int) -> bool:
     rules, budget = case.rules, case.budget
     prepare = any_met(rules.prepare, tokens, messages, budget)
     # Only the bound on messages matters here. Bytes are mostly images, which the proxy removes without a summary.
-    prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, NEARING))
+    prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, keeps.NEARING))
     return (prepare and case.mode == "enforce") or any_trigger(case, tokens, messages)
 
 

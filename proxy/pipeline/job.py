@@ -11,10 +11,11 @@ from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from proxy.compaction import keeps
 from proxy.compaction.fit import fit
 from proxy.compaction.identifiers import argument_text
 from proxy.compaction.planning import Plan, make_plan
-from proxy.compaction.pressure import COMMA, PRESSING, SEPARATOR, part
+from proxy.compaction.pressure import COMMA, SEPARATOR, part
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, before_cut, render
 from proxy.compaction.rule_files import project_folders
 from proxy.compaction.rules import Envelope, Rules
@@ -134,10 +135,10 @@ class Explanation:
 
 
 PROMPT_VERSION = "11"
-"""A part of every summary's key. Increase it when the wording of the prompt or the summary message changes."""
+"""A part of every summary's key. Raise it when ``keeps``, a prompt's wording, or the summary message changes."""
 
-STRICT_PART = 64
-"""The divisor of the budget that gives the tokens reserved for messages that strict alternation inserts."""
+PROMPT_DIGEST = "11:70789ba7bf2d1626"
+"""The version, and the digest of its numbers and forms, which a test compares."""
 
 
 class CompactionInput(msgspec.Struct, eq=False):
@@ -222,7 +223,8 @@ class CompactionJob:
             summary = msgspec.structs.replace(summary, raw=raw, tokens=format.tokens(raw))
         rendered = render(self.turns, self.head, self.plan, self.case.rules, summary, format)
         budget, most = self.case.budget, self.case.rules.bounds.bytes
-        room = None if budget is None else budget - self.fixed - (budget // STRICT_PART if self.case.strict else 0)
+        free = (budget or 0) // keeps.STRICT_DIVISOR if self.case.strict else 0
+        room = None if budget is None else budget - self.fixed - free
         byte_room = None if most is None else most - around_messages(self.case.body)
         return fit(rendered, room, self.case.rules, format, byte_room)
 
@@ -503,9 +505,9 @@ def reason_for(case: CompactionInput, tokens: int, messages: int) -> Reason | No
         if clause.met(tokens, messages, budget):
             return _met(clause, tokens, messages, budget)
     bounds, size = rules.bounds, len(case.body.raw)
-    if bounds.messages is not None and messages >= part(PRESSING, bounds.messages):
+    if bounds.messages is not None and messages >= part(keeps.PRESSING, bounds.messages):
         return Reason("messages", bounds.messages, messages)
-    if bounds.bytes is not None and size >= part(PRESSING, bounds.bytes):
+    if bounds.bytes is not None and size >= part(keeps.PRESSING, bounds.bytes):
         return Reason("bytes", bounds.bytes, size)
     for stage in rules.stages:
         if any(clause.met(tokens, messages, budget) for clause in stage.trigger):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from proxy.compaction.planning import FULL
+from proxy.compaction import keeps
 from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.rules import Pins, Rules
 from proxy.compaction.settings import TRIGGER, Clause, IndexRules, Trigger, UserMessageRules, with_step
@@ -19,7 +19,7 @@ from proxy.pipeline.exchange import Exchange, compacts_itself
 from proxy.summary.settings import SummarySettings
 
 # With any trigger, the proxy compacts a conversation before it exceeds the budget.
-MUST_FIT = Clause(fraction=FULL)
+MUST_FIT = Clause(fraction=keeps.FULL)
 
 # The trigger after an overflow if the policy doesn't have one. All other policies keep their trigger, so that the next
 # request can reuse the summary.

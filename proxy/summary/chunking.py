@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
@@ -190,10 +191,6 @@ def newest(texts: Sequence[str], sizes: Sequence[int], limit: int, count: TextCo
     return list(texts[first:]), list(sizes[first:])
 
 
-_TEXT_CHARACTERS = 400
-_ARGUMENT_CHARACTERS = 160
-_RESULT_CHARACTERS = 120
-
 _OPENING = "(The proxy extracted these notes from the messages without a model. The newest steps are complete.)"
 
 
@@ -215,12 +212,12 @@ def extract(
     parts = [_OPENING]
     left = max_tokens - count(_OPENING) - 4
     if previous:
-        earlier = middle_cut(previous, left // 2, count, "\n[…]\n")
+        earlier = middle_cut(previous, left // keeps.EXTRACT_DIVISOR, count, "\n[…]\n")
         parts.append(earlier)
         left -= count(earlier) + 2
-    lines = (f"- directive: {_start(format.text(turn.raw), _TEXT_CHARACTERS)}" for turn in reversed(directives))
+    lines = (f"- directive: {_start(format.text(turn.raw), keeps.EXTRACT_TEXT)}" for turn in reversed(directives))
     orders: list[str] = []
-    share = left // 2
+    share = left // keeps.EXTRACT_DIVISOR
     for line in lines:
         if previous and line in previous:
             continue
@@ -250,15 +247,15 @@ def _newest_foreign(turns: Sequence[Turn], format: Format) -> str | None:
 
 def _line(turn: Turn, format: Format) -> str:
     if turn.facts.kind == "result":
-        return f"  → {_start(format.text(turn.raw), _RESULT_CHARACTERS)}"
+        return f"  → {_start(format.text(turn.raw), keeps.EXTRACT_RESULT)}"
     if turn.facts.kind != "assistant":
         return ""
     lines = []
-    text = _start(format.text(turn.raw), _TEXT_CHARACTERS)
+    text = _start(format.text(turn.raw), keeps.EXTRACT_TEXT)
     if text:
         lines.append(f"- {text}")
     for name, arguments in format.arguments(turn.raw):
-        lines.append(f"- called {name}({_start(arguments, _ARGUMENT_CHARACTERS)})")
+        lines.append(f"- called {name}({_start(arguments, keeps.EXTRACT_ARGUMENT)})")
     return "\n".join(lines)
 
 

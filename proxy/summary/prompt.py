@@ -18,6 +18,7 @@ from typing import Any
 import regex  # type: ignore[import-untyped]
 import structlog
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.shorten import keep_ends
 from proxy.compaction.turn import Turn
@@ -194,17 +195,6 @@ def _blacked_out_whole(match: re.Match[str]) -> str:
     return REDACTED if match.group() else ""
 
 
-RESULT_CHARACTERS = 6_000
-ARGUMENT_CHARACTERS = 2_000
-TEXT_CHARACTERS = 40_000
-"""Longer parts keep only their beginning and end. The high limit leaves almost all messages whole."""
-
-SAMPLED_MESSAGES = 4
-"""User messages in the language sample, the newest ones."""
-
-SAMPLE_CHARACTERS = 60
-"""Characters of each of them from its beginning, and as many from its end."""
-
 SAMPLED = 4_000
 """Characters at both ends of a message that are searched for the user's own words."""
 
@@ -243,9 +233,9 @@ def language_sample(turns: Sequence[Turn], format: Format, clean: Clean | None =
             text = f"{text[:SAMPLED]}\n\n{text[-SAMPLED:]}"
         # Redact a longer excerpt first, because a truncated secret isn't recognizable.
         own = _own_words((clean or str)(_BASE64.sub("", text)).strip())
-        if any(map(str.isalpha, own)) and len(parts) < SAMPLED_MESSAGES:
-            fits = len(own) <= 2 * SAMPLE_CHARACTERS
-            parts.append(own if fits else f"{own[:SAMPLE_CHARACTERS]} … {own[-SAMPLE_CHARACTERS:]}")
+        if any(map(str.isalpha, own)) and len(parts) < keeps.SAMPLED_MESSAGES:
+            fits = len(own) <= 2 * keeps.SAMPLE_CHARACTERS
+            parts.append(own if fits else f"{own[: keeps.SAMPLE_CHARACTERS]} … {own[-keeps.SAMPLE_CHARACTERS :]}")
     return fenced("\n".join(parts)) or None
 
 
@@ -279,18 +269,18 @@ def _entry(turn: Turn, format: Format, clean: Clean) -> str:
     raw = turn.raw
     role = f"{turn.facts.role or 'unknown'} {clean(format.speaker(raw))}".rstrip()
     if turn.facts.kind == "result":
-        return f"[tool result] {_clip(clean(format.text(raw)), RESULT_CHARACTERS)}"
+        return f"[tool result] {_clip(clean(format.text(raw)), keeps.RESULT_CHARACTERS)}"
     lines = []
     foreign = format.foreign_summary(raw)
     if foreign is not None:
         lines.append(
-            f"[summary of earlier messages, by {foreign.tool}] {_clip(clean(foreign.summary), TEXT_CHARACTERS)}"
+            f"[summary of earlier messages, by {foreign.tool}] {_clip(clean(foreign.summary), keeps.TEXT_CHARACTERS)}"
         )
-    text = _clip(clean(format.text(raw) if foreign is None else "\n".join(foreign.user_text)), TEXT_CHARACTERS)
+    text = _clip(clean(format.text(raw) if foreign is None else "\n".join(foreign.user_text)), keeps.TEXT_CHARACTERS)
     if text.strip():
         lines.append(f"[{role}] {text}")
     for name, arguments in format.arguments(raw):
-        lines.append(f"[{role} calls {clean(name) or 'a tool'}] {_clip(clean(arguments), ARGUMENT_CHARACTERS)}")
+        lines.append(f"[{role} calls {clean(name) or 'a tool'}] {_clip(clean(arguments), keeps.ARGUMENT_CHARACTERS)}")
     return "\n".join(lines)
 
 

@@ -22,9 +22,8 @@ from pydantic.fields import FieldInfo
 
 from proxy.access.admin import LINK_PATH
 from proxy.cli.commands import main
-from proxy.compaction import fit, render, rules
+from proxy.compaction import fit, keeps, render
 from proxy.compaction.stages import NAMES
-from proxy.compaction.stages.arguments import KEPT_CHARACTERS
 from proxy.config import Settings, policy
 from proxy.config.fields import Section
 from proxy.config.loading import loads
@@ -209,21 +208,21 @@ def test_the_readme_has_a_configuration_of_ten_lines() -> None:
 def test_figures_are_those_in_force() -> None:
     shares = {row[0]: row[1].split(" %")[0] for row in table(CONFIGURATION, "part", "share of the budget")}
     in_force = (
-        rules.SUMMARY_SHARE,
-        rules.USER_SHARE,
-        rules.NEWEST_SHARE,
-        rules.SYSTEM_SHARE,
-        rules.NEWEST_SHARE,
-        rules.WORDS_SHARE,
-        rules.INDEX_SHARE,
-        rules.GROUP_SHARE,
+        keeps.SUMMARY_SHARE,
+        keeps.USER_SHARE,
+        keeps.NEWEST_SHARE,
+        keeps.SYSTEM_SHARE,
+        keeps.NEWEST_SHARE,
+        keeps.WORDS_SHARE,
+        keeps.INDEX_SHARE,
+        keeps.GROUP_SHARE,
     )
     assert list(shares.values()) == [f"{share * 100:g}" for share in in_force]
-    assert f"first {KEPT_CHARACTERS} characters" in CONFIGURATION
+    assert f"first {keeps.KEPT_CHARACTERS} characters" in CONFIGURATION
     for text in (README, CONFIGURATION):
         assert f"for {LIFETIME / 86_400:g} days" in text
     assert f"archive, for {policy.ArchiveSettings().days} days" in " ".join(README.split())
-    assert f"{rules.USER_SHARE * 100:g} % of the budget" in README
+    assert f"{keeps.USER_SHARE * 100:g} % of the budget" in README
     assert f"after {HELD_SECONDS:g} seconds" in README
     assert (NAMED_SECONDS, "for a day" in README) == (86_400, True)
     assert (GUESS_SECONDS, "for an hour" in README) == (3_600, True)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import WRITING_TOOLS, decoded
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
@@ -29,9 +30,6 @@ _NOTE = (
     " [The compaction proxy left out {characters} characters of this old argument here. This note is not part of the "
     "value.{kept}]"
 )
-
-# Characters that are kept of a cut string. DeepAgents keeps 20.
-KEPT_CHARACTERS = 120
 
 # Levels of arrays and objects. Deeper arguments stay as they are. Python's own limit depends on its version and on the
 # depth of the call stack, so the result would, too.
@@ -137,7 +135,7 @@ class Arguments(Stage):
             most = self._least if key in REPLACED_KEYS else self._rules.max_length
             if stays or len(value) <= most:
                 return value
-            cut = value[:KEPT_CHARACTERS] + note.replace("{characters}", str(len(value) - KEPT_CHARACTERS))
+            cut = value[: keeps.KEPT_CHARACTERS] + note.replace("{characters}", str(len(value) - keeps.KEPT_CHARACTERS))
             return cut if len(cut) < len(value) else value
         if depth >= DEEPEST and isinstance(value, list | dict):
             raise ValueError("too deep")

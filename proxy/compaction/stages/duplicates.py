@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import collect, ranking
 from proxy.compaction.shorten import listed_names
@@ -30,12 +31,6 @@ _NOTES = {
         "file.{kept} This note is not part of the result.]"
     ),
 }
-
-NAMES_PART = 0.25
-"""Share of an outdated read that its names may take. They help to find the place again."""
-
-MOST_NAMES = 2_000
-"""Characters. The names of an outdated read aren't longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +83,8 @@ class _Duplicates(Stage):
             return note
         text = self._format.text(turn.raw)
         names = ranking(collect([[("result", text)]]))
-        listed = listed_names(names, min(int(len(text) * NAMES_PART), MOST_NAMES), text, note)
+        most = min(int(len(text) * keeps.READ_NAMES_PART), keeps.READ_NAMES_CHARACTERS)
+        listed = listed_names(names, most, text, note)
         return f"{note}\n{listed}".rstrip("\n")
 
     @cached_property

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import handles_files, named_files, parsed
 from proxy.compaction.turn import ITEM_BYTES, FileUse, Turn
@@ -28,9 +29,6 @@ _RANGE = "view_range"
 
 # Most tools stop after this many lines if a call states no end.
 USUAL_LINES = 2_000
-
-# A tool may answer that a file didn't change instead of repeating it.
-_LEAST_PART = 0.9
 
 _EXPLANATIONS = ("description", "explanation", "reason", "toolSummary", "toolAction")
 _FAILURE = re.compile(
@@ -66,7 +64,7 @@ def superseded_reads(body: Sequence[Turn], format: Format) -> dict[int, Supersed
             if use.writes:
                 gone = [] if _failed(turn, format) else list(reads)
             else:
-                least = turn.facts.length / _LEAST_PART
+                least = turn.facts.length / keeps.READ_AGAIN_PART
                 gone = [i for i, read in reads.items() if covers(use, read) and body[i].facts.length <= least]
             for place in gone:
                 del reads[place]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, ClassVar
 
+from proxy.compaction import keeps
 from proxy.compaction.directives import rule_lines
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import collect, ranking
@@ -21,21 +22,11 @@ from proxy.compaction.turn import ITEM_BYTES, Facts, Turn
 
 NAME = "results"
 
-# Share of the limit that a shortened result keeps.
-KEPT_PART = 0.25
-
-LEAST_TEXT = 32
-"""Tokens of a user's or assistant's text that are kept even if the limit is smaller, so that it's never only a note."""
-
 _MARKER = (
     "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this old tool result "
     "here. This note is not part of the result.{kept}]\n"
 )
 _BASE64_NOTE = "[The compaction proxy left out {characters} characters of base64 here.{kept}]"
-
-
-LEAST_LOSSLESS = 200
-"""Tokens. Shorter results get no other form, because that would hardly save anything."""
 
 NAMES = 100
 """Names of a shortened result that are remembered, the likeliest ones."""
@@ -66,7 +57,7 @@ class ResultRules(StageRules):
     def least(self) -> int:
         """Return the tokens up to which no result is changed."""
         least = min([self.max_tokens, *self.max_tokens_per_tool.values()])
-        return min(least, LEAST_LOSSLESS) if self.lossless else least
+        return min(least, keeps.LEAST_LOSSLESS) if self.lossless else least
 
     def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
         return _Results(self, body, format, archive=archive)
@@ -113,7 +104,7 @@ class _Results(Stage):
         if (reduced or turn).facts.text_tokens <= limit:
             return reduced
         marker = _MARKER.replace("{kept}", kept)
-        return shortened(reduced or turn, int(limit * KEPT_PART), self._format, marker) or reduced
+        return shortened(reduced or turn, int(limit * keeps.RESULT_PART), self._format, marker) or reduced
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -131,8 +122,8 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn 
     """Leave out the middle of a unit's texts. Return ``None`` if that saves nothing.
 
     ``max_tokens`` is the limit for the message without its media parts, which are kept and don't count. Several texts
-    shrink to one common size.
-    Both ends of a user's or assistant's text are kept (``LEAST_TEXT``), even if the message then exceeds the limit.
+    shrink to one common size. Both ends of a user's or assistant's text are kept (``keeps.LEAST_TEXT``), even if the
+    message then exceeds the limit.
     """
     texts = format.texts(turn.raw)
     if not texts:
@@ -161,7 +152,7 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn 
             # A text far over the limit isn't counted again. The tokens of its message are accurate enough.
             size if len(text) > (max_tokens if len(texts) == 1 else most) * 16 else None,
             notable=notable_lines if is_result else said,
-            least=0 if is_result else LEAST_TEXT,
+            least=0 if is_result else keeps.LEAST_TEXT,
             names=names,
         )
         for text, size in zip(texts, sizes, strict=True)

@@ -65,13 +65,14 @@ CHANGES = {
             before(
                 "proxy/compaction/stages/arguments.py",
                 "    def stage(self, body: Sequence[Turn]",
-                '    kept_characters: Annotated[int, "Characters that stay of a cut string."] = KEPT_CHARACTERS\n\n',
+                '    kept_characters: Annotated[int, "Characters of a cut string."] = keeps.KEPT_CHARACTERS\n\n',
             ),
             Edit(
                 "proxy/compaction/stages/arguments.py",
                 "kept = self._rules.kept_characters\n"
                 '            cut = value[:kept] + note.replace("{characters}", str(len(value) - kept))',
-                'cut = value[:KEPT_CHARACTERS] + note.replace("{characters}", str(len(value) - KEPT_CHARACTERS))',
+                "cut = value[: keeps.KEPT_CHARACTERS] + "
+                'note.replace("{characters}", str(len(value) - keeps.KEPT_CHARACTERS))',
             ),
             before(
                 "docs/configuration.md",

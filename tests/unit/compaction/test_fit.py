@@ -9,7 +9,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.fit import NAME, SMALLEST, fit
+from proxy.compaction import keeps
+from proxy.compaction.fit import NAME, fit
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.rules import Rules
 from proxy.dialects.units import decode
@@ -207,7 +208,7 @@ def test_any_conversation_stays_valid_and_fits_unless_what_is_left_is_firm(
         # All messages that the ladder may shorten are small.
         for n, piece in enumerate(out.pieces):
             firm = messages[n]["role"] == "system" or n == last_user
-            short = piece.tokens <= SMALLEST + 100 or only_short_arguments(decode(piece.raw))
+            short = piece.tokens <= keeps.FIT_TOKENS + 100 or only_short_arguments(decode(piece.raw))
             assert firm or short or IMAGE in (messages[n]["content"] or ())
     after, _, out = fitted(messages, None, byte_room=int(share * bytes_of(messages)))
     assert chat_faults({"messages": after}) == []

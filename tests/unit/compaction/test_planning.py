@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.compaction import keeps
 from proxy.compaction.planning import Frontier, Plan, make_plan
 from proxy.compaction.pressure import UNBOUNDED, Bounds
-from proxy.compaction.rules import ROOM_TO_GROW, Envelope, Rules, section_limits
+from proxy.compaction.rules import Envelope, Rules, section_limits
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import ResultRules
 from proxy.compaction.turn import Call, Facts, Kind, Links, Turn
@@ -88,7 +89,7 @@ def test_a_checkpoint_leaves_room_to_grow_even_if_less_than_keep_stays() -> None
     limits = section_limits(greedy, Envelope(10_000, 0, 1).rounded())
     kept = sum(turn.facts.tokens for turn in body[plan.cut :])
     assert plan.cut
-    assert kept + limits.summary + limits.index <= ROOM_TO_GROW * 8486
+    assert kept + limits.summary + limits.index <= keeps.ROOM_TO_GROW * 8486
 
 
 def test_the_newest_group_always_stays() -> None:

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.compaction import keeps
 from proxy.compaction.fit import NAME as FIT
 from proxy.compaction.planning import Plan, make_plan
-from proxy.compaction.pressure import NEARING, PRESSING, ROOM, UNBOUNDED, Bounds
+from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.settings import Clause
@@ -58,7 +59,7 @@ def test_a_share_of_a_bound_is_inclusive_and_never_nothing() -> None:
     assert Bounds(messages=100).reached(95, 0)
     assert Bounds(bytes=1000).reached(0, 950)
     assert not Bounds(bytes=1000).reached(10**9, 949)
-    assert Bounds(messages=100).reached(85, 0, NEARING)
+    assert Bounds(messages=100).reached(85, 0, keeps.NEARING)
     assert not Bounds(messages=1, bytes=1).reached(0, 0)
 
 
@@ -68,8 +69,8 @@ def test_tiny_messages_that_all_fit_what_is_kept_are_cut_all_the_same() -> None:
     assert planned(chatter(94), policy).checkpoints == ()
     plan = planned(chatter(95), policy)
     assert len(plan.checkpoints) == 1
-    assert 95 - plan.cut + 1 <= ROOM * 100
-    assert 95 - plan.cut + 1 > ROOM * 100 - 3, "and no more is taken out than that asks for"
+    assert 95 - plan.cut + 1 <= keeps.ROOM * 100
+    assert 95 - plan.cut + 1 > keeps.ROOM * 100 - 3, "and no more is taken out than that asks for"
 
 
 def test_what_the_policy_keeps_stays_where_the_bound_leaves_room_for_it() -> None:
@@ -123,7 +124,7 @@ def test_then_results_then_a_summary() -> None:
     words = [user("go"), *[assistant(f"{number} {lines}") for number in range(20)], user("and?")]
     sent = send(turns(words), rules(bounds=Bounds(bytes=150_000)), WIDE)
     assert sent.steps == (SUMMARY,)
-    assert bytes_of(sent.messages) <= ROOM * 150_000
+    assert bytes_of(sent.messages) <= keeps.ROOM * 150_000
 
 
 def test_without_the_stages_a_summary_takes_the_pictures_along() -> None:
@@ -188,4 +189,4 @@ def test_the_property_above_sees_bounds_at_work() -> None:
     policy = BOUNDED[0]
     epochs = {sent.epoch for end in range(2, 120, 2) if (sent := send(turns([*chatter(end), user("?")]), policy, WIDE))}
     assert len(epochs) > 8
-    assert PRESSING > ROOM
+    assert keeps.PRESSING > keeps.ROOM

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from proxy.compaction import keeps
 from proxy.compaction.gains import PlainGains
-from proxy.compaction.rules import ROOM_TO_GROW, SUMMARY_FRAME_TOKENS, Envelope, SectionLimits
+from proxy.compaction.rules import Envelope, SectionLimits
 from proxy.compaction.sizes import Projection, Sizes
 from tests.kit.conversations import assistant, turns
 
@@ -25,7 +26,7 @@ def test_without_a_cut_the_size_is_the_overhead_and_the_body() -> None:
 
 
 def test_a_cut_replaces_groups_by_a_summary_at_its_limit() -> None:
-    assert projection().size(6, 10) == 30 + SUMMARY_FRAME_TOKENS + 10 + 2 + 3 + 4 * EACH
+    assert projection().size(6, 10) == 30 + keeps.SUMMARY_FRAME_TOKENS + 10 + 2 + 3 + 4 * EACH
     assert projection().messages(6, 10) == 2 + 1 + 4
 
 
@@ -35,7 +36,7 @@ def test_savings_count_only_after_the_cut() -> None:
 
 
 def test_room_to_grow_is_relative_to_the_trigger() -> None:
-    most = int(1000 * ROOM_TO_GROW)
+    most = int(1000 * keeps.ROOM_TO_GROW)
     assert projection().leaves_room(most, 0)
     assert not projection().leaves_room(most + 1, 0)
     assert projection(level=None).leaves_room(10**9, 0)

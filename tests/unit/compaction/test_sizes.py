@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.rules import SMALLEST_RESULT, USER_FRAME_TOKENS
+from proxy.compaction import keeps
 from proxy.compaction.settings import Clause
 from proxy.compaction.sizes import Sizes, clip_results
 from proxy.compaction.turn import Facts, Links, Turn
@@ -26,8 +26,8 @@ def test_totals_by_group() -> None:
     assert sizes.starts == [0, 1, 4, 5, 6]
     assert sizes.ends == [1, 4, 5, 6, 7]
     assert sizes.total == [0, 100, 500, 505, 525, 565]
-    assert sizes.users == [0, *[100 + USER_FRAME_TOKENS] * 4, 140 + 2 * USER_FRAME_TOKENS]
-    assert sizes.newest_user == [0, *[100 + USER_FRAME_TOKENS] * 4, 40 + USER_FRAME_TOKENS]
+    assert sizes.users == [0, *[100 + keeps.USER_FRAME_TOKENS] * 4, 140 + 2 * keeps.USER_FRAME_TOKENS]
+    assert sizes.newest_user == [0, *[100 + keeps.USER_FRAME_TOKENS] * 4, 40 + keeps.USER_FRAME_TOKENS]
     assert sizes.newest_user_place == [-1, 0, 0, 0, 0, 4]
     assert sizes.retained.tokens == [0, 0, 0, 5, 5, 5]
     assert sizes.retained.messages == [0, 0, 0, 1, 1, 1]
@@ -44,7 +44,7 @@ def test_a_pinned_message_stays_with_its_whole_exchange_and_is_no_quotation() ->
     sizes = Sizes(BODY, None, frozenset({0, 3}))
     assert sizes.retained.tokens == [0, 100, 500, 505, 505, 505]
     assert sizes.retained.messages == [0, 1, 4, 5, 5, 5]
-    assert sizes.users[-1] == 40 + USER_FRAME_TOKENS
+    assert sizes.users[-1] == 40 + keeps.USER_FRAME_TOKENS
 
 
 def test_a_pinned_result_is_never_held_to_a_size() -> None:
@@ -133,14 +133,14 @@ def test_the_largest_results_are_held_to_one_size_so_that_the_group_fits(results
     clips = clip_results(body, range(len(body)), cap)
     held = [clips.get(i, body[i].facts.tokens) for i in range(len(body))]
     assert len(set(clips.values())) <= 1
-    assert all(level >= SMALLEST_RESULT and body[i].facts.tokens > level for i, level in clips.items())
+    assert all(level >= keeps.SMALLEST_RESULT and body[i].facts.tokens > level for i, level in clips.items())
     if clips:
         level = next(iter(clips.values()))
         assert all(body[i].facts.tokens <= level for i in range(1, len(body)) if i not in clips)
-        assert sum(held) <= cap or level == SMALLEST_RESULT
-        assert sum(held) > cap - len(results) or level == SMALLEST_RESULT
+        assert sum(held) <= cap or level == keeps.SMALLEST_RESULT
+        assert sum(held) > cap - len(results) or level == keeps.SMALLEST_RESULT
     else:
-        assert sum(held) <= cap or max(results) <= SMALLEST_RESULT
+        assert sum(held) <= cap or max(results) <= keeps.SMALLEST_RESULT
 
 
 def test_a_group_larger_than_the_cap_counts_with_what_it_is_held_to() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.compaction import keeps
 from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import ArgumentRules, ResultRules, arguments, duplicates, media, results
@@ -53,7 +54,7 @@ def test_long_strings_are_cut_and_all_else_stays() -> None:
     given_ = {"path": LONG, "content": LONG, "edits": [{"old": "short", "new": LONG, "n": 1.5}], "flag": None, "é": "é"}
     form = cut_arguments(assistant(None, call("a", "write_file", **given_), call("b", "ls", path=".")))
     assert form is not None
-    start = "x" * arguments.KEPT_CHARACTERS + CUT
+    start = "x" * keeps.KEPT_CHARACTERS + CUT
     expected = {**given_, "content": start, "edits": [{"old": "short", "new": start, "n": 1.5}]}
     assert arguments_in(form) == expected
     assert arguments_in(form, 1) == {"path": "."}
@@ -65,7 +66,7 @@ def test_text_that_an_edit_replaced_is_cut_sooner(key: str) -> None:
     policy = ArgumentRules((), Clause(messages=1), 2000, CUT, ("edit",), 400)
     form = cut_arguments(assistant(None, call("a", "edit", **{key: "x" * 500, "new_string": "y" * 500})), policy)
     assert form is not None
-    assert arguments_in(form) == {key: "x" * arguments.KEPT_CHARACTERS + CUT, "new_string": "y" * 500}
+    assert arguments_in(form) == {key: "x" * keeps.KEPT_CHARACTERS + CUT, "new_string": "y" * 500}
     assert cut_arguments(assistant(None, call("a", "edit", **{key: "x" * 400})), policy) is None
 
 
@@ -175,7 +176,7 @@ def same_shape(before: Any, after: Any, key: str | None = None) -> bool:
     if before == after:
         return type(before) is type(after)
     cut_here = isinstance(before, str) and len(before) > 400 and key not in arguments.KEPT_KEYS
-    return cut_here and after == before[: arguments.KEPT_CHARACTERS] + CUT
+    return cut_here and after == before[: keeps.KEPT_CHARACTERS] + CUT
 
 
 @given(trees, trees)

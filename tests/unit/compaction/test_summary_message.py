@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.rules import SUMMARY_FRAME_TOKENS, Envelope, SectionLimits, section_limits
+from proxy.compaction import keeps
+from proxy.compaction.rules import Envelope, SectionLimits, section_limits
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.summary_message import (
@@ -284,4 +285,4 @@ def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     message = summary_message(SummaryParts(body, summary, "0123456789abcdef0123"), room, rules(), COUNTER.format)
     raw = with_index(message, collect_names(body, None, FORMAT), (), room, COUNTER.format)
     users = min(Sizes(body, None).users[-1], room.users)
-    assert COUNTER.message(decode(raw)) <= SUMMARY_FRAME_TOKENS + room.summary + room.words + room.index + users
+    assert COUNTER.message(decode(raw)) <= keeps.SUMMARY_FRAME_TOKENS + room.summary + room.words + room.index + users

@@ -8,15 +8,9 @@ import random
 
 import pytest
 
+from proxy.compaction import keeps
 from proxy.compaction.turn import Turn
-from proxy.summary.prompt import (
-    ARGUMENT_CHARACTERS,
-    RESULT_CHARACTERS,
-    TEXT_CHARACTERS,
-    Redaction,
-    entries,
-    language_sample,
-)
+from proxy.summary.prompt import Redaction, entries, language_sample
 from tests.kit.summary_conversation import FORMAT, calling, turn
 
 
@@ -112,9 +106,9 @@ def test_what_may_not_be_read_is_taken_out_before_anything_is_clipped() -> None:
 @pytest.mark.parametrize(
     ("long", "limit"),
     [
-        (turn("tool", "word " * 10_000), RESULT_CHARACTERS),
-        (calling("t", "word " * 10_000), ARGUMENT_CHARACTERS),
-        (turn("user", "word " * 20_000), TEXT_CHARACTERS),
+        (turn("tool", "word " * 10_000), keeps.RESULT_CHARACTERS),
+        (calling("t", "word " * 10_000), keeps.ARGUMENT_CHARACTERS),
+        (turn("user", "word " * 20_000), keeps.TEXT_CHARACTERS),
     ],
 )
 def test_long_pieces_keep_their_ends(long: Turn, limit: int) -> None:
