@@ -19,6 +19,7 @@ TASK = "Work through the whole task with the tool, please."
 LOOKUP = "mcp__soak__lookup"
 SERVERS = ("docs", "wiki")
 """MCP servers whose tools have the same name."""
+LOOKUPS = [f"mcp__{name}__lookup" for name in SERVERS]
 NUMBERS = "seq START END"
 """A command that prints other numbers for each call."""
 
@@ -119,11 +120,16 @@ def _continued_codex(folder: Path, work: Path, url: str) -> list[str]:
 
 def _continued_claude(folder: Path, work: Path, url: str) -> list[str]:
     (work / "CLAUDE.md").write_text(RULE)
-    server = {"command": sys.executable, "args": [str(DRIVERS / "mcp_server.py")]}
-    (work / "mcp.json").write_text(json.dumps({"mcpServers": {"soak": server}}))
-    first = _claude(folder, work, url)
-    first += ["--mcp-config", str(work / "mcp.json"), "--allowedTools", f"{LOOKUP},ToolSearch"]
+    first = _claude_with_servers(folder, work, url, ["soak"])
     return _twice(first, [*first, "--continue"])
+
+
+def _claude_with_servers(folder: Path, work: Path, url: str, names: Sequence[str] = SERVERS) -> list[str]:
+    server = str(DRIVERS / "mcp_server.py")
+    servers = {name: {"command": sys.executable, "args": [server, name]} for name in names}
+    (work / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    allowed = ",".join([*(f"mcp__{name}__lookup" for name in names), "ToolSearch"])
+    return [*_claude(folder, work, url), "--mcp-config", str(work / "mcp.json"), "--allowedTools", allowed]
 
 
 def _codex(folder: Path, work: Path, url: str) -> list[str]:
@@ -267,9 +273,9 @@ CLIENTS = {
             "exec_command",
             {"cmd": NUMBERS, "max_output_tokens": 9_000},
             loads=Tool("tool_search", {"query": "lookup", "limit": 8}),
-            others=[Tool(f"mcp__{name}__lookup", {"number": "START"}) for name in SERVERS],
+            others=[Tool(name, {"number": "START"}) for name in LOOKUPS],
         ),
-        keeps=[f'"mcp__{name}__lookup", "description"' for name in SERVERS],
+        keeps=[f'"{name}", "description"' for name in LOOKUPS],
     ),
     "Claude Code, continued": Client(
         "npm",
@@ -281,6 +287,22 @@ CLIENTS = {
         tool=Tool(LOOKUP, {"number": "START"}, Tool("ToolSearch", {"query": f"select:{LOOKUP}", "max_results": 1})),
         asks=2,
         keeps=('"tool_reference"', RULE, "Available agent types", "skills are available"),
+    ),
+    "Claude Code, MCP servers": Client(
+        "npm",
+        ("@anthropic-ai/claude-code",),
+        _claude_with_servers,
+        lambda url: {**_claude_variables(url), "ENABLE_TOOL_SEARCH": "true"},
+        api="messages",
+        windows=2,
+        bridge=True,
+        tool=Tool(
+            "Bash",
+            {"command": NUMBERS, "description": "Print numbers"},
+            loads=Tool("ToolSearch", {"query": f"select:{','.join(LOOKUPS)}", "max_results": len(LOOKUPS)}),
+            others=[Tool(name, {"number": "START"}) for name in LOOKUPS],
+        ),
+        keeps=[f'"{name}", "description"' for name in LOOKUPS],
     ),
     "opencode": Client(
         "npm", ("opencode-ai",), _opencode, _openai, tool=Tool("bash", {"command": NUMBERS, "description": "Print"})

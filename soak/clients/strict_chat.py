@@ -63,5 +63,5 @@ class StrictChat:
 def _asked(content: Any) -> str:
     """Return the client's newest text. A summary may be before it, and a system message behind it."""
     parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content or []]
-    task = next((part for part in reversed(parts) if part.rstrip().endswith(TASK)), None)
-    return ("".join(parts) if task is None else task).rpartition("\n\n")[2]
+    paragraphs = "\n\n".join(parts).split("\n\n")
+    return next((one for one in reversed(paragraphs) if one.rstrip().endswith(TASK)), paragraphs[-1])
