@@ -100,9 +100,12 @@ class Completion:
         yield from self._builder.feed(frame)
         for one in self._order.feed(delta):
             yield from self._builder.feed(_chunk(one))
-        reason = _reason(choice.get("finish_reason") or (value.get("object") == "chat.completion" and "stop"))
+        stated = choice.get("finish_reason") or (value.get("object") == "chat.completion" and "stop")
+        reason, native = _reason(stated), choice.get("native_finish_reason")
+        if reason == "stop" and _reason(native) == "error" and not any(self._written.values()):
+            reason, stated = "error", native  # OpenRouter states the failure of a provider only there
         if reason == "error":
-            raise ErrorInStream({"message": FAILED.format(choice["finish_reason"]), "type": "server_error"})
+            raise ErrorInStream({"message": FAILED.format(stated), "type": "server_error"})
         self.reason = (reason or self.reason) if self.reason in (None, "stop") else self.reason
         self._stop = choice.get("stop_reason") or self._stop
 
@@ -119,10 +122,16 @@ class Completion:
         yield from self._builder.finish()
 
     def _chosen(self, choices: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Delta]:
-        """Return the first choice with content and its delta. From then on, return the ones with its index."""
-        read = [(one, self._delta(one)) for one in choices if self._index in (_ANY, one.get("index"))]
+        """Return the first choice with content and its delta. From then on, return the ones with its index.
+
+        Copilot puts each call into a choice of its own. So choices with nothing but calls belong to the answer, too.
+        """
+        every = sorted(((one, self._delta(one)) for one in choices), key=lambda pair: _is_call(pair[1]))
+        read = [pair for pair in every if self._index in (_ANY, pair[0].get("index")) or _is_call(pair[1])]
         chosen, delta = next((one for one in read if one[1]), read[0] if read else ({}, {}))
-        if delta:
+        calls = [other.get("tool_calls", ()) for _, other in read if other is delta or _is_call(other)]
+        delta |= {"tool_calls": made} if (made := [*itertools.chain(*calls)]) else {}
+        if delta and self._index is _ANY:
             self._index = chosen.get("index")
         for name, value in delta.items():
             self._written[name] += [value] if isinstance(value, str) else value
@@ -142,6 +151,10 @@ class Completion:
             return [] if before else value
         written = "".join(before)
         return value.removeprefix(written) if value.startswith(written) else ""
+
+
+def _is_call(delta: Delta) -> bool:
+    return delta.keys() <= {"tool_calls"}
 
 
 def _chunk(delta: Delta, reason: str | None = None) -> dict[str, Any]:
