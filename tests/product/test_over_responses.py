@@ -111,7 +111,6 @@ MESSAGES: dict[str, tuple[list[Any], list[Any]]] = {
         [
             {
                 "type": "reasoning",
-                "id": "rs_0",
                 "summary": [],
                 "content": [{"type": "reasoning_text", "text": "Hm."}],
             },

@@ -39,6 +39,8 @@ FIELDS = frozenset(
 _BATCH = 100
 """Events between two turns of other requests."""
 
+_ROLES = ("user", "assistant", "system", "developer")
+NO_ROLE = "{path}.role: must be user, assistant, system, or developer (got {got})."
 NO_RESULT = "[no result]"
 NO_CALL = "[result without a call]"
 LOST = (
@@ -149,6 +151,12 @@ def body_of(request: Outgoing) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadBody("The body must be a JSON object.")
     return body
+
+
+def check_role(message: Mapping[str, Any], path: str) -> None:
+    """Raise ``RequestError`` if a message has another role."""
+    if message.get("role") not in _ROLES:
+        raise RequestError(NO_ROLE.format(path=path, got=message.get("role")), param=f"{path}.role")
 
 
 def _is_completion(value: Mapping[str, Any]) -> bool:

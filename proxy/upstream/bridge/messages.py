@@ -13,7 +13,7 @@ from proxy.dialects.walk import row_of, strings, value_at
 from proxy.errors import RequestError, anthropic_type
 from proxy.http import sse
 from proxy.overflow import recognise
-from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, encoded
+from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, check_role, encoded
 from proxy.upstream.bridge.messages_answers import MessageBuilder
 
 OVERFLOW = "prompt is too long"
@@ -46,8 +46,8 @@ _CLIENT_TOOLS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """Descriptions and parameters of tools that the client runs, by how their types begin. Anthropic adds its own."""
 
-_EFFORTS = ((4096, "high"), (2048, "medium"), (0, "low"))
-"""Reasoning efforts by the least ``budget_tokens``, as LiteLLM has them."""
+_EFFORTS = ((4096, "high"), (2048, "medium"))
+"""Reasoning efforts by the least ``budget_tokens``, as LiteLLM has them. Below, it's ``low``."""
 
 _LONGEST_NAME = 64
 """Characters of a tool's name in chat completions."""
@@ -70,11 +70,12 @@ class MessagesTranslation(ChatTranslation):
         self._stops = body.get("stop_sequences") or ()
         self.names: dict[str, str] = {}
         messages, choice = body["messages"], body.get("tool_choice") or {}
+        choice = {"type": choice} if isinstance(choice, str) else choice
         changes = [block for one in messages if one["role"] == "system" for block in _blocks(one.get("content"))]
         added = [value_at(block, "tool.definition") for block in changes]
         functions = list(self._functions([*(body.get("tools") or ()), *filter(None, added)]))
         effort = _effort(body)
-        system = [block for block in _blocks(body.get("system")) if not block["text"].startswith(_BILLING)]
+        system = [block for block in _blocks(body.get("system")) if not str(block.get("text")).startswith(_BILLING)]
         self.given = {"system": system, "messages": [{"content": message.get("content")} for message in messages]}
         self.request = {
             **{name: body.get(name) for name in ("max_tokens", "temperature", "top_p")},
@@ -108,7 +109,7 @@ class MessagesTranslation(ChatTranslation):
             made = {
                 "name": self._name(tool["name"]),
                 "description": tool.get("description", description),
-                "parameters": tool.get("input_schema") or {"type": "object", "properties": properties},
+                "parameters": {"type": "object", "properties": properties} | (tool.get("input_schema") or {}),
                 "strict": tool.get("strict"),
             }
             yield {name: value for name, value in made.items() if value is not None}
@@ -157,7 +158,7 @@ class MessagesTranslation(ChatTranslation):
 
 
 def _blocks(content: Any) -> list[Any]:
-    return [_text(content)] if isinstance(content, str) else content or []
+    return [_text(content)] if isinstance(content, str) else [content] if isinstance(content, dict) else content or []
 
 
 def _text(text: str) -> dict[str, Any]:
@@ -202,13 +203,15 @@ def _effort(body: Mapping[str, Any]) -> str | None:
         case "disabled":
             return "none"
         case "enabled":
-            return stated or next(effort for least, effort in _EFFORTS if thinking.get("budget_tokens", 0) >= least)
+            budget = thinking.get("budget_tokens")
+            known = budget if isinstance(budget, int) else 0
+            return stated or next((effort for least, effort in _EFFORTS if known >= least), "low")
     return stated or ("medium" if thinking else None)
 
 
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any] | None:
     form = body.get("output_format") or (body.get("output_config") or {}).get("format")
-    return form and {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"]}}
+    return form and {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.get("schema")}}
 
 
 def _translation(litellm: Any, body: dict[str, Any]) -> MessagesTranslation:
@@ -216,6 +219,8 @@ def _translation(litellm: Any, body: dict[str, Any]) -> MessagesTranslation:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise RequestError("'messages' must be a non-empty array of objects.", param="messages")
+    for number, message in enumerate(messages):
+        check_role(message, f"messages[{number}]")
     return MessagesTranslation(litellm, body)
 
 

@@ -73,7 +73,7 @@ class MessageBuilder(AnswerBuilder):
         self.answer["stop_reason"] = STOP_REASONS[reason]
         if reason == "stop" and self._refused:
             self.answer["stop_reason"] = "refusal"
-        elif reason == "stop" and matched in self._stops:
+        elif reason == "stop" and matched and matched in self._stops:
             self.answer |= {"stop_reason": "stop_sequence", "stop_sequence": matched}
 
     def _delta(self, delta: Mapping[str, Any]) -> Iterator[Event]:

@@ -125,7 +125,7 @@ class ChatOverResponses(Translation):
         index = event.get("content_index", event.get("summary_index", 0))
         if isinstance(event.get("response"), dict):
             yield from self._output(event["response"])
-        elif step in ("added", "done") and name == "output_item":
+        elif step in ("added", "done") and name == "output_item" and event.get("item"):
             yield from self._item(place, event["item"], done=step == "done")
         elif name == "output_text.annotation":
             yield from self._annotations(place, index, [event["annotation"]])
@@ -273,7 +273,8 @@ def _items(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             raise RequestError(LACKING.format(name=where), param=where)
         if thought := message.get("reasoning_content") or message.get("reasoning"):
             part = {"type": "reasoning_text", "text": thought}
-            yield {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": [part]}
+            # Servers look for an item with an id in their store, and refuse one that isn't there.
+            yield {"type": "reasoning", "summary": [], "content": [part]}
         content = _content(message.get("content") or "", "output_text" if role == "assistant" else "input_text", name)
         if refused := message.get("refusal"):
             parts = [{"type": "output_text", "text": content}] if content and isinstance(content, str) else content
@@ -309,17 +310,18 @@ def _content(content: Any, kind: str = "input_text", name: str | None = None) ->
     """Return the content of an item. The API has no names of authors, so ``name`` becomes text."""
     if isinstance(content, str):
         return f"{name}: {content}" if name and content else content
+    content = [content] if isinstance(content, dict) else content
     return [*([{"type": kind, "text": f"{name}:"}] if name else []), *(_part(part, kind) for part in content)]
 
 
 def _part(part: dict[str, Any], kind: str) -> dict[str, Any]:
     """Return a part. One without an equivalent stays, so that the upstream decides."""
-    match part.get("type", "text"):
+    match part.get("type", "text" if "text" in part else None):
         case "text":
             return {"type": kind} | {key: part[key] for key in ("text", "prompt_cache_breakpoint") if key in part}
         case "image_url":
             image = part["image_url"] if isinstance(part["image_url"], dict) else {"url": part["image_url"]}
-            return {"type": "input_image", "image_url": image["url"], "detail": image.get("detail") or "auto"}
+            return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail") or "auto"}
         case "file":
             return {"type": "input_file", **part["file"]}
     return part

@@ -17,7 +17,7 @@ from proxy.dialects.parts import RESPONSES, SILENT, Part
 from proxy.dialects.walk import file_text, row_of, value_at
 from proxy.errors import RequestError
 from proxy.http import sse
-from proxy.upstream.bridge.chat import ChatTranslation, chat_translator
+from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, check_role
 from proxy.upstream.bridge.responses_answers import CallItem, ResponseBuilder
 from proxy.upstream.bridge.transport import openai_error
 from proxy.upstream.litellm.library import AtFirstUse
@@ -28,14 +28,6 @@ _SEALING = AtFirstUse("litellm.responses.litellm_completion_transformation.reaso
 
 _SAME = ("parallel_tool_calls", "safety_identifier", "service_tier", "temperature", "top_p", "user")
 """Fields that both APIs have."""
-
-_ROLES = ("user", "assistant", "system", "developer")
-
-_SHAPES: Mapping[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("reasoning", "text"), dict),
-    "instructions": str,
-    "tool_choice": (str, dict),
-}
 
 _STATE = ("previous_response_id", "conversation", "prompt")
 """Fields that refer to something stored at the server."""
@@ -48,7 +40,6 @@ NO_REFERENCES = (
     "This model's upstream has no Responses API, and the proxy doesn't have one of the items. Send the items "
     "themselves instead of 'item_reference', for example with store: false."
 )
-NO_ROLE = "{path}.role: must be user, assistant, system, or developer (got {got})."
 NO_NAME = "tools: a tool has no 'type', or a function no 'name'. Fix: add it."
 NO_PART = (
     "{path}: the upstream has chat completions only, which can't take this '{kind}'. Fix: send its text, or its data "
@@ -126,8 +117,7 @@ class ResponsesTranslation(ChatTranslation):
         if row.plays == "reference":
             raise RequestError(NO_REFERENCES, param="input")
         if row.plays == "message":
-            if item.get("role") not in _ROLES:
-                raise RequestError(NO_ROLE.format(path=path, got=item.get("role")), param=f"{path}.role")
+            check_role(item, path)
             return _message(item["role"], item.get("content"), path)
         if row.plays == "reasoning":
             sealed = item.get("encrypted_content")
@@ -192,6 +182,8 @@ class _Functions:
 
         Few servers know a choice of several functions, so the others are no longer offered.
         """
+        if isinstance(asked, str) and asked not in ("any", "required", "tool"):
+            return asked
         mode = asked.get("type") if isinstance(asked, dict) else asked
         if mode not in (None, "auto", "none", "required", "any", "tool"):
             listed = asked.get("allowed_tools") or asked
@@ -218,7 +210,7 @@ class _Functions:
         function: _Object = {
             "name": chosen,
             "description": _description(tool),
-            "parameters": {"type": "object", **(tool.get("parameters") or schema)},
+            "parameters": {"type": "object", "properties": {}, **(tool.get("parameters") or schema)},
         }
         function |= {"strict": True} if tool.get("strict") else {}
         self.chat[chosen] = {"type": "function", "function": function}
@@ -359,9 +351,6 @@ def _translation(litellm: Any, body: dict[str, Any]) -> ResponsesTranslation:
     for name in _STATE:
         if body.get(name) is not None:
             raise RequestError(NO_STATE.format(name=name), param=name)
-    for name, shape in _SHAPES.items():
-        if body.get(name) is not None and not isinstance(body[name], shape):
-            raise RequestError(f"'{name}' has the wrong type.", param=name)
     items = body.get("input")
     if not isinstance(items, str) and not (isinstance(items, list) and all(isinstance(one, dict) for one in items)):
         raise RequestError("'input' must be a string or an array of objects.", param="input")

@@ -12,7 +12,7 @@ import importlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +63,32 @@ _STATUSES = (
 
 _LITELLM = litellm_library.AtFirstUse("litellm")
 
-_LISTS = ("messages", "input", "tools")
+_KINDS: Mapping[type, str] = {str: "a string", list: "an array", dict: "an object"}
+_BODY: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("messages", "tools", "functions"), (list,)),
+    **dict.fromkeys(("input", "system"), (str, list)),
+    "tool_choice": (str, dict),
+    **dict.fromkeys(("metadata", "output_config", "output_format", "reasoning", "stream_options"), (dict,)),
+    **dict.fromkeys(("text", "thinking"), (dict,)),
+    "instructions": (str,),
+}
+_INSIDE: Mapping[str, tuple[type, ...]] = {
+    "content": (str, list, dict),
+    **dict.fromkeys(("role", "type", "name", "text", "thinking", "description", "detail", "namespace"), (str,)),
+    **dict.fromkeys(("id", "call_id", "tool_use_id", "tool_call_id"), (str,)),
+    **dict.fromkeys(("images", "summary", "tool_calls", "tools"), (list,)),
+    **dict.fromkeys(("allowed_tools", "file", "format", "function", "input_schema", "parameters"), (dict,)),
+}
+"""Types of the fields of a body, and of the objects inside."""
+_NEEDED: Mapping[str, tuple[str, ...]] = {
+    **{kind: (kind,) for kind in ("file", "image_url", "text")},
+    **dict.fromkeys(("custom", "tools"), ("name",)),
+    "content": ("type",),
+    "messages": ("role",),
+    "tool_result": ("tool_use_id",),
+    "tool_use": ("id", "name"),
+}
+"""Fields that an object needs, by its type or the list that has it."""
 
 UNDECODABLE = "The upstream's answer isn't compressed as its header 'content-encoding' says, or is too long. Try again."
 
@@ -326,23 +351,21 @@ async def _unpacked(body: AsyncIterator[bytes], encoding: str) -> AsyncIterator[
         begun = True
 
 
-def _misshapen(value: Mapping[str, Any], path: str = "", names: tuple[str, ...] = _LISTS) -> str | None:
-    """Return what is wrong with the form of a request's messages, items, tools, parts, or calls."""
-    for name in names:
-        listed = value.get(name)
-        if not isinstance(listed, list):
-            if listed is not None and (not isinstance(listed, str) or name in ("messages", "tools")):
-                return f"'{path}{name}' must be an array"
-            continue
-        for number, one in enumerate(listed):
-            here = f"{path}{name}[{number}]"
+def _misshapen(value: Mapping[str, Any], path: str = "", needed: Sequence[str] = ()) -> str | None:
+    """Return what is wrong with the form of a body, or of an object inside it at ``path``."""
+    for name, kinds in (_INSIDE if path else _BODY).items():
+        inner, here = value.get(name), f"{path}.{name}" if path else name
+        if inner is not None and not isinstance(inner, kinds):
+            return f"'{here}' must be {' or '.join(_KINDS[kind] for kind in kinds)}"
+        objects: list[Any] = inner if isinstance(inner, list) else [inner] if isinstance(inner, dict) else []
+        for number, one in enumerate(objects):
+            place = f"{here}[{number}]" if objects is inner else here
             if not isinstance(one, dict):
-                return f"'{here}' must be an object"
-            if name == "messages" and not isinstance(one.get("role"), str):
-                return f"'{here}.role' must be a string"
-            if not path and (where := _misshapen(one, f"{here}.", ("content", "tool_calls"))):
+                return f"'{place}' must be an object"
+            if where := _misshapen(one, place, _NEEDED.get(str(one.get("type") or name), ())):
                 return where
-    return None
+    lacking = next((name for name in needed if value.get(name) is None), None)
+    return f"'{path}' needs '{lacking}'" if lacking else None
 
 
 def _stated(raw: bytes) -> int:
