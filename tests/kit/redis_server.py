@@ -53,10 +53,6 @@ class RedisServer:
             self._process.wait(10)
             self._process = None
 
-    def lose_data(self) -> None:
-        """Remove the files of a stopped server."""
-        shutil.rmtree(self._folder / "appendonlydir")
-
     def client(self) -> Redis:
         """Return a client. Close it."""
         return Redis.from_url(self.url)
