@@ -54,7 +54,7 @@ CHOICES = [
     b'"api_base":"http://dear.test"',
     b'"tensorzero::variant_name":"dear"',
     b'"mod\\u0065l_list":["dear"]',
-    b'"x":' + b"[" * 5_000 + b"]" * 5_000,
+    b'"x":' + b"[" * 100_000 + b"]" * 100_000,
 ]
 """Fields by which some server would choose another model or provider than `model`."""
 
