@@ -37,7 +37,10 @@ BROKEN = "broken"
 
 FAILURE = {"error": {"message": "NO-SUMMARY-TODAY", "type": "server_error", "param": None, "code": None}}
 
-POLICIES: dict[str, Any] = {"many-messages": {"trigger": {"messages": 12}, "keep": {"messages": 4}}}
+POLICIES: dict[str, Any] = {
+    "many-messages": {"trigger": {"messages": 12}, "keep": {"messages": 4}},
+    "nothing-ahead": {"prepare": None},
+}
 
 
 def summarise(body: dict[str, Any]) -> Reply:
@@ -62,7 +65,7 @@ def test_97_a_compaction_gains_a_tenth_or_is_left_out(front: Front) -> None:
     assert exchange.verdict == "compacted"
     # All but 400 tokens are in the one message that must stay, or all but 1,300, of which a summary may take 700.
     for talk in (chat(1, 190), [*chat(1, 5)[:2], assistant(words(1_300, "long")), *chat(1, 5)[1:]]):
-        caller = front.caller()
+        caller = front.caller("nothing-ahead")
         exchange = caller.ask(padded([*talk, user("Next.")], LEVEL + 100))
         assert exchange.verdict == "none"
         assert exchange.untouched
