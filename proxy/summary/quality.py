@@ -276,6 +276,8 @@ def _is_refusal(text: str, transcript: str, source_tokens: int) -> bool:
         return False
     if _REFUSES.search(start) or _ABOUT_ITSELF.search(start + text[-1:]):
         return True
+    if text.isascii() and text.isalpha():
+        return False  # a lone word tells too little to judge it
     english = text.isascii() and (own or _ENGLISH.search(text))
     unlike = _shared(text, transcript) < _MOSTLY and (not english or _PERSON.search(start) is not None)
     return unlike or (len(text.encode()) < _TOO_SHORT and source_tokens >= _LONG and not own)
