@@ -179,9 +179,9 @@ class Bridge(Transport):
         except RequestError:
             raise
         except Exception as error:
-            log.exception("translation.failed", of="request")
             if where := _misshapen(msgspec.json.decode(request.body)):
                 raise BadBody(f"The proxy can't translate the request: {where}. Fix: correct it.") from error
+            log.exception("translation.failed", of="request")
             raise TranslationFailed(FAILED.format(of="request")) from error
 
     async def exchange(self, request: Outgoing, translation: Translation) -> Answer:
