@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote_to_bytes, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import structlog
 from starlette.requests import Request
@@ -22,25 +22,14 @@ from proxy.config import Loaded, Settings
 from proxy.config.document import Node
 from proxy.config.policy import effective_values, stated
 from proxy.config.teams import TeamSettings
-from proxy.constants import UNDECODABLE
-from proxy.dialects.apis import DIALECTS, recognized
 from proxy.endpoints.presentation import figure, keyless_hint, milliseconds, request_facts, savings, shown_change
 from proxy.endpoints.queries import Viewer, choice, parameters, time_in, viewing
 from proxy.endpoints.records import REQUEST_ID, request_json
 from proxy.endpoints.status import status
-from proxy.errors import (
-    BadBody,
-    ConfigurationError,
-    ContentNotAllowed,
-    NotAuthenticated,
-    NotFound,
-    ProxyError,
-    RequestError,
-)
+from proxy.errors import ContentNotAllowed, NotAuthenticated, NotFound, ProxyError, RequestError
 from proxy.http.headers import cookies, credential
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_changes
-from proxy.pipeline.replay import facts, replay
 from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.records.report import day_of
@@ -57,7 +46,6 @@ SCREENS = (
     (HOME, "Requests"),
     ("/compaction/savings", "Savings"),
     ("/compaction/policies", "Policies"),
-    ("/compaction/replay", "Replay"),
 )
 
 LISTING = (HOME, SCREENS[1][0])
@@ -69,14 +57,8 @@ FILTERS = ("team", "policy", "model", "verdict", "since", "cursor")
 
 SHOWN_VERDICTS = ("none", "compacted", "shadow", "off", "failed", "unsupported", "refused")
 
-REPLAY_BYTES = 8_000_000
-"""Bytes of a replayed request, as a form."""
-
-PIECE = 30_000
-"""Bytes of a form that are decoded at once."""
-
-FORM_FIELDS = 20
-"""Fields of a form. The pages' own forms have at most four."""
+FORM_BYTES = 10_000
+"""Bytes of the form to sign in."""
 
 HEADERS = {
     "content-security-policy": (
@@ -129,7 +111,6 @@ class Dashboard:
             Route("/compaction/view/{id}", self._page(self._request), methods=["GET"]),
             Route("/compaction/savings", self._page(self._savings), methods=["GET"]),
             Route("/compaction/policies", self._page(self._policies), methods=["GET"]),
-            Route("/compaction/replay", self._page(self._replay), methods=["GET", "POST"]),
             Route("/compaction/sign-in", self._sign_in, methods=["GET", "POST"]),
             Route("/compaction/sign-out", _sign_out, methods=["POST"]),
             Route("/compaction/assets/{name}", self._asset, methods=["GET"]),
@@ -197,7 +178,9 @@ class Dashboard:
         if request.method != "POST":
             return self._sign_in_page("", 200)
         try:
-            key = (await self._form(request, 10_000)).get("key", "").strip()
+            with self._service.access.bodies.lease() as held:
+                raw = await read_body(request.scope, request.receive, FORM_BYTES, held)
+            key = dict(parse_qsl(raw.decode("utf-8", "replace"))).get("key", "").strip()
             cookie = self._service.access.sessions.cookie(key)
             if not key:
                 return self._sign_in_page("Enter a key.", 401)
@@ -207,12 +190,6 @@ class Dashboard:
         except ProxyError as error:
             return self._sign_in_page(error.message, error.status)
         return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": cookie})
-
-    async def _form(self, request: Request, most: int) -> dict[str, str]:
-        with self._service.access.bodies.lease() as held:
-            raw = await read_body(request.scope, request.receive, most, held)
-        # Decoding megabytes takes too long for the event loop.
-        return await asyncio.to_thread(_fields, raw)
 
     async def _requests(self, request: Request, viewer: Viewer) -> Response:
         problem, query = "", RecordQuery(viewer.tenants, kind="request", limit=ROWS + 1)
@@ -303,43 +280,9 @@ class Dashboard:
             ("version", found["version"]),
             ("configuration", found["configuration"]),
             ("started", found["started"]),
-            ("store", f"{found['store']['kind']}; failing: {', '.join(found['store']['open_breakers']) or 'nothing'}"),
+            ("store", f"{found['store']['kind']}; failing: {', '.join(found['store']['failing']) or 'nothing'}"),
         ]
         return self._render("policies.html", viewer, here=SCREENS[2][0], policies=policies, limits=limits, state=state)
-
-    async def _replay(self, request: Request, viewer: Viewer) -> Response:
-        policies = _policies_of(self._service.settings, viewer)
-        values: dict[str, Any] = {"policies": policies, "given": {}, "problem": "", "facts": None, "parts": []}
-        if request.method == "POST":
-            try:
-                given = values["given"] = await self._form(request, REPLAY_BYTES)
-                values["facts"], values["parts"] = await self._replayed(given, policies)
-            except (RequestError, ConfigurationError) as error:
-                values["problem"] = error.message
-        status = 400 if values["problem"] else 200
-        return await asyncio.to_thread(self._render, "replay.html", viewer, status, here=SCREENS[3][0], **values)
-
-    async def _replayed(
-        self, given: dict[str, str], policies: list[str]
-    ) -> tuple[list[tuple[str, str]], list[tuple[str, int]]]:
-        raw, settings = given.get("body", "").encode(), self._service.settings
-        try:
-            api = given.get("api")
-            dialect = DIALECTS[choice("api", api, DIALECTS)] if api else recognized(raw)
-            body = await dialect.parse(raw)
-        except UNDECODABLE as error:
-            raise BadBody(f"The body isn't JSON ({error}). Paste the JSON body of a request.") from error
-        if not body.units:
-            raise BadBody("The body has no messages. Paste the JSON body of a request to one of the three APIs.")
-        if given.get("model"):
-            body = body.named(given["model"])
-        policy = settings.policies[choice("policy", given.get("policy", policies[0]), policies)]
-        policy = policy.for_model(body.model or "")
-        route = self._service.configuration.route(body.model or "", dialect.name)
-        if route is None:
-            raise BadBody(f"No route matches the model {(body.model or '')[:100]!r}. Name another model.")
-        found = await replay(self._service, dialect, body, policy, route)
-        return facts(found, policy), list(found.explanation.parts.items())
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -352,30 +295,6 @@ class Dashboard:
 
 async def _sign_out(request: Request) -> Response:
     return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": end_session()})
-
-
-def _fields(raw: bytes) -> dict[str, str]:
-    """Return the fields of a form. Raises ``BadBody`` if it has more than ``FORM_FIELDS``."""
-    if raw.count(b"&") >= FORM_FIELDS:
-        raise BadBody(f"The form has more than {FORM_FIELDS} fields. Send the form of this page.")
-    fields: dict[str, str] = {}
-    for field in raw.split(b"&"):
-        name, _, value = field.partition(b"=")
-        if value:
-            fields.setdefault(_unquoted(name), _unquoted(value))
-    return fields
-
-
-def _unquoted(text: bytes) -> str:
-    """Decode a name or a value of a form. Each call of ``urllib`` holds the interpreter's lock, so pieces are small."""
-    pieces, start = [], 0
-    while start < len(text):
-        end = start + PIECE
-        if (escape := text.find(b"%", end - 2, end)) >= 0:
-            end = escape + 3  # not in the middle of an escape
-        pieces.append(unquote_to_bytes(text[start:end].replace(b"+", b" ")))
-        start = end
-    return b"".join(pieces).decode("utf-8", "replace")
 
 
 def _teams_of(settings: Settings, viewer: Viewer) -> dict[str, TeamSettings]:

@@ -2,7 +2,7 @@
 
 A caller sees the records of its own tenant, and an administrator sees all. The tenant comes from the key alone. An id
 of another tenant gets the same response as an unknown one. For a request that the proxy changed, there are also the
-messages before and after, their differences, and the summary. The archive has the messages that a compaction removed.
+messages before and after. The archive has the messages that a compaction removed.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ log = structlog.get_logger(__name__)
 
 REQUESTS = "/compaction/requests"
 REQUEST = "/compaction/requests/{id}"
-CHANGES = "/compaction/requests/{id}/{view}"
+DIFF = "/compaction/requests/{id}/diff"
 REPORT = "/compaction/report"
 STATUS = "/compaction/status"
 
 PARAMETERS = {
     REQUESTS: ("team", "policy", "model", "verdict", "since", "limit", "cursor"),
     REQUEST: (),
+    DIFF: (),
     REPORT: ("since", "until", "by", "team", "format"),
     STATUS: (),
 }
@@ -74,9 +75,14 @@ class RecordEndpoints:
     @property
     def routes(self) -> list[Route]:
         """The routes of all endpoints."""
-        answers = {REQUESTS: self._requests, REQUEST: self._request, REPORT: self._report, STATUS: self._status}
-        served = [Route(path, self._serving(path, answer), methods=["GET"]) for path, answer in answers.items()]
-        return [*served, Route(CHANGES, self._changes, methods=["GET"])]
+        answers = {
+            REQUESTS: self._requests,
+            REQUEST: self._request,
+            DIFF: self._diff,
+            REPORT: self._report,
+            STATUS: self._status,
+        }
+        return [Route(path, self._serving(path, answer), methods=["GET"]) for path, answer in answers.items()]
 
     def _serving(self, path: str, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         """Return the endpoint of a path: authenticate, read the parameters, and answer."""
@@ -84,9 +90,7 @@ class RecordEndpoints:
         async def serve(request: Request) -> Response:
             try:
                 async with viewing(self._service, request.scope) as viewer:
-                    return await answer(
-                        request, viewer, parameters(request.scope["query_string"], PARAMETERS.get(path, ()))
-                    )
+                    return await answer(request, viewer, parameters(request.scope["query_string"], PARAMETERS[path]))
             except ProxyError as error:
                 return _error(error)
             except StoreFailed as failure:
@@ -118,7 +122,7 @@ class RecordEndpoints:
 
     async def _request(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         id = request.path_params["id"]
-        found = await self._service.records.store.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
+        found = await _record(self._service, viewer, id)
         if found is None:
             kept = "" if self._service.settings.records is not None else "This proxy keeps no records (records: null). "
             raise NotFound(
@@ -128,22 +132,17 @@ class RecordEndpoints:
         calls = await self._service.records.store.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
         return _json(request_json(found, calls))
 
-    async def _changes(self, request: Request) -> Response:
-        return await self._serving(CHANGES, self._change_view)(request)
-
-    async def _change_view(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
-        id, view = request.path_params["id"], request.path_params["view"]
-        found = await self._service.records.store.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
-        changes = None
-        if found is not None and view in VIEWS:
-            changes = await read_changes(self._service.stores.archive, found)
+    async def _diff(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
+        id = request.path_params["id"]
+        found = await _record(self._service, viewer, id)
+        changes = None if found is None else await read_changes(self._service.stores.archive, found)
         if found is None or changes is None:
             raise NotFound(
-                f"Your key has no changed request with this id, or {view[:20]!r} isn't one of {', '.join(VIEWS)}. "
+                "Your key has no changed request with this id. "
                 "Only compacted requests of a policy with an archive have changes."
             )
-        viewer.read_content(found, view)
-        return await asyncio.to_thread(lambda: _json(change_json(id, view, changes)))
+        viewer.read_content(found, "diff")
+        return await asyncio.to_thread(lambda: _json(diff_json(id, changes)))
 
     async def _report(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         now = time.time()
@@ -171,6 +170,10 @@ def request_json(record: RequestRecord, calls: list[RequestRecord]) -> dict[str,
     return {"object": "compaction.request", **record_json(record), "summary_calls": made}
 
 
+async def _record(service: Runtime, viewer: Viewer, id: str) -> RequestRecord | None:
+    return await service.records.store.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
+
+
 def of_team(rows: list[Row], team: str | None) -> list[Row]:
     """Return the rows of a team, or all without one."""
     return rows if team is None else [row for row in rows if row[0].team == team]
@@ -192,33 +195,14 @@ def _error(error: ProxyError) -> Response:
 
 Change = Changed | Unchanged
 
-VIEWS = ("before", "after", "diff", "summary")
 
-
-def change_json(id: str, view: str, changes: Sequence[Change]) -> dict[str, Any]:
-    """Return a view of a request's changes. Messages keep their original bytes; unchanged ones are only counted."""
+def diff_json(id: str, changes: Sequence[Change]) -> dict[str, Any]:
+    """Return a request's changes. Messages keep their original bytes; unchanged ones are only counted."""
     complete = all(change.complete for change in changes if isinstance(change, Changed))
-    about = {"object": f"compaction.{view}", "id": id, "complete": complete}
-    if view == "summary":
-        message = next((change.after for change in changes if isinstance(change, Changed) and change.summary), [])
-        return {**about, "messages": _raw(message)}
-    if view == "diff":
-        return {**about, "changes": [_diff(change) for change in changes]}
-    return {**about, "parts": [_side(change, view) for change in _ordered(changes, view)]}
+    return {"object": "compaction.diff", "id": id, "complete": complete, "changes": list(map(_change, changes))}
 
 
-def _ordered(changes: Sequence[Change], view: str) -> Sequence[Change]:
-    return sorted(changes, key=lambda change: change.position) if view == "before" else changes
-
-
-def _side(change: Change, view: str) -> dict[str, Any]:
-    if isinstance(change, Unchanged):
-        return {"position": change.position, "unchanged": change.count}
-    messages = change.before if view == "before" else change.after
-    return {"position": change.position, "summary": change.summary, "messages": _raw(messages)}
-
-
-def _diff(change: Change) -> dict[str, Any]:
+def _change(change: Change) -> dict[str, Any]:
     if isinstance(change, Unchanged):
         return {"position": change.position, "unchanged": change.count}
     sides = {"before": _raw(change.before), "after": _raw(change.after)}

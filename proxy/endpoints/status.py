@@ -17,16 +17,12 @@ from proxy.endpoints.queries import Viewer
 from proxy.limits.learned import LimitRecord
 from proxy.limits.stored import stored_limits
 from proxy.pipeline.runtime import Runtime
-from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.store import StoreFailed
 from proxy.store.guarded import READ_SECONDS
-from proxy.telemetry.record import RequestRecord, shown_model
+from proxy.telemetry.record import shown_model
 from proxy.telemetry.record_json import caller_digest, iso_time, team_of
 
 log = structlog.get_logger(__name__)
-
-MOST_ERRORS = 20
-"""Upstream errors to return, the newest ones among the latest ``RECORD_LIMIT`` requests."""
 
 MOST_LIMITS = 200
 """Learned limits to return, those that hold longest. Clients choose the names of models."""
@@ -47,10 +43,9 @@ async def status(service: Runtime, viewer: Viewer) -> dict[str, Any]:
         "store": {
             "kind": settings.store.kind,
             "archive": settings.archive.kind or settings.store.kind,
-            "open_breakers": [*service.open_breakers, *(["records"] if service.records.recorder.failing else [])],
+            "failing": service.failing_stores,
         },
         "learned_limits": await _learned(service, viewer),
-        "upstream_errors": await _upstream_errors(service, viewer),
     }
 
 
@@ -93,29 +88,3 @@ def _limit(record: LimitRecord | None, now: float) -> dict[str, Any] | None:
         return None
     since, until = iso_time(record.since), iso_time(record.until)
     return {"tokens": record.tokens, "named": record.named, "source": record.source, "since": since, "until": until}
-
-
-async def _upstream_errors(service: Runtime, viewer: Viewer) -> list[dict[str, Any]] | None:
-    try:
-        records = await service.records.store.select(RecordQuery(viewer.tenants, limit=RECORD_LIMIT))
-    except StoreFailed as failure:
-        log.warning("store.read_failed", reason=str(failure))
-        return None
-    return [_error(record) for record in records if _failed(record)][:MOST_ERRORS]
-
-
-def _failed(record: RequestRecord) -> bool:
-    return any(call.status is None or call.status >= 400 for call in record.calls)
-
-
-def _error(record: RequestRecord) -> dict[str, Any]:
-    call = next(call for call in reversed(record.calls) if call.status is None or call.status >= 400)
-    return {
-        "time": iso_time(record.time),
-        "request": record.id,
-        "kind": record.kind,
-        "upstream": record.upstream,
-        "model": record.model,
-        "status": call.status,
-        "result": call.result,
-    }

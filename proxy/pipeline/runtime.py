@@ -217,11 +217,6 @@ class Runtime:
         return (*(what for store in self.stores.guarded for what in store.failing), *records)
 
     @property
-    def open_breakers(self) -> tuple[str, ...]:
-        """Return the operations of the stores that failed repeatedly."""
-        return tuple(what for store in self.stores.guarded for what in store.open_breakers)
-
-    @property
     def kept(self) -> tuple[Kept, ...]:
         """Return what is written to the store in the background."""
         stores, limits = self.stores, self.limits

@@ -1,16 +1,9 @@
-"""The HTTP/1.1 server: uvicorn's httptools protocol, with the bounds and checks that it lacks.
-
-A client that closes only the sending side of its connection may still wait for the response (``nc -N``). On the network
-this looks exactly like a client that has left: both send FIN. The two differ only in the reply when the server sends
-something. A connection that its client has closed is reset; one that is half closed isn't. So the proxy sends an
-interim response, which every HTTP/1.1 client must skip (RFC 9110, section 15.2), and looks for the reset.
-"""
+"""The HTTP/1.1 server: uvicorn's httptools protocol, with the bounds and checks that it lacks."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -70,7 +63,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refused: str | None = None
         self._replayed: bytes | None = None
         self._upgrades: list[tuple[bytes, bytes]] = []
-        self._half_closed: HalfClosed | None = None
         self._running: RequestResponseCycle | None = None
         self._idle = False
         self._stopping = False
@@ -96,27 +88,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._half_closed is not None:
-            self._half_closed.close()
         super().connection_lost(exc)
         running = self._running
         if running is not None and not running.response_complete:
             # uvicorn only tells the newest request, and others may be in front of it.
             running.disconnected = True
             running.message_event.set()
-
-    def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep a connection open whose client may only have closed its sending side. See ``HalfClosed``."""
-        if self._half_closed is not None:
-            return True
-        cycle = self.cycle
-        if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
-            return None
-        if cycle.scope["http_version"] != "1.1":  # HTTP/1.0 doesn't have the interim responses that this needs
-            return None
-        cycle.keep_alive = False
-        self._half_closed = HalfClosed(self.loop, self.transport, cycle)
-        return True
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the client."""
@@ -302,55 +279,6 @@ class BoundedProtocol(HttpToolsProtocol):
         log.warning("request.refused", reason=message)
         self.transport.write(head.encode() + body)
         self.transport.close()
-
-
-PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-FIRST_SECONDS = 0.005
-LONGEST_SECONDS = 1.0
-"""The proxy looks for a reset after 5 ms, then after twice as long each time, and at least once a second.
-
-It repeats the probe because a relay in between, such as Docker's, forwards the reset only when its second write fails.
-"""
-
-
-class HalfClosed:
-    """Find out whether the client of a request in work has left, from now until its response is complete.
-
-    Aborts the transport if it has. The transport's protocol then sees a lost connection.
-    """
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, cycle: RequestResponseCycle
-    ) -> None:
-        self._loop = loop
-        self._transport = transport
-        self._cycle = cycle
-        self._wait = FIRST_SECONDS
-        self._timer: asyncio.TimerHandle | None = None
-        self._probe()
-
-    def close(self) -> None:
-        """Stop looking."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _probe(self) -> None:
-        if not self._cycle.response_started:
-            self._transport.write(PROBE)
-        self._timer = self._loop.call_later(self._wait, self._look)
-        self._wait = min(2 * self._wait, LONGEST_SECONDS)
-
-    def _look(self) -> None:
-        self._timer = None
-        if self._transport.is_closing() or self._cycle.response_complete:
-            return
-        connection: socket.socket = self._transport.get_extra_info("socket")
-        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._transport.abort()
-            return
-        self._probe()
 
 
 RESERVED = 64

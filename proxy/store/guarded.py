@@ -160,11 +160,6 @@ class Guarded(Store):
         self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report, clock=clock)
 
     @property
-    def open_breakers(self) -> tuple[str, ...]:
-        """Return the operations with an open breaker: ``read``, ``write``, both, or none, after the prefix."""
-        return tuple(what for what in (self._read, self._write) if self._breaker.is_open(what))
-
-    @property
     def failing(self) -> tuple[str, ...]:
         """Return the operations whose last call failed: ``read``, ``write``, both, or none, after the prefix."""
         return tuple(what for what in (self._read, self._write) if self._breaker.is_failing(what))

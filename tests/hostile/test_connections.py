@@ -1,10 +1,9 @@
-"""Clients' connections: slow ones end after a bounded time, half-closed ones get their response."""
+"""Clients' connections: slow ones end after a bounded time, and idle ones give way."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,8 @@ from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.loopback import serve
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, StartProxy, ask, chat, connected, read_all, read_until, request_bytes
-from tests.kit.raw_upstream import End, RawUpstream, Step, answer, chunk, head, stream_head
-from tests.kit.watched import CONTENT, SOON, House
+from tests.kit.raw_upstream import RawUpstream, answer
+from tests.kit.watched import SOON
 
 HEAD = request_bytes(chat())[:60]
 
@@ -113,55 +112,3 @@ def closed(connection: socket.socket) -> bool:
         return False
     finally:
         connection.settimeout(SOON)
-
-
-def half_closed(url: str, request: bytes) -> socket.socket:
-    connection = connected(url)
-    connection.sendall(request)
-    connection.shutdown(socket.SHUT_WR)
-    return connection
-
-
-@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
-@pytest.mark.parametrize("streams", [False, True])
-@pytest.mark.parametrize("wait", [0.0, 0.3])
-def test_a_half_closed_client_gets_its_response(
-    upstream: RawUpstream, start_proxy: StartProxy, path: str, streams: bool, wait: float
-) -> None:
-    closed = threading.Event()
-    events: list[Step] = [closed, wait, stream_head(), wait, chunk(CONTENT), wait, chunk(CONTENT), chunk(b"")]
-    upstream.script = lambda _: events if streams else [closed, wait, answer(b'{"choices":[1]}')]
-    upstream.arrived = []
-    connection = half_closed(start_proxy(upstream.url), request_bytes(chat(stream=streams), path))
-    closed.set()
-    with connection:
-        got = read_all(connection)
-    while got.startswith(b"HTTP/1.1 100 Continue\r\n\r\n"):
-        got = got.partition(b"\r\n\r\n")[2]
-    assert got.startswith(b"HTTP/1.1 200 ")
-    assert got.endswith(b"0\r\n\r\n" if streams else b'{"choices":[1]}')
-    assert len(upstream.arrived) == 1
-
-
-MORE: list[Step] = [0.1, chunk(CONTENT)] * 50
-BEGUN: dict[str, list[Step]] = {
-    "before the response": [End.SILENCE],
-    "in a stream": [stream_head(), chunk(CONTENT), *MORE],
-    "in a plain response": [head("200 OK", [("Content-Length", "9999999")]), b'{"choices": [', *MORE],
-}
-
-
-@pytest.mark.parametrize("begun", BEGUN)
-def test_a_half_closed_client_that_leaves_is_noticed(start_proxy: StartProxy, begun: str) -> None:
-    """Before the response within the next probe, later with the next bytes of the response."""
-    with RawUpstream(lambda _: BEGUN[begun]) as upstream:
-        house = House(start_proxy, upstream)
-        connection = half_closed(house.url, request_bytes(chat(stream=begun == "in a stream"), "/v1/embeddings"))
-        if begun != "before the response":
-            read_until(connection, b"choices")
-        assert upstream.wait_arrived(1)
-        time.sleep(0.3)
-        before = time.monotonic()
-        connection.close()
-        assert house.watched.comes_to_rest(), house.watched.left_over()
-        assert time.monotonic() - before < 4.0

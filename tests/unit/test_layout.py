@@ -19,8 +19,8 @@ COVERED = {
     "config/store config/teams config/upstreams",
     "unit/config/test_assembly.py": "config/loading",
     "hostile/test_expressions.py": "config/patterns",
-    "product/test_commands.py": "cli/commands cli/configuration cli/tables",
-    "product/test_dashboard.py": "endpoints/dashboard endpoints/presentation pipeline/replay",
+    "product/test_commands.py": "cli/commands cli/configuration cli/tables pipeline/replay",
+    "product/test_dashboard.py": "endpoints/dashboard endpoints/presentation",
     "product/test_operator_commands.py": "cli/doctor",
     "product/test_parts.py": "compaction/state dialects/walk",
     "product/test_record_paths.py": "cli/records constants endpoints/records endpoints/status "

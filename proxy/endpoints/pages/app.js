@@ -1,5 +1,5 @@
 "use strict";
-// Live updates of the list of requests, files for the replay, and the columns' names for narrow windows.
+// Live updates of the list of requests, and the columns' names for narrow windows.
 const figures = new Intl.NumberFormat("en-US");
 const figure = (value) => (value === null ? "–" : figures.format(value));
 
@@ -69,12 +69,5 @@ if (live) {
   live.addEventListener("change", () => {
     clearTimeout(timer);
     if (live.checked) step();
-  });
-}
-
-const file = document.querySelector("#file");
-if (file) {
-  file.addEventListener("change", async () => {
-    if (file.files.length) document.querySelector("#body").value = await file.files[0].text();
   });
 }
