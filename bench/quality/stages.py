@@ -39,7 +39,7 @@ class Alone:
 async def alone(engine: Engine, conversation: Conversation) -> Alone:
     """Measure a whole conversation under ``POLICY``."""
     explained = await engine.explain(conversation, WINDOW, POLICY)
-    if not {*explained.steps} <= {"duplicates", "arguments", "results", "media"}:
+    if not {*explained.steps} <= {"duplicates", "truncate_args", "evict_results", "media"}:
         raise ValueError(f"the engine did more than the stages: {', '.join(explained.steps)}")
     least = await engine.reduced(conversation, WINDOW, POLICY)
     return Alone(conversation.name, explained.before, explained.after, least)

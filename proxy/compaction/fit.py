@@ -15,14 +15,14 @@ from proxy.compaction.pressure import COMMA
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, clip_marker
 from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
-from proxy.compaction.stages import arguments, media, results
+from proxy.compaction.stages import evict_results, media, truncate_args
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.turn import PROGRAM, Forms, Turn
 
 NAME = "fit"
 
 _NO_KEEP = Clause(messages=1)
-_TIGHT_ARGUMENTS = arguments.ArgumentRules((), _NO_KEEP, max_length=keeps.FIT_ARGUMENT, tools=("*",))
+_TIGHT_ARGUMENTS = truncate_args.ArgumentRules((), _NO_KEEP, max_length=keeps.FIT_ARGUMENT, tools=("*",))
 _ANY_MEDIA = media.MediaRules((), _NO_KEEP)
 
 
@@ -94,17 +94,19 @@ def _results(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format:
 
 
 def _arguments(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format) -> list[OutgoingMessage]:
-    return _cut_arguments(pieces, limit, arguments.Arguments(_TIGHT_ARGUMENTS, format, archive=rules.archive), format)
+    return _cut_arguments(
+        pieces, limit, truncate_args.Arguments(_TIGHT_ARGUMENTS, format, archive=rules.archive), format
+    )
 
 
 def _all_arguments(pieces: list[OutgoingMessage], limit: _Limit, rules: Rules, format: Format) -> list[OutgoingMessage]:
     """Cut all arguments, including those that identify a call: a command can contain a whole file."""
-    stage = arguments.Arguments(_TIGHT_ARGUMENTS, format, archive=rules.archive, every_key=True)
+    stage = truncate_args.Arguments(_TIGHT_ARGUMENTS, format, archive=rules.archive, every_key=True)
     return _cut_arguments(pieces, limit, stage, format)
 
 
 def _cut_arguments(
-    pieces: list[OutgoingMessage], limit: _Limit, stage: arguments.Arguments, format: Format
+    pieces: list[OutgoingMessage], limit: _Limit, stage: truncate_args.Arguments, format: Format
 ) -> list[OutgoingMessage]:
     turns = [(i, p.turn.facts) for i, p in enumerate(pieces) if p.turn and not p.pinned]
     calls = [i for i, facts in turns if facts.calls or (stage.every_key and facts.kind == "assistant")]
@@ -218,7 +220,7 @@ def _level(
             continue
         # Start from the current form: the original would restore the arguments.
         source = _as_it_is(pieces[index], format) if turn.facts.calls else turn
-        form = results.shortened(source, limit.tokens(texts[index], level), format, clip_marker(turn, rules))
+        form = evict_results.shortened(source, limit.tokens(texts[index], level), format, clip_marker(turn, rules))
         if form is not None and _labeled(pieces[index], format):
             # Insert labels after the cut, so that they don't displace the ends of the text.
             form = media.MediaStage(_ANY_MEDIA, format, archive=rules.archive).reduce(0, form)

@@ -19,7 +19,7 @@ from proxy.compaction.pressure import BytePressure, MessagePressure, Pressure, p
 from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limits
 from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, raised, share_of
 from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
-from proxy.compaction.stages import arguments, media, results
+from proxy.compaction.stages import evict_results, media, truncate_args
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.state import NOTHING, Live, State, state_of
 from proxy.compaction.turn import Turn
@@ -154,7 +154,7 @@ def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) ->
     raise ValueError(f"no user message before position {position}")
 
 
-_LIGHTENING = (media.NAME, results.NAME, arguments.NAME)
+_LIGHTENING = (media.NAME, evict_results.NAME, truncate_args.NAME)
 """The stages that reduce bytes, in the order in which they are applied. Media come first: they have the most bytes."""
 
 

@@ -11,7 +11,7 @@ from proxy.compaction.format import Format
 from proxy.compaction.planning import Frontier, Plan
 from proxy.compaction.pressure import COMMA
 from proxy.compaction.rules import Rules
-from proxy.compaction.stages import NAMES, media, results
+from proxy.compaction.stages import NAMES, evict_results, media
 from proxy.compaction.stages.stage import Stage, kept_as
 from proxy.compaction.state import unloaded
 from proxy.compaction.turn import Forms, Turn
@@ -110,13 +110,13 @@ def render(
             if stage.name == media.NAME and (form := _clipped(turn, clip, rules, format)) is not None:
                 # Cut the text before labels replace media, so that they don't displace the ends of the text.
                 turn, clip = form, None
-                applied.add(results.NAME)
+                applied.add(evict_results.NAME)
             if (form := stage.reduce(index, turn)) is not None:
                 turn = form
                 applied.add(stage.name)
         if (form := _clipped(turn, clip, rules, format)) is not None:
             turn = form
-            applied.add(results.NAME)
+            applied.add(evict_results.NAME)
         pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, original))
     return RenderedConversation(pieces, tuple(name for name in STEPS if name in applied))
 
@@ -166,7 +166,7 @@ def _clipped(turn: Turn, clip: int | None, rules: Rules, format: Format) -> Turn
     key = ("clip", (clip, rules.archive))
     if key in forms:
         return forms[key]
-    form = results.shortened(turn, clip - turn.facts.apart, format, clip_marker(turn, rules))
+    form = evict_results.shortened(turn, clip - turn.facts.apart, format, clip_marker(turn, rules))
     if form is None or len(form.raw) <= REMEMBERED_BYTES:
         forms[key] = form
     return form

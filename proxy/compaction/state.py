@@ -14,7 +14,7 @@ from functools import cache
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
-from proxy.compaction.stages.results import common_level, shortened
+from proxy.compaction.stages.evict_results import common_level, shortened
 from proxy.compaction.turn import Effect, Facts, Turn
 
 NOTE = "note "

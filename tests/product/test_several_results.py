@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from proxy.compaction.stages.results import shortened
+from proxy.compaction.stages.evict_results import shortened
 from proxy.compaction.turn import Turn
 from proxy.config import Settings
 from proxy.dialects.apis import CHAT

@@ -7,8 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 COVERED = {
-    "unit/compaction/test_stages.py": "compaction/stages/arguments compaction/stages/duplicates "
-    "compaction/stages/media compaction/stages/results "
+    "unit/compaction/test_stages.py": "compaction/stages/truncate_args compaction/stages/duplicates "
+    "compaction/stages/media compaction/stages/evict_results "
     "compaction/stages/stage",
     "unit/compaction/test_lossless.py": "compaction/stages/lossless",
     "unit/compaction/test_reads.py": "compaction/stages/reads",

@@ -6,13 +6,13 @@ settings in ``STAGES``.
 
 from __future__ import annotations
 
-from proxy.compaction.stages.arguments import ArgumentRules
 from proxy.compaction.stages.duplicates import DuplicateRules
+from proxy.compaction.stages.evict_results import ResultRules
 from proxy.compaction.stages.media import MediaRules
-from proxy.compaction.stages.results import ResultRules
 from proxy.compaction.stages.stage import StageRules
+from proxy.compaction.stages.truncate_args import ArgumentRules
 
 STAGES: tuple[type[StageRules], ...] = (DuplicateRules, ArgumentRules, ResultRules, MediaRules)
 
-NAMES = tuple(stage.NAME for stage in STAGES)
+NAMES = tuple(stage.SECTION for stage in STAGES)
 """The names of all stages, in order."""

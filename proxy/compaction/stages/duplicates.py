@@ -37,8 +37,7 @@ _NOTES = {
 class DuplicateRules(StageRules):
     """Replace older exact copies of a tool result, and older reads of a file that was read again or changed."""
 
-    NAME: ClassVar[str] = NAME
-    SECTION: ClassVar[str] = "duplicates"
+    SECTION: ClassVar[str] = NAME
     ABOUT: ClassVar[str] = "Replace copies of tool results, and outdated reads of files; null turns this off."
     MAIN: ClassVar[str | None] = "min_length"
 

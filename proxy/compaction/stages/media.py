@@ -19,8 +19,7 @@ _LABEL = "[The compaction proxy left out an old part of this message here: {kind
 class MediaRules(StageRules):
     """Replace old images, audio, and files with labels. The user's newest message doesn't change."""
 
-    NAME: ClassVar[str] = NAME
-    SECTION: ClassVar[str] = "media"
+    SECTION: ClassVar[str] = NAME
     ABOUT: ClassVar[str] = "Replace old images, audio, and files; null turns this off."
 
     def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:

@@ -14,10 +14,10 @@ from proxy.compaction.turn import Facts, Turn
 
 @dataclass(frozen=True, slots=True)
 class StageRules(EngineSettings, ABC):
-    """The settings of a cheap stage. A section of a policy; ``null`` turns the stage off."""
+    """The settings of a cheap stage. A section of a policy; ``null`` turns the stage off.
 
-    NAME: ClassVar[str]
-    """The name in reports, headers, and records."""
+    Reports, headers, and records have the section's name as the stage's.
+    """
 
     trigger: Annotated[Trigger, "When this stage runs. Default: the policy's trigger."] = TRIGGER
     keep: Annotated[Clause, "How much recent conversation this stage doesn't change. Default: the policy's keep."] = (

@@ -31,8 +31,7 @@ NAME = "empty_lines"
 class EmptyLineRules(StageRules):
     """Collapse runs of empty lines in old tool results."""
 
-    NAME: ClassVar[str] = NAME
-    SECTION: ClassVar[str] = "empty_lines"
+    SECTION: ClassVar[str] = NAME
     ABOUT: ClassVar[str] = "Collapse empty lines of old tool results; null turns this off."
 
     min_lines: Annotated[int, "Minimum empty lines of a run."] = 3
@@ -63,12 +62,12 @@ CHANGES = {
         most=4,
         edits=[
             before(
-                "proxy/compaction/stages/arguments.py",
+                "proxy/compaction/stages/truncate_args.py",
                 "    def stage(self, body: Sequence[Turn]",
                 '    kept_characters: Annotated[int, "Characters of a cut string."] = keeps.KEPT_CHARACTERS\n\n',
             ),
             Edit(
-                "proxy/compaction/stages/arguments.py",
+                "proxy/compaction/stages/truncate_args.py",
                 "kept = self._rules.kept_characters\n"
                 '            cut = value[:kept] + note.replace("{characters}", str(len(value) - kept))',
                 "cut = value[: keeps.KEPT_CHARACTERS] + "
@@ -97,7 +96,7 @@ def cut(**stated):
     policy = Policy.build("p", {"truncate_args": {"tools": ["*"], **stated}})
     body = turns([assistant(None, call("a", "write_file", content="x" * 9_000))])
     for stage in rules_for(policy, window_known=True).applied_to(body, FORMAT):
-        if stage.name == "arguments":
+        if stage.name == "truncate_args":
             return stage.reduce(0, body[0]).raw.count(b"x")
 
 assert cut() - cut(kept_characters=7) == 113, (cut(), cut(kept_characters=7))

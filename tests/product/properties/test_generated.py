@@ -151,7 +151,7 @@ def test_sound_conversations(part: int, full: bool) -> None:
     seen = judged_batches(batches(), EACH_FULL if full else EACH, BATCH, part)
     assert seen.verdicts["compacted"] >= seen.conversations // 3
     assert seen.verdicts["none"] >= seen.conversations // 20
-    assert {*seen.steps} == {"duplicates", "arguments", "results", "media", "summary", "fit"}
+    assert {*seen.steps} == {"duplicates", "truncate_args", "evict_results", "media", "summary", "fit"}
 
 
 @pytest.mark.long

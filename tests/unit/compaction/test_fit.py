@@ -42,7 +42,9 @@ def words(tokens: int) -> str:
 
 
 def whole(messages: list[Message]) -> RenderedConversation:
-    return RenderedConversation([OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns(messages)], ("results",))
+    return RenderedConversation(
+        [OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns(messages)], ("evict_results",)
+    )
 
 
 def fitted(
@@ -67,7 +69,7 @@ def test_the_largest_results_go_first_and_no_further_than_needed() -> None:
     _, changed, out = fitted(messages, 4000)
     assert changed == [3, 4]
     assert 3500 < out.tokens <= 4000
-    assert out.steps == ("results", NAME)
+    assert out.steps == ("evict_results", NAME)
 
 
 def test_then_arguments_then_texts() -> None:
@@ -108,7 +110,7 @@ def test_head_newest_pictures_and_small_messages_are_never_touched() -> None:
     messages = [system(words(3000)), user("short"), {"role": "user", "content": [IMAGE] * 30}]
     assert fitted(messages, 100, YIELDING)[1] == []
     _, changed, out = fitted([user("Look."), {"role": "user", "content": [PICTURE] * 3}], None, YIELDING, 10_000)
-    assert (changed, out.steps) == ([], ("results",))
+    assert (changed, out.steps) == ([], ("evict_results",))
 
 
 def test_older_pictures_become_labels_and_never_come_back() -> None:
@@ -132,7 +134,7 @@ def test_in_bytes_the_largest_pictures_go_first_and_texts_stay() -> None:
     _, changed, out = fitted(messages, None, byte_room=30_000)
     assert changed == [2]
     assert out.bytes <= 30_000
-    assert out.steps == ("results", NAME)
+    assert out.steps == ("evict_results", NAME)
 
 
 def test_files_are_labelled_like_pictures() -> None:

@@ -57,7 +57,7 @@ def test_pinned_messages_are_kept_without_a_limit() -> None:
 
 
 def test_a_plan_with_only_a_frontier_is_not_empty() -> None:
-    assert not Plan(LIMITS, frontiers={"results": Frontier(2, 4)}).empty
+    assert not Plan(LIMITS, frontiers={"evict_results": Frontier(2, 4)}).empty
 
 
 def test_limits_shrink_with_the_replaced_tokens() -> None:

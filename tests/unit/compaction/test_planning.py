@@ -121,7 +121,7 @@ def test_cheap_stages_come_first_and_a_summary_only_where_they_are_not_enough() 
     body = turns([user("go")] + exchange * 5)
     plan = plan_of(body, rules(duplicates=False))
     assert plan.checkpoints == ()
-    assert plan.frontiers == {"results": Frontier(9, 11)}
+    assert plan.frontiers == {"evict_results": Frontier(9, 11)}
     talk = turns([user("go"), *[assistant("word " * 1600), user("on")] * 5])
     assert plan_of(talk, rules()).cut > 0
 
@@ -131,7 +131,7 @@ def test_a_frontier_stays_until_the_trigger_is_met_again() -> None:
     body = turns([user("go")] + exchange * 9)
     policy = rules(duplicates=False)
     plans = [plan_of(body[:end], policy) for end in range(1, len(body) + 1, 2)]
-    frontiers = [plan.frontiers["results"].position if plan.frontiers else 0 for plan in plans]
+    frontiers = [plan.frontiers["evict_results"].position if plan.frontiers else 0 for plan in plans]
     assert frontiers == sorted(frontiers)
     assert len(set(frontiers)) == 3
 

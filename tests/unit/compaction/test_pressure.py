@@ -16,7 +16,7 @@ from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.settings import Clause
-from proxy.compaction.stages import media, results
+from proxy.compaction.stages import evict_results, media
 from proxy.compaction.turn import Turn
 from tests.kit.compacting import Sent, rules, send
 from tests.kit.conversations import (
@@ -119,7 +119,7 @@ def test_then_results_then_a_summary() -> None:
     for number in range(20):
         messages += [assistant(None, call(f"c{number}", "read")), result(f"c{number}", f"{number} {lines}")]
     sent = send(turns(messages), rules(bounds=Bounds(bytes=150_000)), WIDE)
-    assert sent.steps == (results.NAME,)
+    assert sent.steps == (evict_results.NAME,)
     assert bytes_of(sent.messages) <= 150_000
     words = [user("go"), *[assistant(f"{number} {lines}") for number in range(20)], user("and?")]
     sent = send(turns(words), rules(bounds=Bounds(bytes=150_000)), WIDE)

@@ -48,23 +48,23 @@ def test_a_cut_without_a_summary_is_an_error() -> None:
 
 
 def test_stages_apply_up_to_their_frontiers() -> None:
-    messages, steps = rendered(Plan(CAPS, frontiers={"results": Frontier(4, 7), "arguments": Frontier(5, 7)}))
+    messages, steps = rendered(Plan(CAPS, frontiers={"evict_results": Frontier(4, 7), "truncate_args": Frontier(5, 7)}))
     changed = [n for n, (before, after) in enumerate(zip(CONVERSATION, messages, strict=True)) if before != after]
-    assert (changed, steps) == ([3, 5], ("arguments", "results"))
-    nearer = Plan(CAPS, frontiers={"results": Frontier(2, 7), "arguments": Frontier(4, 7)})
+    assert (changed, steps) == ([3, 5], ("truncate_args", "evict_results"))
+    nearer = Plan(CAPS, frontiers={"evict_results": Frontier(2, 7), "truncate_args": Frontier(4, 7)})
     assert rendered(nearer) == (CONVERSATION, ())
 
 
 def test_a_result_is_held_to_its_size() -> None:
     messages, steps = rendered(Plan(CAPS, clips={5: 250}))
-    assert steps == ("results",)
+    assert steps == ("evict_results",)
     assert messages[:6] == CONVERSATION[:6]
     assert 150 < message_tokens(messages[6]) <= 250
 
 
 def test_a_form_that_is_small_enough_is_not_held_to_a_size() -> None:
-    by_stage, _ = rendered(Plan(CAPS, frontiers={"results": Frontier(6, 7)}))
-    both, _ = rendered(Plan(CAPS, frontiers={"results": Frontier(6, 7)}, clips={5: 900}))
+    by_stage, _ = rendered(Plan(CAPS, frontiers={"evict_results": Frontier(6, 7)}))
+    both, _ = rendered(Plan(CAPS, frontiers={"evict_results": Frontier(6, 7)}, clips={5: 900}))
     assert both == by_stage
 
 

@@ -25,18 +25,18 @@ def gains_of(
 
 def test_savings_are_reported_by_stage_and_group() -> None:
     gains, lighter = gains_of(BODY)
-    assert isinstance(gains["results"], PlainGains)
-    saved = gains["results"].potential(0, 3, 3)
+    assert isinstance(gains["evict_results"], PlainGains)
+    saved = gains["evict_results"].potential(0, 3, 3)
     assert 0 < saved < BODY[2].facts.tokens
-    assert gains["results"].potential(1, 2, 3) == saved
-    assert lighter["results"][0] == lighter["results"][2] == 0
-    assert 0 < lighter["results"][1] < len(BODY[2].raw)
+    assert gains["evict_results"].potential(1, 2, 3) == saved
+    assert lighter["evict_results"][0] == lighter["evict_results"][2] == 0
+    assert 0 < lighter["evict_results"][1] < len(BODY[2].raw)
 
 
 def test_pinned_messages_save_nothing() -> None:
     gains, lighter = gains_of(BODY, frozenset({2}))
-    assert gains["results"].potential(0, 3, 3) == 0
-    assert lighter["results"] == [0, 0, 0]
+    assert gains["evict_results"].potential(0, 3, 3) == 0
+    assert lighter["evict_results"] == [0, 0, 0]
 
 
 def test_a_repeated_result_saves_tokens_once_its_copy_has_arrived() -> None:
@@ -51,7 +51,7 @@ def test_a_repeated_result_saves_tokens_once_its_copy_has_arrived() -> None:
 def test_a_repeated_result_counts_only_savings_beyond_other_stages() -> None:
     body = repeated(LONG)
     gains, _ = gains_of(body, duplicates=True)
-    shortened = body[2].facts.tokens - gains["results"].potential(1, 2, 4)
+    shortened = body[2].facts.tokens - gains["evict_results"].potential(1, 2, 4)
     assert gains["duplicates"].potential(0, 2, 4) < shortened
 
 
@@ -67,14 +67,14 @@ def test_a_plan_saves_tokens_once_there_is_a_newer_one() -> None:
     )
     policy = replace(rules(), stages=(ArgumentRules(tools=("*",)),))
     gains, lighter = stage_gains(policy.applied_to(body, FORMAT), body, Sizes(body, None), frozenset())
-    late = gains["arguments"]
+    late = gains["truncate_args"]
     assert isinstance(late, LateGains)
     other = late.potential(0, 3, 3)
     assert other > 0
     assert late.potential(1, 2, 3) == 0
     assert late.potential(1, 2, 4) > 0
     assert late.potential(3, 4, 4) == 0, "the newest plan stays"
-    assert [bool(saved) for saved in lighter["arguments"]] == [False, False, True, False]
+    assert [bool(saved) for saved in lighter["truncate_args"]] == [False, False, True, False]
     stage = policy.applied_to(body, FORMAT)[0]
     assert stage.later() == {1: 5}
     assert [stage.reduce(index, body[index]) is None for index in (1, 3, 5)] == [False, False, True]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.compaction import keeps
 from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
-from proxy.compaction.stages import ArgumentRules, ResultRules, arguments, duplicates, media, results
+from proxy.compaction.stages import ArgumentRules, ResultRules, duplicates, evict_results, media, truncate_args
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.units import text_of
@@ -43,7 +43,7 @@ def argument_rules(*tools: str, max_length: int = 400) -> ArgumentRules:
 
 
 def cut_arguments(message: Any, policy: ArgumentRules | None = None) -> Turn | None:
-    return arguments.Arguments(policy or argument_rules(), FORMAT, archive=False).reduce(0, turn(message))
+    return truncate_args.Arguments(policy or argument_rules(), FORMAT, archive=False).reduce(0, turn(message))
 
 
 def arguments_in(form: Turn, index: int = 0) -> Any:
@@ -61,7 +61,7 @@ def test_long_strings_are_cut_and_all_else_stays() -> None:
     assert form.facts.tokens == message_tokens(decode(form.raw))
 
 
-@pytest.mark.parametrize("key", sorted(arguments.REPLACED_KEYS))
+@pytest.mark.parametrize("key", sorted(truncate_args.REPLACED_KEYS))
 def test_text_that_an_edit_replaced_is_cut_sooner(key: str) -> None:
     policy = ArgumentRules((), Clause(messages=1), 2000, CUT, ("edit",), 400)
     form = cut_arguments(assistant(None, call("a", "edit", **{key: "x" * 500, "new_string": "y" * 500})), policy)
@@ -70,7 +70,7 @@ def test_text_that_an_edit_replaced_is_cut_sooner(key: str) -> None:
     assert cut_arguments(assistant(None, call("a", "edit", **{key: "x" * 400})), policy) is None
 
 
-@pytest.mark.parametrize("key", sorted(arguments.KEPT_KEYS))
+@pytest.mark.parametrize("key", sorted(truncate_args.KEPT_KEYS))
 def test_values_that_say_what_a_call_was_about_stay_whole(key: str) -> None:
     assert cut_arguments(assistant(None, call("a", "t", **{key: LONG}))) is None
     assert cut_arguments(assistant(None, call("a", "t", **{key: [LONG, LONG]}))) is None
@@ -124,7 +124,7 @@ def test_arguments_are_cut_up_to_a_depth_that_does_not_depend_on_the_call_stack(
         return cut_arguments(message) is not None
 
     for calls in (0, 300):
-        assert [cut(depth, calls) for depth in (arguments.DEEPEST, arguments.DEEPEST + 2)] == [True, False]
+        assert [cut(depth, calls) for depth in (truncate_args.DEEPEST, truncate_args.DEEPEST + 2)] == [True, False]
 
 
 @pytest.mark.parametrize("name", [None, ["write_file"], {"a": 1}, 5])
@@ -175,7 +175,7 @@ def same_shape(before: Any, after: Any, key: str | None = None) -> bool:
         return pairs and all(same_shape(a, b, key) for a, b in zip(before, after, strict=True))
     if before == after:
         return type(before) is type(after)
-    cut_here = isinstance(before, str) and len(before) > 400 and key not in arguments.KEPT_KEYS
+    cut_here = isinstance(before, str) and len(before) > 400 and key not in truncate_args.KEPT_KEYS
     return cut_here and after == before[: keeps.KEPT_CHARACTERS] + CUT
 
 
@@ -202,7 +202,7 @@ def made(module: Any, body: list[Turn], policy: Rules, count: Any = FORMAT) -> S
 
 def shorten_result(message: Any, *before: Any, max_tokens: int = 800, exclude: tuple[str, ...] = ()) -> Turn | None:
     body = turns([*before, message])
-    return made(results, body, result_rules(max_tokens, *exclude)).reduce(len(body) - 1, body[-1])
+    return made(evict_results, body, result_rules(max_tokens, *exclude)).reduce(len(body) - 1, body[-1])
 
 
 LINES = "\n".join(f"{n}: something was done" for n in range(800))
@@ -267,7 +267,7 @@ def test_contents_of_other_shapes_survive(content: Any) -> None:
 def test_no_result_grows_and_none_is_larger_than_asked(flavour: int, size: int, limit: int, as_parts: bool) -> None:
     text = text_of_size(size, flavour, size)
     message = result("a", [{"type": "text", "text": text}] if as_parts else text)
-    form = results.shortened(turn(message), limit, FORMAT, MARKER)
+    form = evict_results.shortened(turn(message), limit, FORMAT, MARKER)
     if form is not None:
         after = decode(form.raw)
         assert form.facts.tokens == message_tokens(after) < message_tokens(message)
@@ -290,20 +290,20 @@ def test_a_form_is_made_once_and_kept_with_the_message() -> None:
     counting = Counting()
     policy = result_rules(200)
     for _ in range(3):
-        first = made(results, body, policy, counting).reduce(0, body[0])
-        second = made(arguments, body, policy, counting).reduce(1, body[1])
+        first = made(evict_results, body, policy, counting).reduce(0, body[0])
+        second = made(truncate_args, body, policy, counting).reduce(1, body[1])
     calls = counting.counts
-    assert made(results, body, policy, counting).reduce(0, body[0]) is first
-    assert made(arguments, body, policy, counting).reduce(1, body[1]) is second
+    assert made(evict_results, body, policy, counting).reduce(0, body[0]) is first
+    assert made(truncate_args, body, policy, counting).reduce(1, body[1]) is second
     assert counting.counts == calls
-    assert made(results, body, result_rules(100), counting).reduce(0, body[0]) != first
+    assert made(evict_results, body, result_rules(100), counting).reduce(0, body[0]) != first
 
 
 def test_single_tools_can_have_a_size_of_their_own() -> None:
     body = turns([assistant(None, call("a", "bash"), call("b", "cat")), result("a", LINES), result("b", LINES)])
-    stage = made(results, body, result_rules(100_000, bash=500))
+    stage = made(evict_results, body, result_rules(100_000, bash=500))
     assert [stage.reduce(index, body[index]) is None for index in (1, 2)] == [False, True]
-    stage = made(results, body, result_rules(500, bash=100_000))
+    stage = made(evict_results, body, result_rules(500, bash=100_000))
     assert [stage.reduce(index, body[index]) is None for index in (1, 2)] == [True, False]
 
 
@@ -327,13 +327,13 @@ def test_base64_goes_first() -> None:
 
 def test_a_note_says_where_the_whole_is_kept() -> None:
     body = turns([result("a", LINES), assistant(None, call("b", "write_file", text=LONG)), result("a", LINES)])
-    for module, index in ((results, 0), (arguments, 1), (duplicates, 0)):
+    for module, index in ((evict_results, 0), (truncate_args, 1), (duplicates, 0)):
         form = made(module, body, rules()).reduce(index, body[index])
         assert form is not None
         assert body[index].facts.id in form.raw.decode()
         assert "not part of the" in form.raw.decode()
         assert form.facts.id == body[index].facts.id
-    without = made(results, body, rules(archive=False)).reduce(0, body[0])
+    without = made(evict_results, body, rules(archive=False)).reduce(0, body[0])
     assert without is not None
     assert "archive" not in without.raw.decode()
 
@@ -373,6 +373,6 @@ def test_stages_come_cheapest_first_and_can_be_switched_off() -> None:
     def names(**off: bool) -> list[str]:
         return [stage.name for stage in rules(**off).applied_to([], FORMAT)]
 
-    assert names() == ["duplicates", "arguments", "results", "media"]
-    assert names(arguments=False, duplicates=False) == ["results", "media"]
+    assert names() == ["duplicates", "truncate_args", "evict_results", "media"]
+    assert names(arguments=False, duplicates=False) == ["evict_results", "media"]
     assert names(arguments=False, results=False, duplicates=False, media=False) == []

@@ -15,7 +15,7 @@ from proxy.compaction.identifiers import WRITING_TOOLS, decoded
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
 from proxy.compaction.turn import Facts, Turn
 
-NAME = "arguments"
+NAME = "truncate_args"
 
 # Values of these keys identify a call. The model needs them to understand its earlier calls, so they aren't cut.
 KEPT_KEYS = frozenset(
@@ -42,8 +42,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class ArgumentRules(StageRules):
     """Cut long strings in the arguments of old tool calls. The JSON keeps its structure."""
 
-    NAME: ClassVar[str] = NAME
-    SECTION: ClassVar[str] = "truncate_args"
+    SECTION: ClassVar[str] = NAME
     ABOUT: ClassVar[str] = "Cut arguments of old tool calls; null turns this off."
     MAIN: ClassVar[str | None] = "max_length"
 

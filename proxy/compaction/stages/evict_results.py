@@ -20,7 +20,7 @@ from proxy.compaction.stages.lossless import lossless
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
 from proxy.compaction.turn import ITEM_BYTES, Facts, Turn
 
-NAME = "results"
+NAME = "evict_results"
 
 _MARKER = (
     "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this old tool result "
@@ -39,8 +39,7 @@ LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")
 class ResultRules(StageRules):
     """Shorten large old tool results to their beginning and end."""
 
-    NAME: ClassVar[str] = NAME
-    SECTION: ClassVar[str] = "evict_results"
+    SECTION: ClassVar[str] = NAME
     ABOUT: ClassVar[str] = "Shorten old tool results; null turns this off."
     MAIN: ClassVar[str | None] = "max_tokens"
 
