@@ -149,8 +149,8 @@ class TooManyRequests(RequestError, status=429, type="requests", code="rate_limi
         self.retry_after = retry_after
 
 
-class BudgetExceeded(TooManyRequests, status=429, type="insufficient_quota", code="budget_exceeded"):
-    """The team has used up its budget."""
+class SpendingExceeded(TooManyRequests, status=429, type="insufficient_quota", code="budget_exceeded"):
+    """The team has spent its limit."""
 
 
 class NotInstalled(ProxyError, status=501, code="not_installed"):

@@ -19,7 +19,7 @@ FULL = "The proxy is at its limit of concurrent requests. Try again in a moment,
 NO_MEMORY = "The proxy is at its memory limit for request bodies. Try again in a moment, or send fewer bytes at a time."
 
 
-class Capacity:
+class Resource:
     """A limited amount of a resource. Requests that wait get it in their order of arrival."""
 
     def __init__(self, total: Callable[[], float]) -> None:
@@ -69,7 +69,7 @@ class Capacity:
             taken.set_result(None)
 
 
-class ConcurrencyLimit(Capacity):
+class ConcurrencyLimit(Resource):
     """The limit on concurrent requests. ``server`` returns the current settings."""
 
     def __init__(self, server: Callable[[], ServerSettings]) -> None:
@@ -84,7 +84,7 @@ class ConcurrencyLimit(Capacity):
             raise Overloaded(FULL)
 
 
-class BodyMemory(Capacity):
+class BodyMemory(Resource):
     """The memory for bodies, in bytes. ``server`` returns the current settings."""
 
     def __init__(self, server: Callable[[], ServerSettings]) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 import structlog
 from aiolimiter import AsyncLimiter
 
-from proxy.access.admission import Capacity
+from proxy.access.admission import Resource
 from proxy.access.authenticator import Caller
 from proxy.config.teams import LimitSettings
 from proxy.errors import Overloaded, TooManyRequests
@@ -107,7 +107,7 @@ class TeamUsage:
 
     def __init__(self) -> None:
         self._limit = math.inf
-        self._concurrent = Capacity(lambda: self._limit)
+        self._concurrent = Resource(lambda: self._limit)
         self._bucket: AsyncLimiter | None = None
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
-"""Budgets of teams, in US dollars or in tokens, by day or by month (UTC).
+"""Limits on the spending of teams, in US dollars or in tokens, by day or by month (UTC).
 
 A request reserves its probable cost before the proxy sends it, and its record settles the reservation. The proxy admits
-a request while less than the budget is spent and reserved. The processes on one store count together, see
+a request while less than the limit is spent and reserved. The processes on one store count together, see
 ``store.accounts``.
 """
 
@@ -17,16 +17,16 @@ from proxy.access.authenticator import Caller
 from proxy.config.settings import Settings
 from proxy.config.teams import SpendSettings
 from proxy.constants import DAY, PICO
-from proxy.errors import BudgetExceeded
+from proxy.errors import SpendingExceeded
 from proxy.store import Store
-from proxy.store.accounts import NOTHING, Account, Amount
-from proxy.telemetry.metrics import BUDGET_REMAINING, refused
+from proxy.store.accounts import NOTHING, Account, Amount, TeamAccounts
+from proxy.telemetry.metrics import SPENDING_REMAINING, refused
 from proxy.telemetry.record import RequestRecord
 
 KIND = "spending.2"
 
 AGAIN_SECONDS = 5
-"""Seconds after which to retry if requests in progress have reserved the rest of a budget."""
+"""Seconds after which to retry if requests in progress have reserved all that is left."""
 
 _GRACE = 92.0 * DAY
 """Seconds that an entry stays in the store after the beginning of its period.
@@ -43,22 +43,20 @@ class Period(msgspec.Struct, frozen=True):
     end: int
 
 
-class Spending:
-    """Counts what teams with a budget spend. A reload of their limits keeps the counts."""
+class Spending(TeamAccounts):
+    """Counts what teams with a limit spend. A reload of their limits keeps the counts."""
 
     def __init__(
         self, store: Store | None, settings: Callable[[], Settings], clock: Callable[[], float] = time.time
     ) -> None:
         """``settings`` returns the current ones. ``clock`` returns seconds since 1970."""
-        self._store = store
+        super().__init__(store, KIND, clock)
         self._settings = settings
-        self._clock = clock
-        self._accounts: dict[tuple[str, Period], Account] = {}
         self._holding: dict[str, Account] = {}
         self._settled: set[str] = set()
 
     async def check(self, caller: Caller) -> None:
-        """Raise ``BudgetExceeded`` if the caller's team has used up its budget."""
+        """Raise ``SpendingExceeded`` if the caller's team has spent its limit."""
         if caller.team is None or (limit := limit_of(caller)) is None:
             return
         account = self._account(caller.team, limit)
@@ -72,7 +70,7 @@ class Spending:
     async def reserve(self, caller: Caller, id: str, amount: Amount) -> None:
         """Reserve the probable cost of the request or summary call whose record has this id.
 
-        Raises ``BudgetExceeded``. ``add`` or ``settle`` ends the reservation.
+        Raises ``SpendingExceeded``. ``add`` or ``settle`` ends the reservation.
         """
         if caller.team is None or (limit := limit_of(caller)) is None or id in self._holding:
             return
@@ -82,7 +80,7 @@ class Spending:
         self._holding[id] = account
 
     def remaining(self, caller: Caller) -> str | None:
-        """Return what is left of the budget of the caller's team, as a header value; ``None`` without a budget."""
+        """Return what the caller's team may still spend, as a header value; ``None`` without a limit."""
         if caller.team is None or (limit := limit_of(caller)) is None:
             return None
         left = max(0, _left(limit, self._account(caller.team, limit).spent))
@@ -118,44 +116,25 @@ class Spending:
         account = self._account(record.team, limit)
         account.settle(record.id, spent)
         left = _left(limit, account.spent)
-        BUDGET_REMAINING.labels(team=record.team, unit="tokens" if limit.usd is None else "usd").set(
+        SPENDING_REMAINING.labels(team=record.team, unit="tokens" if limit.usd is None else "usd").set(
             left if limit.usd is None else left / PICO
         )
-
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the amounts of forgotten tenants, and return those tenants."""
-        teams = {team for team, _ in self._accounts if forgotten(_tenant(team))}
-        for key in [key for key in self._accounts if key[0] in teams]:
-            self._accounts.pop(key).drop()
-        return {_tenant(team) for team in teams}
-
-    async def aclose(self) -> None:
-        """Write pending amounts to the store."""
-        for account in self._accounts.values():
-            await account.aclose()
 
     def _account(self, team: str, limit: SpendSettings) -> Account:
         """Return the account of a team in the current period."""
         period = self._period(limit)
-        key = team, period
-        account = self._accounts.get(key)
-        if account is None:
-            for old in [one for one, of in self._accounts.items() if one[0] == team and of.idle]:
-                del self._accounts[old]
-            place = _tenant(team), KIND, f"{period.per} {period.start}"
-            account = self._accounts[key] = Account(self._store, place, period.start * DAY + _GRACE, self._clock)
-        return account
+        return self.of(team, f"{period.per} {period.start}", period.start * DAY + _GRACE)
 
-    def _exceeded(self, account: Account, limit: SpendSettings) -> BudgetExceeded:
+    def _exceeded(self, account: Account, limit: SpendSettings) -> SpendingExceeded:
         refused("budget").inc()
         if _below(limit, account.spent):
-            return BudgetExceeded(
+            return SpendingExceeded(
                 f"Requests in progress have reserved the rest of your team's budget of {described(limit)}. "
                 f"Try again in {AGAIN_SECONDS} s, or send fewer requests at once.",
                 retry_after=AGAIN_SECONDS,
             )
         left = max(1, int(self._period(limit).end * DAY - self._clock()))
-        return BudgetExceeded(
+        return SpendingExceeded(
             f"Your team has used up its budget of {described(limit)}. It starts again in "
             f"{_wait(left)}. Ask the operator of this proxy for a higher budget.",
             retry_after=left,
@@ -173,12 +152,12 @@ class Spending:
 
 
 def limit_of(caller: Caller) -> SpendSettings | None:
-    """Return the budget of the caller's team, or ``None``."""
+    """Return the limit on the spending of the caller's team, or ``None``."""
     return None if caller.team is None or caller.limits is None else caller.limits.spend
 
 
 def described(limit: SpendSettings) -> str:
-    """Return a budget as text."""
+    """Return a limit as text."""
     usd = limit.usd or 0
     exact = f"{usd:,.2f}" if round(usd, 2) == usd else f"{usd:,.12f}".rstrip("0")
     amount = f"{limit.tokens:,} tokens" if limit.usd is None else f"{exact} USD"
@@ -196,7 +175,3 @@ def _below(limit: SpendSettings, amount: Amount) -> bool:
 def _wait(seconds: int) -> str:
     hours, minutes = seconds // 3600, seconds % 3600 // 60
     return f"{hours // 24} days" if hours >= 48 else f"{hours} h {minutes} min"
-
-
-def _tenant(team: str) -> str:
-    return f"team:{team}"

@@ -42,10 +42,10 @@ from proxy.store.interface import Entry
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite_worker import put_aside
-from proxy.summary import budget
+from proxy.summary import allowance
 
 FORMS: dict[str, type[SharedValue]] = {
-    budget.KIND: accounts.Entry,
+    allowance.KIND: accounts.Entry,
     spending.KIND: accounts.Entry,
     learned.KIND: learned.Limits,
     calibration.KIND: calibration.TokenRatios,

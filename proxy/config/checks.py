@@ -181,7 +181,7 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
         *_azure_versions(settings),
         *_keyless_teams(settings),
         *(found for section in sections() for found in section.warnings(written, settings)),
-        *_uncounted_budgets(settings),
+        *_uncounted_spending(settings),
         *_large_prices(settings),
         *_ineffective_limits(settings),
         *_ineffective_times(settings),
@@ -262,8 +262,8 @@ def policies_of(
             yield ("policies", name, "models", index), policy.models[index].policy, over
 
 
-def _uncounted_budgets(settings: Settings) -> Iterator[Finding]:
-    """Find budgets in money of teams that may use models without a known price."""
+def _uncounted_spending(settings: Settings) -> Iterator[Finding]:
+    """Find spending limits in US dollars of teams that may use models without a known price."""
     limited = {
         name: team.models
         for name, team in settings.teams.items()

@@ -141,7 +141,7 @@ class Conversations:
         if caller.models is not None:
             await check_body(scope, caller, body.raw)
         if not body.units and limit_of(caller) is not None:
-            fields_of(body.raw)  # raises BadBody, because a budget can't count what can't be read
+            fields_of(body.raw)  # raises BadBody, because a spending limit can't count what can't be read
         return (
             for_model(caller, body.model or ""),
             route,
@@ -208,7 +208,7 @@ class Conversations:
     def _headers(self, exchange: Exchange, reply: Reply) -> list[tuple[str, str]]:
         headers = done(reply.sent, len(reply.run.retries))
         if (left := self._service.money.spending.remaining(exchange.caller)) is not None:
-            headers.append((Own.BUDGET_REMAINING, left))
+            headers.append((Own.SPENDING_REMAINING, left))
         if reply.run.advice is not None:
             headers.append((Own.ADVICE, reply.run.advice))
         if exchange.record.recalls:

@@ -280,7 +280,7 @@ class ForwardedCall:
         self._counter: Counter | None = None
 
     async def begin(self, model: str | None, *, reserves: bool) -> None:
-        """Find the price of the request, and reserve its probable cost. Raises ``BudgetExceeded``."""
+        """Find the price of the request, and reserve its probable cost. Raises ``SpendingExceeded``."""
         context = self._context
         self._model = model or self._model
         context.bill.price_of = pricing(await self._price())
@@ -312,7 +312,7 @@ class ForwardedCall:
         return meter.end
 
     async def _price(self) -> Price | None:
-        """Return the price of the model. If it's unknown and the team has a budget in US dollars, take the highest."""
+        """Return the price of the model. If it's unknown and the team has a limit in US dollars, take the highest."""
         limit = limit_of(self._context.caller)
         if not self._model and limit is not None and limit.usd is not None:
             return await self._highest()

@@ -23,7 +23,7 @@ from proxy.upstream.transport import Headers
 log = structlog.get_logger(__name__)
 
 LINGER_SECONDS = 2.0
-"""Seconds to read the rest of a stream whose client has left, if a budget applies."""
+"""Seconds to read the rest of a stream whose client has left, if a spending limit applies."""
 
 QUOTED_BYTES = 500
 """Bytes of an error that isn't JSON to quote in an error event."""

@@ -43,7 +43,7 @@ class Own(StrEnum):
     SUMMARY = "x-compaction-summary"
     SUMMARY_CAUSE = "x-compaction-summary-cause"
     BREAKER = "x-compaction-breaker"
-    BUDGET_REMAINING = "x-compaction-budget-remaining"
+    SPENDING_REMAINING = "x-compaction-budget-remaining"
     ADVICE = "x-compaction-advice"
     RECALL = "x-compaction-recall"
 

@@ -236,7 +236,7 @@ class _Run(Run):
             rules=request_rules(exchange, budget),
             strict=exchange.profile.strict_alternation,
             kept=caller.kept,
-            allowance=runtime.money.budgets.of(caller),
+            allowance=runtime.money.allowances.for_caller(caller),
             stale_reasoning=self._answering.reasoning.stale(exchange),
             keeps_reasoning=self._answering.reasoning.demanded(exchange),
             request=exchange.record.id,

@@ -132,7 +132,7 @@ def dearer(price: Price, other: Price | None) -> bool:
 
 
 async def reserve(runtime: Runtime, exchange: Exchange, sent: Departure, factor: float) -> None:
-    """Reserve what a request will probably cost in its team's budget. Raises ``BudgetExceeded``.
+    """Reserve what a request will probably cost its team. Raises ``SpendingExceeded``.
 
     ``factor`` is the upstream's tokens per counted token.
     """
@@ -171,7 +171,7 @@ async def _counted(runtime: Runtime, exchange: Exchange) -> int | None:
 
 
 async def _price_by_answer(runtime: Runtime, exchange: Exchange) -> None:
-    """With a budget in US dollars, let the dearer model count: that of the request, or that of its answer.
+    """With a spending limit in US dollars, let the dearer model count: that of the request, or that of its answer.
 
     A body may name several models, of which the upstream takes one, or none.
     """

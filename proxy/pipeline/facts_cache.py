@@ -22,7 +22,7 @@ from proxy.compaction.turn import Facts, Forms, Turn, loading
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
 from proxy.pipeline.counting_thread import CountingThread
-from proxy.store.cache_budget import SLACK, CacheBudget
+from proxy.store.cache_capacity import SLACK, CacheCapacity
 from proxy.tokens.media import has_remote_media
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class _Generations:
 class FactsMemory:
     """The facts of all counters and tenants. If they take too many bytes, the largest part loses its older ones."""
 
-    def __init__(self, most: int = CacheBudget().facts) -> None:
+    def __init__(self, most: int = CacheCapacity().facts) -> None:
         """``most`` is in bytes."""
         self.most = most
         self._parts: dict[tuple[Hashable, str], _Generations] = {}
@@ -162,7 +162,7 @@ class CounterFacts:
 class FactsCache:
     """The caches of all counters, and the threads that count new messages."""
 
-    def __init__(self, most: int = CacheBudget().facts) -> None:
+    def __init__(self, most: int = CacheCapacity().facts) -> None:
         """``most`` is the bytes of facts."""
         self._facts = FactsMemory(most)
         self._memories: dict[object, CounterFacts] = {}

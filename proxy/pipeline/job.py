@@ -26,7 +26,7 @@ from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request, value_of
 from proxy.dialects.units import ByDigest
-from proxy.summary.budget import Budget
+from proxy.summary.allowance import Allowance
 from proxy.summary.chunking import SummaryRequest, extract
 from proxy.summary.store import Checkpoint, Origin, StoredSummary
 from proxy.telemetry.record import Reason
@@ -146,7 +146,7 @@ class CompactionInput(msgspec.Struct, eq=False):
 
     ``budget`` is in tokens. ``writers`` are the ways to have a summary written, in the order to try them.
     ``strict`` is true if the upstream requires user and assistant messages to alternate. ``kept`` is true if the proxy
-    may store summaries for the caller. ``allowance`` is the caller's budget for summaries.
+    may store summaries for the caller. ``allowance`` limits the tokens of the caller's summaries.
     ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
     Bound reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it. With
     ``keeps_reasoning`` none is removed, because the upstream demands it.
@@ -164,7 +164,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     writers: Sequence[SummaryWriter] = ()
     strict: bool = False
     kept: bool = True
-    allowance: Budget | None = None
+    allowance: Allowance | None = None
     stale_reasoning: int = 0
     keeps_reasoning: bool = False
     request: str = ""

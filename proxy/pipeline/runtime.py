@@ -33,12 +33,12 @@ from proxy.recall.tool import Reader
 from proxy.records import open_records
 from proxy.store import Guarded, open_archive, open_limits, open_store
 from proxy.store.archive import Archive
-from proxy.store.cache_budget import CacheBudget
+from proxy.store.cache_capacity import CacheCapacity
 from proxy.store.forgetting import Holder
 from proxy.store.guarded import ARCHIVE_READ_SECONDS
 from proxy.store.items import ItemMemory
 from proxy.store.replicated_map import FIRST_READ_SECONDS
-from proxy.summary.budget import Budgets
+from proxy.summary.allowance import Allowances
 from proxy.summary.store import Summaries
 from proxy.telemetry import metrics
 from proxy.telemetry.logs import RequestLog
@@ -73,12 +73,12 @@ class Stores:
             None if archived is None else Guarded(archived, prefix="archive_", read_seconds=ARCHIVE_READ_SECONDS)
         )
         self.archive = Archive(self.archive_store or self.store)
-        budget = CacheBudget(settings.server.cache_memory)
-        self.facts = FactsCache(budget.facts)
+        capacity = CacheCapacity(settings.server.cache_memory)
+        self.facts = FactsCache(capacity.facts)
         self.hidden_rounds = HiddenRounds(self.store)
-        self.items = ItemMemory(self.store, most=budget.items)
+        self.items = ItemMemory(self.store, most=capacity.items)
         self.sent_prompts = SentPrompts(self.store)
-        self.summaries = Summaries(self.store, memory=budget.summaries)
+        self.summaries = Summaries(self.store, memory=capacity.summaries)
 
     @property
     def guarded(self) -> tuple[Guarded, ...]:
@@ -163,11 +163,11 @@ class Access:
 
 
 class Money:
-    """The cost of requests, and the budgets of teams. ``budgets`` are those for the tokens of summaries."""
+    """The cost of requests, and the spending of teams. ``allowances`` limit the tokens of summaries."""
 
     def __init__(self, stores: Stores, settings: CurrentSettings) -> None:
         self.spending = Spending(stores.store, settings)
-        self.budgets = Budgets(stores.store)
+        self.allowances = Allowances(stores.store)
         self.background = BackgroundResponses(stores.store)
 
 
@@ -226,7 +226,7 @@ class Runtime:
     @property
     def holders(self) -> tuple[Holder, ...]:
         """Return everything that remembers something of tenants."""
-        money = (self.money.spending, self.money.budgets, self.money.background)
+        money = (self.money.spending, self.money.allowances, self.money.background)
         return (*self.kept, self.records.recorder, *money, self)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
@@ -258,7 +258,7 @@ class Runtime:
         money, records = self.money, self.records
         # If the store fails, each of these gives up after seconds. One after the other would take most of a minute.
         async with asyncio.TaskGroup() as writers:
-            others = (money.budgets, money.background, self.access.quotas, records.recorder)
+            others = (money.allowances, money.background, self.access.quotas, records.recorder)
             for closing in (*(one.aclose() for one in self.kept), *(one.aclose() for one in others)):
                 writers.create_task(closing)
         await money.spending.aclose()

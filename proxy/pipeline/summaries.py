@@ -16,7 +16,7 @@ from proxy.compaction.summary_message import SummaryParts, collect_names, summar
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob, SummaryTask, Writing
 from proxy.store.guarded import Change, CircuitBreaker
-from proxy.summary.budget import BudgetSpent
+from proxy.summary.allowance import AllowanceSpent
 from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked
 from proxy.summary.prompt import redaction
 from proxy.summary.quality import SummaryRejected
@@ -179,7 +179,7 @@ class CheckpointSummaries:
                     # Not wait_for: its task and the error would form a reference cycle with the conversation.
                     async with progress.trying(max(timeout, left), last=number == len(tries)):
                         text = await write()
-            except BudgetSpent:
+            except AllowanceSpent:
                 return None, "over_budget"
             except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
                 cause = "timeout" if isinstance(failure, TimeoutError) or cause == "timeout" else "failed"

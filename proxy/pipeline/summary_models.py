@@ -19,7 +19,7 @@ from proxy.dialects.answers import AnswerTail
 from proxy.dialects.apis import CHAT
 from proxy.dialects.conditions import Conditions
 from proxy.dialects.request import Request
-from proxy.errors import BudgetExceeded, ConfigurationError
+from proxy.errors import ConfigurationError, SpendingExceeded
 from proxy.http.headers import for_other_request, for_upstream
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
@@ -31,7 +31,7 @@ from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import SummaryTask, SummaryWriter, Writing
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import client_query, milliseconds_since
-from proxy.summary.budget import BudgetSpent
+from proxy.summary.allowance import AllowanceSpent
 from proxy.summary.chunking import write
 from proxy.summary.forms import FORMS
 from proxy.summary.model import UpstreamSummaryModel, Way, output_limit
@@ -172,7 +172,7 @@ async def summary_model(
         count=counter.text,
         credential=caller.credential if near else None,
         timeout=max(caller.policy.section(SummarySettings).timeout, exchange.configuration.settings.server.deadline),
-        budget=runtime.money.budgets.of(caller),
+        allowance=runtime.money.allowances.for_caller(caller),
         on_overflow=learn,
         form=form,
         others=others,
@@ -210,8 +210,8 @@ class _Recorded:
             cost = bill.amount(Usage(await asyncio.to_thread(size), min(most, EXPECTED_OUTPUT)))
             try:
                 await self.runtime.money.spending.reserve(caller, record.id, cost)
-            except BudgetExceeded as error:
-                raise BudgetSpent("the team's budget is used up") from error
+            except SpendingExceeded as error:
+                raise AllowanceSpent("the team's limit is spent") from error
         began = perf_counter()
         try:
             with bill.call(AnswerTail(self.read_usage), sent) as meter:

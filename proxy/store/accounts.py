@@ -1,4 +1,4 @@
-"""Amounts that the processes on one store spend together, such as the budget of a team.
+"""Amounts that the processes on one store spend together, such as the spending of a team.
 
 The store has one entry for each account: what was spent, and what each process has reserved for calls in progress. A
 process reserves before it spends. It reads the entry, decides, and writes its reservations if no other process has
@@ -130,6 +130,39 @@ class _Waiting(NamedTuple):
     amount: Amount
     admits: Admits
     decision: asyncio.Future[bool]
+
+
+class TeamAccounts:
+    """The accounts of teams, one for each period. ``kind`` is that of their entries."""
+
+    def __init__(self, store: Store | None, kind: str, clock: Callable[[], float]) -> None:
+        """``clock`` returns seconds since 1970. Without a store, this process counts alone."""
+        self._store = store
+        self._kind = kind
+        self._clock = clock
+        self._accounts: dict[tuple[str, str], Account] = {}
+
+    def of(self, team: str, period: str, until: float) -> Account:
+        """Return the account of a team in a period. Its entry expires at ``until`` (seconds since 1970)."""
+        account = self._accounts.get((team, period))
+        if account is None:
+            for old in [key for key, other in self._accounts.items() if key[0] == team and other.idle]:
+                del self._accounts[old]
+            place = f"team:{team}", self._kind, period
+            account = self._accounts[team, period] = Account(self._store, place, until, self._clock)
+        return account
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the amounts of forgotten tenants, and return those tenants."""
+        teams = {team for team, _ in self._accounts if forgotten(f"team:{team}")}
+        for key in [key for key in self._accounts if key[0] in teams]:
+            self._accounts.pop(key).drop()
+        return {f"team:{team}" for team in teams}
+
+    async def aclose(self) -> None:
+        """Write pending amounts to the store."""
+        for account in self._accounts.values():
+            await account.aclose()
 
 
 class Account:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import structlog
 from cachetools import LRUCache
 
-from proxy.store.cache_budget import CacheBudget, TenantMemory
+from proxy.store.cache_capacity import CacheCapacity, TenantMemory
 from proxy.store.forgetting import drop
 from proxy.store.interface import Store, StoreFailed
 from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
@@ -59,7 +59,7 @@ class Item(NamedTuple):
 class ItemMemory(TenantCache[Item]):
     """Remember items in memory, and write them to the store in the background. Requests only wait for reads."""
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.time, most: int = CacheBudget().items) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time, most: int = CacheCapacity().items) -> None:
         """Use ``clock`` for seconds. ``most`` is the bytes of items in memory. Others are read from the store again."""
         self._clock = clock
         self._sizes: LRUCache[Place, int] = LRUCache(SIZES)

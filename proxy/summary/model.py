@@ -17,7 +17,7 @@ from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
-from proxy.summary.budget import Budget
+from proxy.summary.allowance import Allowance
 from proxy.summary.chunking import SummaryFailed, SummaryModel, SummaryTooLong
 from proxy.summary.forms import CHAT, Manner, SummaryForm, read, reported_cost
 from proxy.summary.quality import Written
@@ -50,7 +50,7 @@ Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContext
 """Begins a call, and records it at its end. Yields a function that reads the cost from the answer's bytes as they pass.
 
 The arguments are the bytes of its body, a function that counts its prompt in tokens, the most tokens that it writes,
-and the id of its span. Raises ``BudgetSpent``.
+and the id of its span. Raises ``AllowanceSpent``.
 """
 
 Way = tuple[SummaryForm, Transport]
@@ -63,7 +63,7 @@ class UpstreamSummaryModel(SummaryModel):
 
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
-    request's input and output tokens as counted here. ``budget`` limits the cost of calls for the caller's team.
+    request's input and output tokens as counted here. ``allowance`` limits the cost of calls for the caller's team.
     ``calls`` records each call. ``conditions`` returns the conditions of the client's request for a call by an API.
     ``manner`` is how the server must be asked, as far as that is known.
     ``headers``, ``query``, and ``path`` are those of the calls, by default the form's.
@@ -79,7 +79,7 @@ class UpstreamSummaryModel(SummaryModel):
     max_output: int | None = None
     credential: Credential | None = None
     on_overflow: Callable[[Overflow, int, int], None] | None = None
-    budget: Budget | None = None
+    allowance: Allowance | None = None
     form: SummaryForm = CHAT
     others: Sequence[Way] = ()
     on_missing: Callable[[Api], None] | None = None
@@ -182,11 +182,11 @@ class UpstreamSummaryModel(SummaryModel):
 
     async def _send(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
         """Send a body, charged to the team. ``size`` returns its tokens. Raises ``SummaryFailed``."""
-        if self.budget is None:
+        if self.allowance is None:
             return await self._answer(way, body, size, most)
         # Counting a long transcript would block the event loop.
         prompt = await asyncio.to_thread(size)
-        async with self.budget.call(prompt + most) as call:
+        async with self.allowance.call(prompt + most) as call:
             try:
                 status, answer = await self._answer(way, body, lambda: prompt, most)
             except SummaryFailed as failure:

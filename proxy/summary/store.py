@@ -23,7 +23,7 @@ from cachetools import LRUCache
 from proxy.compaction.identifiers import Names
 from proxy.constants import DAY
 from proxy.store import Store, StoreFailed
-from proxy.store.cache_budget import CacheBudget, TenantMemory
+from proxy.store.cache_capacity import CacheCapacity, TenantMemory
 from proxy.store.forgetting import drop
 from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
 from proxy.summary.forms import Manner
@@ -71,7 +71,7 @@ class SummaryLimits:
     poll: float = 0.1
     slow_poll: float = 2.0
     entries: int = REMEMBERED
-    bytes: int = CacheBudget().summaries
+    bytes: int = CacheCapacity().summaries
     failed: int = 5_000
 
 

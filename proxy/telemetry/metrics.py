@@ -207,7 +207,7 @@ SILENT = _counter(
     "Successful answers to clients which show that the prompt didn't fit, alone or with the output.",
     note="Answers that a retry replaced don't count.",
 )
-BUDGET_REMAINING = _gauge(
+SPENDING_REMAINING = _gauge(
     "compaction_budget_remaining",
     "The rest of a team's budget, in tokens or US dollars.",
     {"team": _NAME, "unit": "`tokens`, `usd`"},

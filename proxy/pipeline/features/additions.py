@@ -1,6 +1,6 @@
 """Take back what the proxy added to a request that the upstream refuses, such as its request for a stream's usage.
 
-The proxy asks for the usage of a stream whose client didn't ask for it, if a budget or a price applies.
+The proxy asks for the usage of a stream whose client didn't ask for it, if a spending limit or a price applies.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Additions:
         return (*exchange.place, name) in self._refusing
 
     def wanted(self, exchange: Exchange) -> bool:
-        """Return whether to ask for the usage of a stream, because a budget or a price applies.
+        """Return whether to ask for the usage of a stream, because a spending limit or a price applies.
 
-        Without a budget, a request that the proxy must not change stays as it is, and its usage is estimated.
+        Without a limit, a request that the proxy must not change stays as it is, and its usage is estimated.
         """
         body = exchange.body
         if not body.stream or exchange.dialect.path != CHAT_PATH or self.refused(exchange, "usage"):

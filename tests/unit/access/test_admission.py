@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.access.admission import BodyMemory, Capacity, ConcurrencyLimit
+from proxy.access.admission import BodyMemory, ConcurrencyLimit, Resource
 from proxy.config.server import ServerSettings
 from proxy.errors import BodyTooLarge, Overloaded
 from proxy.http.request_body import read_body
@@ -36,7 +36,7 @@ async def turn() -> None:
 
 @in_loop
 async def test_those_who_wait_are_served_in_their_order() -> None:
-    pool = Capacity(lambda: 1)
+    pool = Resource(lambda: 1)
     assert pool.take(1)
     served: list[int] = []
 
@@ -59,7 +59,7 @@ async def test_those_who_wait_are_served_in_their_order() -> None:
 
 @in_loop
 async def test_who_waits_too_long_or_leaves_takes_nothing_and_holds_up_nobody() -> None:
-    pool = Capacity(lambda: 10)
+    pool = Resource(lambda: 10)
     assert pool.take(6)
     assert not await pool.wait(5, SHORT)
     large = asyncio.create_task(pool.wait(5, LONG))
@@ -75,7 +75,7 @@ async def test_who_waits_too_long_or_leaves_takes_nothing_and_holds_up_nobody() 
 
 @in_loop
 async def test_who_leaves_in_the_moment_of_being_served_gives_it_back() -> None:
-    pool = Capacity(lambda: 1)
+    pool = Resource(lambda: 1)
     assert pool.take(1)
     waiting = asyncio.create_task(pool.wait(1, LONG))
     await turn()

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.access.spending import Spending, described
 from proxy.config.teams import SpendSettings
-from proxy.errors import BudgetExceeded
+from proxy.errors import SpendingExceeded
 from proxy.store.accounts import Amount
 from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.record import Cost, RequestRecord, Usage, new_id
@@ -40,8 +40,8 @@ def record(usd: float = 0.0, tokens: int = 0, team: str = "red") -> RequestRecor
     return RequestRecord(new_id(), 0.0, team=team, usage=Usage(tokens, 0), cost=Cost(round(usd * 10**12)))
 
 
-async def refused(spent: Spending, who: Any) -> BudgetExceeded:
-    with pytest.raises(BudgetExceeded) as caught:
+async def refused(spent: Spending, who: Any) -> SpendingExceeded:
+    with pytest.raises(SpendingExceeded) as caught:
         await spent.check(who)
     return caught.value
 
@@ -117,7 +117,7 @@ def test_a_request_in_progress_reserves_its_probable_cost() -> None:
         await spent.reserve(who, first.id, Amount(90))
         await spent.reserve(who, second.id, Amount(90))  # less than the budget is reserved, so it may begin
         for third in (spent.reserve(who, "third", Amount(1)), spent.check(who)):
-            with pytest.raises(BudgetExceeded) as caught:
+            with pytest.raises(SpendingExceeded) as caught:
                 await third
             assert caught.value.retry_after == 5
         spent.add(first)
@@ -156,7 +156,7 @@ def test_many_requests_on_two_replicas_exceed_a_budget_by_one_reservation(tmp_pa
             one = record(tokens=1_000)
             try:
                 await spent.reserve(caller(limit), one.id, Amount(1_000))
-            except BudgetExceeded:
+            except SpendingExceeded:
                 return 0
             await asyncio.sleep(0.01)
             spent.add(one)

@@ -19,7 +19,7 @@ from proxy.store.forgetting import forget, forgotten
 from proxy.store.object_store import ObjectsStore
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sqlite import SqliteStore
-from proxy.summary.budget import KIND
+from proxy.summary.allowance import KIND
 from tests.kit.records import record
 from tests.kit.redis_server import RedisServer
 

@@ -1,4 +1,4 @@
-"""Test the daily budget of summaries."""
+"""Test the daily allowance of summaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxy.config.policy import Policy
 from proxy.config.teams import LimitSettings
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.store import Entry, Store, StoreFailed, open_store
-from proxy.summary.budget import DAY, Budget, Budgets, BudgetSpent
+from proxy.summary.allowance import DAY, Allowance, Allowances, AllowanceSpent
 from proxy.summary.chunking import SummaryFailed
 from proxy.summary.model import UpstreamSummaryModel
 from tests.kit.summary_conversation import words
@@ -38,19 +38,19 @@ def caller(most: int | None, team: str | None = "search") -> Caller:
     )
 
 
-def budget(budgets: Budgets, most: int = 1_000, team: str = "search") -> Budget:
-    found = budgets.of(caller(most, team))
+def allowance(allowances: Allowances, most: int = 1_000, team: str = "search") -> Allowance:
+    found = allowances.for_caller(caller(most, team))
     assert found is not None
     return found
 
 
-async def spend(wanted: Budget, tokens: int, cost: int | None = None) -> None:
+async def spend(wanted: Allowance, tokens: int, cost: int | None = None) -> None:
     async with wanted.call(tokens) as call:
         call.cost = tokens if cost is None else cost
 
 
-async def refuses(wanted: Budget, tokens: int) -> None:
-    with pytest.raises(BudgetSpent):
+async def refuses(wanted: Allowance, tokens: int) -> None:
+    with pytest.raises(AllowanceSpent):
         await spend(wanted, tokens)
 
 
@@ -59,15 +59,15 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def test_without_a_limit_or_a_team_there_is_none() -> None:
-    budgets = Budgets(None)
-    assert budgets.of(caller(None)) is None
-    assert budgets.of(caller(5, team=None)) is None
-    assert budgets.of(Caller("team:a", "a", Policy.build("default", {}), None, None)) is None
+    allowances = Allowances(None)
+    assert allowances.for_caller(caller(None)) is None
+    assert allowances.for_caller(caller(5, team=None)) is None
+    assert allowances.for_caller(Caller("team:a", "a", Policy.build("default", {}), None, None)) is None
 
 
 def test_a_call_is_begun_only_if_it_is_covered() -> None:
     async def test() -> None:
-        wanted = budget(Budgets(None, Clock()))
+        wanted = allowance(Allowances(None, Clock()))
         await spend(wanted, 600, 500)
         await refuses(wanted, 501)
         await spend(wanted, 500)
@@ -79,7 +79,7 @@ def test_a_call_is_begun_only_if_it_is_covered() -> None:
 
 def test_calls_at_the_same_time_count_at_their_most() -> None:
     async def test() -> None:
-        wanted = budget(Budgets(None, Clock()))
+        wanted = allowance(Allowances(None, Clock()))
         async with wanted.call(600) as call:
             await refuses(wanted, 401)
             call.cost = 100
@@ -90,7 +90,7 @@ def test_calls_at_the_same_time_count_at_their_most() -> None:
 
 def test_a_call_that_is_given_up_counts_at_its_most() -> None:
     async def test() -> None:
-        wanted = budget(Budgets(None, Clock()))
+        wanted = allowance(Allowances(None, Clock()))
         with pytest.raises(asyncio.CancelledError):
             async with wanted.call(1_000):
                 raise asyncio.CancelledError
@@ -100,14 +100,14 @@ def test_a_call_that_is_given_up_counts_at_its_most() -> None:
 
 
 def test_nothing_at_all() -> None:
-    assert budget(Budgets(None, Clock()), most=0).spent
+    assert allowance(Allowances(None, Clock()), most=0).spent
 
 
 def test_teams_do_not_share_it() -> None:
     async def test() -> None:
-        budgets = Budgets(None, Clock())
-        await spend(budget(budgets), 1_000)
-        assert not budget(budgets, team="other").spent
+        allowances = Allowances(None, Clock())
+        await spend(allowance(allowances), 1_000)
+        assert not allowance(allowances, team="other").spent
 
     run(test())
 
@@ -115,7 +115,7 @@ def test_teams_do_not_share_it() -> None:
 def test_a_new_day_begins_anew() -> None:
     async def test() -> None:
         clock = Clock()
-        wanted = budget(Budgets(None, clock))
+        wanted = allowance(Allowances(None, clock))
         await spend(wanted, 1_000)
         clock.now = 1_001 * DAY - 1.0
         assert wanted.spent
@@ -131,12 +131,12 @@ def test_a_restart_does_not_begin_anew(tmp_path: Path) -> None:
     async def test() -> None:
         for expected in (0, 400):
             store = open_store(url)
-            budgets = Budgets(store, clock)
-            wanted = budget(budgets)
+            allowances = Allowances(store, clock)
+            wanted = allowance(allowances)
             await wanted.load()
-            assert budgets.account("search").spent.tokens == expected
+            assert allowances.today("search").spent.tokens == expected
             await spend(wanted, 400)
-            await budgets.aclose()
+            await allowances.aclose()
             await store.aclose()
 
     run(test())
@@ -147,15 +147,15 @@ def test_processes_count_together(tmp_path: Path) -> None:
 
     async def test() -> None:
         stores = [open_store(url), open_store(url)]
-        both = [Budgets(store, clock) for store in stores]
-        first, second = (budget(budgets, 1_000) for budgets in both)
+        both = [Allowances(store, clock) for store in stores]
+        first, second = (allowance(allowances, 1_000) for allowances in both)
         async with first.call(600):
             await refuses(second, 401)
             await spend(second, 400)
         await refuses(second, 1)
         await refuses(first, 1)
-        for budgets, store in zip(both, stores, strict=True):
-            await budgets.aclose()
+        for allowances, store in zip(both, stores, strict=True):
+            await allowances.aclose()
             await store.aclose()
 
     run(test())
@@ -185,13 +185,13 @@ class Gone(Store):
 
 def test_without_its_store_a_process_counts_for_itself() -> None:
     async def test() -> None:
-        budgets = Budgets(Gone(), Clock())
-        wanted = budget(budgets)
+        allowances = Allowances(Gone(), Clock())
+        wanted = allowance(allowances)
         await wanted.load()
         await spend(wanted, 1_000)
         await wanted.load()
         assert wanted.spent
-        await budgets.aclose()
+        await allowances.aclose()
 
     run(test())
 
@@ -233,14 +233,14 @@ USAGE = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
 )
 def test_what_a_call_costs(transport: Any, cost: int | None) -> None:
     async def test() -> None:
-        budgets = Budgets(None, Clock())
-        model = UpstreamSummaryModel(transport, "small", "main", words, 5.0, budget=budget(budgets, 10_000))
+        allowances = Allowances(None, Clock())
+        model = UpstreamSummaryModel(transport, "small", "main", words, 5.0, allowance=allowance(allowances, 10_000))
         if isinstance(transport, Failing) or cost == 0:
             with pytest.raises(SummaryFailed):
                 await model.ask(ASKED, 1_000)
         else:
             await model.ask(ASKED, 1_000)
-        spent = budgets.account("search").spent.tokens
+        spent = allowances.today("search").spent.tokens
         assert spent == cost if cost is not None else 1_500 < spent < 1_600
 
     run(test())
@@ -248,11 +248,13 @@ def test_what_a_call_costs(transport: Any, cost: int | None) -> None:
 
 def test_a_call_that_is_not_covered_is_not_made() -> None:
     transport = OneAnswer(answered(usage=USAGE))
-    model = UpstreamSummaryModel(transport, "small", "main", words, 5.0, budget=budget(Budgets(None, Clock()), 1_500))
-    with pytest.raises(BudgetSpent):
+    model = UpstreamSummaryModel(
+        transport, "small", "main", words, 5.0, allowance=allowance(Allowances(None, Clock()), 1_500)
+    )
+    with pytest.raises(AllowanceSpent):
         asyncio.run(model.ask(ASKED, 1_000))
     assert transport.requests == []
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(AllowanceSpent):
         asyncio.run(model.continued(b"{}", 1_000, 501))
     assert transport.requests == []
     asyncio.run(model.continued(b"{}", 1_000, 500))

@@ -17,7 +17,7 @@ SLACK = 50
 """A cache that is full is emptied by this part more, so that not every new value looks for the largest tenant."""
 
 
-class CacheBudget(NamedTuple):
+class CacheCapacity(NamedTuple):
     """The bytes that the caches of a process may take, as they estimate their values.
 
     Small maps, such as those of limits and of the sizes of conversations, have fixed bounds of their own.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 
-from proxy.store.cache_budget import CacheBudget, TenantMemory
+from proxy.store.cache_capacity import CacheCapacity, TenantMemory
 from proxy.store.forgetting import drop
 
 
 def test_the_parts_are_no_more_than_the_whole() -> None:
     for total in (16_000_000, 256_000_000, 1_000_000_007):
-        budget = CacheBudget(total)
-        assert 0.9 * total < budget.facts + budget.items + budget.summaries <= total
+        capacity = CacheCapacity(total)
+        assert 0.9 * total < capacity.facts + capacity.items + capacity.summaries <= total
 
 
 def test_the_tenant_with_the_most_loses_its_least_recently_used() -> None:
