@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
 import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -70,7 +69,18 @@ CONFIG = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Commands that print configuration errors without a traceback, and exit with status 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigurationError as error:
+            click.echo(error.message, err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=None, version=__version__, prog_name="compaction-proxy")
 def main() -> None:
     """An OpenAI-compatible reverse proxy that compacts conversations in flight."""
@@ -91,8 +101,7 @@ def init(file: Path, providers: tuple[str, ...]) -> None:
     if str(file) == "-":
         click.echo(_configuration_for(FILE, chosen), nl=False)
         return
-    with _errors_without_traceback():
-        _write(file, _configuration_for(file, chosen))
+    _write(file, _configuration_for(file, chosen))
     click.echo(f"Wrote {file}. Next: compaction-proxy doctor --config {file}")
 
 
@@ -147,8 +156,7 @@ def run(config: Path | None, command: tuple[str, ...]) -> None:
     """Start the proxy on a free port and run COMMAND with OPENAI_BASE_URL and ANTHROPIC_BASE_URL set to it."""
     from proxy.server.loopback import run_program
 
-    with _errors_without_traceback():
-        sys.exit(run_program(command, config))
+    sys.exit(run_program(command, config))
 
 
 @main.command()
@@ -165,8 +173,7 @@ def serve(config: Path | None, host: str | None, port: int | None, workers: int)
     gc.freeze()
     gc.enable()
 
-    with _errors_without_traceback():
-        run_server(config, host, port, workers)
+    run_server(config, host, port, workers)
 
 
 @main.command()
@@ -220,8 +227,7 @@ def check(
     if team is not None or model is not None:
         from proxy.cli.configuration import shown
 
-        with _errors_without_traceback():
-            shown(loaded, team, model)
+        shown(loaded, team, model)
 
 
 @main.command()
@@ -238,23 +244,20 @@ def explain(file: Path, config: Path | None, model: str | None, policy: str | No
     """Show how the proxy would compact a recorded request (its JSON body). Doesn't send it."""
     from proxy.cli.records import explained
 
-    with _errors_without_traceback():
-        explained(file, config, model, policy, api)
+    explained(file, config, model, policy, api)
 
 
 @main.command()
 @click.argument("names", nargs=-1)
 @CONFIG
-@click.option("--check", is_flag=True, help="Compare LiteLLM's table of models with the proxy's corrections.")
 @click.option("--forget-limit", is_flag=True, help="Forget what the proxy has learned of the limits of NAMES.")
-def models(names: tuple[str, ...], config: Path | None, check: bool, forget_limit: bool) -> None:
+def models(names: tuple[str, ...], config: Path | None, forget_limit: bool) -> None:
     """Show the limits in force, their sources, and the limits learned from upstreams."""
-    from proxy.cli.models import checked, forget_learned, limits
+    from proxy.cli.models import forget_learned, limits
 
-    if forget_limit and (check or not names):
-        raise click.UsageError("--forget-limit needs names of models, as upstreams know them, and no --check")
-    with _errors_without_traceback():
-        (forget_learned if forget_limit else checked if check else limits)(names, config)
+    if forget_limit and not names:
+        raise click.UsageError("--forget-limit needs names of models, as upstreams know them")
+    (forget_learned if forget_limit else limits)(names, config)
 
 
 @main.group()
@@ -318,8 +321,7 @@ def list_all(config: Path | None) -> None:
     from proxy.cli.configuration import list_keys
     from proxy.config import load
 
-    with _errors_without_traceback():
-        list_keys(load(config, os.environ), Console())
+    list_keys(load(config, os.environ), Console())
 
 
 def _digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -337,8 +339,7 @@ def forget(config: Path | None, team: str | None, key_sha256: str | None) -> Non
     """Remove all stored data of a team or a caller. The server may be running."""
     from proxy.cli.store import forget as run
 
-    with _errors_without_traceback():
-        run(team, key_sha256, config)
+    run(team, key_sha256, config)
 
 
 @main.command()
@@ -349,8 +350,7 @@ def show(id: str, config: Path | None, as_json: bool) -> None:
     """Show the record of a request by its ID, from the response header x-compaction-id. The server may be running."""
     from proxy.cli.records import show as run
 
-    with _errors_without_traceback():
-        run(id, config, as_json=as_json)
+    run(id, config, as_json=as_json)
 
 
 @main.command()
@@ -371,8 +371,7 @@ def report(config: Path | None, team: str | None, since: str, by: str, as_csv: b
 
     if as_csv and as_json:
         raise click.UsageError("Pass either --csv or --json.")
-    with _errors_without_traceback():
-        run(config, team, since, by, "csv" if as_csv else "json" if as_json else "text")
+    run(config, team, since, by, "csv" if as_csv else "json" if as_json else "text")
 
 
 @main.group()
@@ -390,8 +389,7 @@ def status(config: Path | None, as_json: bool) -> None:
     """
     from proxy.cli.store import show
 
-    with _errors_without_traceback():
-        sys.exit(show(config, as_json=as_json))
+    sys.exit(show(config, as_json=as_json))
 
 
 @store.command()
@@ -404,15 +402,4 @@ def migrate(source: str, config: Path | None) -> None:
     """
     from proxy.cli.store import migrated
 
-    with _errors_without_traceback():
-        sys.exit(migrated(source, config))
-
-
-@contextlib.contextmanager
-def _errors_without_traceback() -> Iterator[None]:
-    """Print configuration errors without a traceback, and exit with status 2."""
-    try:
-        yield
-    except ConfigurationError as error:
-        click.echo(error.message, err=True)
-        sys.exit(2)
+    sys.exit(migrated(source, config))

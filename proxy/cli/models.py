@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import click
 from rich.console import Console
@@ -19,9 +18,7 @@ from proxy.cli.tables import print_table, table_console
 from proxy.config import Route, Settings, load
 from proxy.errors import ConfigurationError
 from proxy.limits.learned import Limits
-from proxy.limits.profiles import tables
-from proxy.limits.profiles.lookup import SOURCED, Profile, Profiles, undated
-from proxy.limits.profiles.tables import limit_rule
+from proxy.limits.profiles.lookup import SOURCED, Profile
 from proxy.limits.stored import Learned, forget_limits, learned
 from proxy.pipeline.runtime import Runtime
 from proxy.store import StoreFailed, open_store
@@ -64,35 +61,6 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
     console = table_console()
     render(profiles, console)
     render_learned(known, places, console)
-
-
-def checked(names: Sequence[str], config: Path | None) -> None:
-    """Print differences between LiteLLM's table and the corrections, for all models or for ``names``.
-
-    Raises ``ConfigurationError``.
-    """
-    settings = load(config, os.environ)
-    routes = [settings.route(name) for name in names]
-    wanted = {*names, *(route.model for route in routes if route is not None)}
-    table = Table("model", "field", "LiteLLM", "ours", "in force", "rule")
-    table.columns[0].overflow = "fold"
-    for column in table.columns[1:5]:
-        column.no_wrap = True
-    reasons = {}
-    for found in differences(wanted):
-        figures = ["-" if figure is None else f"{figure:,}" for figure in (found.theirs, found.ours, found.holds)]
-        table.add_row(found.model, found.field, *figures, found.rule)
-        reasons[found.rule] = found.reason
-    console = table_console()
-    if not reasons:
-        console.print("LiteLLM's table and ours say the same.", highlight=False)
-        return
-    print_table(table, console)
-    for rule, reason in reasons.items():
-        console.print(f"{rule}: {reason}.", markup=False, highlight=False, soft_wrap=True)
-    console.print(
-        "If both have a figure, the smaller one is in force, because an upstream may offer less.", highlight=False
-    )
 
 
 def _route(settings: Settings, upstream: str, model: str) -> Route:
@@ -201,39 +169,3 @@ def render(profiles: Iterable[Profile], console: Console) -> None:
         console.print(table)
         if profile.note:
             console.print(f"note: {profile.note}", markup=False, highlight=False)
-
-
-Field = Literal["max_input_tokens", "max_output_tokens"]
-FIELDS: tuple[Field, ...] = ("max_input_tokens", "max_output_tokens")
-
-
-class Difference(NamedTuple):
-    """One field of an entry in LiteLLM's table, in tokens. ``None`` means that a table has no figure.
-
-    ``holds`` is the figure in force: the smaller one.
-    """
-
-    model: str
-    field: Field
-    theirs: int | None
-    ours: int
-    holds: int | None
-    rule: str
-    reason: str
-
-
-def differences(names: Collection[str] = ()) -> Iterator[Difference]:
-    """Return the differences, for all models or for ``names``, with or without their provider.
-
-    Raises ``ConfigurationError`` if the table can't be read.
-    """
-    profiles = Profiles()
-    for model, listing in sorted(tables.load().items()):
-        if names and not {model, model.rpartition("/")[2]} & set(names):
-            continue
-        rule = limit_rule(undated(model))
-        for field in FIELDS:
-            theirs, ours = getattr(listing, field), getattr(rule, field)
-            if ours is not None and ours != theirs:
-                holds = getattr(profiles.find(model), field)
-                yield Difference(model, field, theirs, ours, holds, rule.name, rule.reason)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
-from re import _constants as codes  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import PlainValidator, WithJsonSchema
 
@@ -34,14 +32,8 @@ _GOES_ON = Flaw(
     "write a plain repetition or group. The search takes linear time without them",
 )
 
-_UNLIKE = {
-    codes.ASSERT: _LOOKS,
-    codes.ASSERT_NOT: _LOOKS,
-    codes.GROUPREF: _REFERS,
-    codes.GROUPREF_EXISTS: _REFERS,
-    codes.POSSESSIVE_REPEAT: _GOES_ON,
-    codes.ATOMIC_GROUP: _GOES_ON,
-}
+_UNLIKE = {"ASSERT": _LOOKS, "GROUPREF": _REFERS, "POSSESSIVE_REPEAT": _GOES_ON, "ATOMIC_GROUP": _GOES_ON}
+"""Flaws by the beginning of the name that Python's parser gives to a part."""
 
 # Literal characters in Python, but word boundaries in Rust's regex.
 _EDGE = re.compile(r"(?<!\\)(?:\\\\)*\\(?:[<>]|b\{)")
@@ -72,9 +64,10 @@ def unsearchable(pattern: str) -> Flaw | None:
 
     Raises ``re.error`` for an invalid expression.
     """
-    for code in _codes(parser.parse(pattern)):
-        if code in _UNLIKE:
-            return _UNLIKE[code]
+    parts = repr(parser.parse(pattern))  # the parser's names, and numbers in place of the expression's characters
+    for name, flaw in _UNLIKE.items():
+        if f"({name}" in parts:
+            return flaw
     if _EDGE.search(pattern):
         return Flaw("has \\<, \\> or \\b{", "write < and > without a backslash, and \\b(?:\\{) for a brace after \\b")
     try:
@@ -82,22 +75,6 @@ def unsearchable(pattern: str) -> Flaw | None:
     except NotSearchable as error:
         return Flaw(f"isn't valid in the syntax of Rust's regex ({error})", "use syntax that Python and Rust share")
     return None
-
-
-def _codes(items: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
-    """Return the codes of an expression's parts, outer parts first."""
-    for code, value in items:
-        yield code
-        for part in _inner(code, value):
-            yield from _codes(part)
-
-
-def _inner(code: Any, value: Any) -> list[Any]:
-    """Return the expressions inside a part of an expression."""
-    if code is codes.BRANCH:
-        return list(value[1])
-    parts = value if isinstance(value, tuple) else (value,)
-    return [part for part in parts if isinstance(part, parser.SubPattern)]
 
 
 _MOST_PATTERN = 1_000

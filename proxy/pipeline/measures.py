@@ -16,7 +16,7 @@ from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile, Profiles
-from proxy.limits.profiles.tables import FAMILIES
+from proxy.limits.profiles.tables import CORRECTIONS
 from proxy.tokens import encoding
 from proxy.tokens.text import check
 
@@ -98,7 +98,7 @@ def require(settings: Settings, profiles: Profiles) -> None:
 
 
 def _tokenizers(settings: Settings) -> Iterator[str]:
-    yield from (family.tokenizer for family in FAMILIES)
+    yield from (family.tokenizer for family in CORRECTIONS.families)
     for route in settings.models:
         if route.profile is not None and route.profile.tokenizer is not None:
             yield route.profile.tokenizer

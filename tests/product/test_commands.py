@@ -329,22 +329,6 @@ def test_models(folder: Path) -> None:
     assert "Name the models to show" in nothing.stderr
 
 
-def test_models_where_the_tables_differ(folder: Path) -> None:
-    done = call(folder, "models", "--check")
-    assert done.returncode == 0, done.stderr
-    row = r"│ \S*gpt-5\S*-codex +│ max_input_tokens +│ 400,000 +│ 272,000 +│ 272,000 +│ GPT-5 to GPT-5.3"
-    assert re.search(row, done.stdout)
-    assert "GPT-5 to GPT-5.3: the window is 400,000, of which 128,000 are output" in done.stdout
-    assert "…" not in done.stdout, "names are whole"
-    small = call(folder, "models", "--check", "gpt-5.4-mini", "--config", "good.yaml")
-    assert small.returncode == 0, small.stderr
-    assert "gpt-5.4-mini" in small.stdout
-    assert "codex" not in small.stdout
-    none = call(folder, "models", "--check", "unheard-of-model")
-    assert (none.returncode, none.stdout.strip()) == (0, "LiteLLM's table and ours say the same.")
-    assert not list(folder.glob("**/*.db")), "nothing is stored"
-
-
 def test_models_with_a_store_that_is_none(folder: Path) -> None:
     (folder / "broken.db").write_text("this is no database, and long enough to be seen as none " * 40)
     (folder / "broken.yaml").write_text(yaml.safe_dump({**GOOD, "store": {"url": "sqlite:///broken.db"}}))

@@ -27,7 +27,6 @@ from proxy.limits.profiles import tables
 from proxy.limits.profiles.prices import Price, provider_of
 from proxy.limits.profiles.tables import (
     FamilyRule,
-    Kind,
     LimitRule,
     Listing,
     ProviderRule,
@@ -383,7 +382,7 @@ def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
         return _Limits(max_output_tokens=output)
     cap = _smaller(listed, rule.max_input_tokens)
     sources["max_input_tokens"] = table if cap == listed else corrections
-    if rule.kind is Kind.SHARED:
+    if rule.kind == "shared":
         sources["context_window"] = f"{table} ({corrections})"
         return _Limits(listed, listed, output)
     window = _smaller(rule.context_window, cap + output if cap and output else None)
@@ -397,7 +396,7 @@ def _reported_limits(limits: _Limits, reported: ReportedWindow, rule: LimitRule,
     window = reported.context_window
     sources["context_window"] = reported.source
     cap, output = limits.max_input_tokens, limits.max_output_tokens
-    if rule.kind is Kind.SHARED or cap is None or cap > window:
+    if rule.kind == "shared" or cap is None or cap > window:
         cap = window
         sources["max_input_tokens"] = reported.source
     if output is not None and output > window:
