@@ -245,17 +245,6 @@ def test_the_settings_are_checked(tmp_path: Path, text: str, wrong: str | None) 
     assert found == [] if wrong is None else wrong in found[0]
 
 
-def test_an_origin_is_spelled_as_browsers_spell_it(start_proxy: StartProxy, upstream: RawUpstream) -> None:
-    url = start_proxy(upstream.url, {**OPERATOR, "server": {"cors_origins": ["HTTPS://App.example:443"]}})
-    assert sent(url, CHAT, [("origin", APP)]).status == 200
-
-
-def test_any_origin(start_proxy: StartProxy, upstream: RawUpstream) -> None:
-    url = start_proxy(upstream.url, {"server": {"cors_origins": ["*"]}})
-    got = sent(url, CHAT, [("origin", "null")])
-    assert (got.status, got.all("access-control-allow-origin")) == (200, ["*"])
-
-
 UNKEYED = {"/", "/livez", "/readyz", "/metrics"}
 """Every path that needs no key. A new route is closed unless it is added here."""
 
@@ -303,15 +292,6 @@ def test_the_page_for_a_person(start_proxy: StartProxy, upstream: RawUpstream) -
     about = json.loads(machine.body)
     assert (about["base_url"], about["anthropic_base_url"]) == (f"{url}/v1", url)
     assert len(upstream.arrived) == before
-
-
-@pytest.mark.parametrize("host", ["<script>alert(1)</script>", "a/../b", "x y", 'a"b', "evil.example\\@c"])
-def test_the_page_shows_no_odd_host(start_proxy: StartProxy, upstream: RawUpstream, host: str) -> None:
-    url = start_proxy(upstream.url, BEYOND)
-    got = sent(url, "/", [("host", host), ("accept", "text/html")])
-    assert got.status in (200, 400)
-    assert host.encode() not in got.body
-    assert got.header("location") is None
 
 
 def test_a_refusal_has_the_shape_that_the_client_expects(start_proxy: StartProxy, upstream: RawUpstream) -> None:

@@ -60,8 +60,7 @@ class Received:
     """A request, and the stand-in's decision about it.
 
     ``fault`` is the error for a malformed request, ``overflow`` whether it exceeded the window. ``reasoning`` lists the
-    reasoning that it contained, ``dropped`` the reasoning that was bound to another prompt. ``compacts`` is whether it
-    asked the provider to compact.
+    reasoning that it contained, ``dropped`` the reasoning that was bound to another prompt.
     """
 
     path: str
@@ -72,7 +71,6 @@ class Received:
     fault: str | None = None
     overflow: bool = False
     summary: bool = False
-    compacts: bool = False
     reasoning: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
 

@@ -21,7 +21,6 @@ from proxy.pipeline.rules import rules_for
 from proxy.pipeline.summary_models import TranscriptWriter
 from proxy.store import Entry, Store
 from proxy.store.archive import Archive
-from proxy.summary.chunking import SummaryFailed
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.quality import Written
 from proxy.summary.single_flight import NothingToAsk
@@ -38,10 +37,6 @@ Ask = Callable[[str], str]
 
 def constant(material: str) -> str:
     return NOTES
-
-
-def failing(material: str) -> str:
-    raise SummaryFailed("out of order")
 
 
 class _Encoding:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import brotli
-import zstandard
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.kit.upstream import event
@@ -137,34 +133,6 @@ WORDINGS = {
 }
 
 
-def _openrouter_choice(refused: Refused) -> Any:
-    error = {**_openrouter(refused)["error"], "metadata": {"provider_name": "Some"}}
-    choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "error", "error": error}
-    return {"id": "gen-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-
-
-def _with_what_was_sent(refused: Refused) -> Any:
-    """An error of 200 KB that does not become much smaller by being compressed."""
-    sent = random.Random(7).randbytes(100_000).hex()
-    return {"error": _anthropic(refused)["error"], "request": {"messages": [{"role": "user", "content": sent}]}}
-
-
-CARRIED = {
-    "in a choice, under 400": Wording(400, _openrouter_choice),
-    "in a choice, under 200": Wording(200, _openrouter_choice),
-    "in gzip": Wording(200, _with_what_was_sent, encoding="gzip"),
-    "in brotli": Wording(200, _with_what_was_sent, encoding="br"),
-    "in zstd": Wording(200, _with_what_was_sent, encoding="zstd"),
-    "in a long event": Wording(200, lambda refused: event(_with_what_was_sent(refused)).decode(), only_streams=True),
-}
-"""Refusals that are harder to find than to read."""
-
-_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    "gzip": gzip.compress,
-    "br": brotli.compress,
-    "zstd": zstandard.compress,
-}
 _PIECE = 10_000
 _LIMIT = re.compile(r"maximum context length is (\d+) tokens")
 _PARTS = re.compile(r"(\d+) in the (messages|functions|completion)")
@@ -210,11 +178,9 @@ class Worded:
             return
         content = self._wording.body(refused)
         as_events = isinstance(content, str)
-        raw = _COMPRESS[self._wording.encoding](content.encode() if as_events else json.dumps(content).encode())
+        raw = content.encode() if as_events else json.dumps(content).encode()
         kind = b"text/event-stream" if as_events else b"application/json"
         headers = [(b"content-type", kind), (b"content-length", str(len(raw)).encode())]
-        if self._wording.encoding:
-            headers.append((b"content-encoding", self._wording.encoding.encode()))
         await send({"type": "http.response.start", "status": self._wording.status, "headers": headers})
         for start_of_piece in range(0, len(raw), _PIECE):
             piece = raw[start_of_piece : start_of_piece + _PIECE]

@@ -33,8 +33,6 @@ from tests.kit.message_checks import (
     size_of,
     text_of,
 )
-from tests.kit.signed_blocks import Failure, SignedBlocks, Summarized, check_request, checkable, prompts
-from tests.kit.signed_blocks import answer as compacted
 from tests.kit.upstream import StandIn, first_tokens, is_summary_request, summarise, text_tokens
 
 Check = Literal["error", "drop_block", "off"]
@@ -62,7 +60,7 @@ class StrictMessages(Record):
     server's tokens per token of ``o200k_base``. ``check`` decides about thinking behind a changed prompt: reject the
     request, drop the block and all later ones, or accept it. A client can request ``drop_block`` with the beta header.
     With ``alternate``, neighbors with the same role are an error. Otherwise they're merged, as Anthropic does.
-    ``script`` decides the answers. ``failures`` are the failures of the next requests to compact.
+    ``script`` decides the answers.
     """
 
     def __init__(
@@ -73,14 +71,11 @@ class StrictMessages(Record):
         alternate: bool = False,
         ratio: float = 1.0,
         script: Script = step,
-        failures: Iterator[Failure | None] | None = None,
         counts_output: bool = False,
     ) -> None:
         super().__init__()
         self.window = window
         self.check = check
-        self.blocks = SignedBlocks()
-        self._failures = failures or iter(())
         self.alternate = alternate
         self.ratio = ratio
         self.counts_output = counts_output
@@ -99,13 +94,11 @@ class StrictMessages(Record):
     async def _create(self, request: Request) -> Response:
         body = json.loads(await request.body())
         received = Received(request.url.path, dict(request.headers), body)
-        received.compacts = "compaction" in body
-        received.summary = received.compacts or is_summary_request(body)
+        received.summary = is_summary_request(body)
         self.requests.append(received)
         try:
-            adopted, kept = self._admitted(received)
-            block = body["messages"][:1] if adopted is not None else []
-            received.tokens = size_of({**body, "messages": [*block, *kept]}, self.ratio)
+            kept = self._admitted(received)
+            received.tokens = size_of({**body, "messages": kept}, self.ratio)
             received.overflow = received.tokens > self.window
             if received.overflow:
                 raise Refused(f"prompt is too long: {received.tokens} tokens > {self.window} maximum")
@@ -120,9 +113,7 @@ class StrictMessages(Record):
             received.status = refused.status
             return JSONResponse(refused.body, refused.status, refused.headers)
         received.status = 200
-        if received.compacts and (failed := await self._failed(request, received)) is not None:
-            return failed
-        answer = self._answer(received, kept, adopted)
+        answer = self._answer(received, kept)
         if body.get("stream"):
             return StreamingResponse(stream(answer), media_type="text/event-stream")
         return JSONResponse(answer)
@@ -130,35 +121,18 @@ class StrictMessages(Record):
     async def _count(self, request: Request) -> Response:
         return JSONResponse({"input_tokens": size_of(json.loads(await request.body()), self.ratio)})
 
-    async def _failed(self, request: Request, received: Received) -> Response | None:
-        """Return the response to a request to compact that fails; ``None`` if it doesn't."""
-        failure = next(self._failures, None)
-        if failure is None:
-            return None
-        if failure == "empty":
-            return JSONResponse({"id": "msg_0", "type": "message", "role": "assistant", **compacted(None)})
-        if failure == "hang":
-            await request.receive()  # the end of the connection
-        received.status = 400 if failure == "rejected" else 529
-        kind = "invalid_request_error" if failure == "rejected" else "overloaded_error"
-        return JSONResponse({"type": "error", "error": {"type": kind, "message": "No compaction."}}, received.status)
-
-    def _admitted(self, received: Received) -> tuple[Summarized | None, list[Message]]:
-        """Return the block of a request and its messages, without dropped thinking. Raises ``Refused``."""
+    def _admitted(self, received: Received) -> list[Message]:
+        """Return the messages of a request, without dropped thinking. Raises ``Refused``."""
         headers, body = received.headers, received.body
         if "anthropic-version" not in headers:
             raise Refused("anthropic-version: header is required")
         if not ("x-api-key" in headers or headers.get("authorization", "").startswith("Bearer ")):
             raise Refused("x-api-key header is required", 401)
-        if received.compacts:
-            check_request(headers, body)
-        adopted, messages = self.blocks.adopted(headers, body)
-        shown = checkable(body, adopted, messages)
-        check_shape(shown, alternate=self.alternate)
-        check_results(shown["messages"])
+        check_shape(body, alternate=self.alternate)
+        check_results(body["messages"])
         check_breakpoints(body)
-        check_manual_thinking(shown)
-        return adopted, self._checked_thinking(received, adopted, merged(messages))
+        check_manual_thinking(body)
+        return self._checked_thinking(received, merged(body["messages"]))
 
     def _check_of(self, received: Received) -> Check:
         """Return the check for a request. Raises ``Refused`` for a choice without its beta header."""
@@ -170,16 +144,14 @@ class StrictMessages(Record):
         chosen: Check = binding["prefix_mismatch_behavior"]
         return chosen
 
-    def _checked_thinking(
-        self, received: Received, adopted: Summarized | None, messages: Sequence[Message]
-    ) -> list[Message]:
+    def _checked_thinking(self, received: Received, messages: Sequence[Message]) -> list[Message]:
         """Check the signatures. Return the messages without dropped blocks. Raises ``Refused``."""
         check = self._check_of(received)
         latest = max((n for n, message in enumerate(messages) if message["role"] == "assistant"), default=None)
         previous: str | None = None
         dropping = False
         kept: list[Message] = []
-        before = prompts(received.body, messages, adopted)
+        before = prompts(received.body, messages)
         for index, message in enumerate(messages):
             blocks = []
             for place, block in enumerate(message["content"]):
@@ -217,11 +189,8 @@ class StrictMessages(Record):
             raise Refused(f"{name}: Invalid `signature` in `thinking` block")
         return thought
 
-    def _answer(self, received: Received, kept: Sequence[Message], adopted: Summarized | None) -> dict[str, Any]:
+    def _answer(self, received: Received, kept: Sequence[Message]) -> dict[str, Any]:
         """Return the next message of the script."""
-        if received.compacts:
-            block = self.blocks.written(received.body, adopted, kept)
-            return {"id": "msg_0", "type": "message", "role": "assistant", **compacted(block)}
         if received.summary:
             made = Step(text=summarise(received.body).content or "Nothing.")
         else:
@@ -230,7 +199,7 @@ class StrictMessages(Record):
             results = [block["tool_use_id"] for block in newest if block["type"] == "tool_result"]
             texts = text_of(newest) or None
             made = self._script(texts, results[-1] if results else None)
-        content, reason = self._content(received, made, adopted), "tool_use" if made.calls else "end_turn"
+        content, reason = self._content(received, made), "tool_use" if made.calls else "end_turn"
         room = self.window - received.tokens
         if made.tokens > room:
             short = first_tokens(made.text, max(room, 0))
@@ -257,11 +226,10 @@ class StrictMessages(Record):
             answer["input_transformations"] = reasons
         return answer
 
-    def _content(self, received: Received, made: Step, adopted: Summarized | None) -> list[Block]:
+    def _content(self, received: Received, made: Step) -> list[Block]:
         content: list[Block] = []
         if made.thinking and (received.body.get("thinking") or {}).get("type") in ("adaptive", "enabled"):
-            messages = self.blocks.adopted(received.headers, received.body)[1]
-            prompt = prompts(received.body, merged(messages), adopted)[-1]
+            prompt = prompts(received.body, merged(received.body["messages"]))[-1]
             previous = next((id_ for id_ in reversed(received.reasoning) if id_ not in received.dropped), None)
             signature = hashlib.sha512(f"{prompt} {previous} {next(self._ids)}".encode()).hexdigest() * 2
             self._thoughts[signature] = Thought(made.thinking, prompt, previous)
@@ -303,3 +271,29 @@ def _block_events(index: int, block: Block) -> Iterator[bytes]:
         delta = {"type": "signature_delta", "signature": block["signature"]}
         yield event("content_block_delta", index=index, delta=delta)
     yield event("content_block_stop", index=index)
+
+
+def prompts(body: Mapping[str, Any], messages: Sequence[Message]) -> list[str]:
+    """Return the digest of the prompt before each message, and of the whole prompt.
+
+    Thinking and breakpoints aren't part of it.
+    """
+    system = blocks_of({"content": body.get("system") or []})
+    running = hashlib.sha256(_canonical([system, body.get("tools")]))
+    digests = [running.hexdigest()]
+    for message in messages:
+        blocks = [block for block in message["content"] if block["type"] not in THINKING]
+        running.update(_canonical([message["role"], blocks]))
+        digests.append(running.hexdigest())
+    return digests
+
+
+def _canonical(value: Any) -> bytes:
+    def plain(part: Any) -> Any:
+        if isinstance(part, list):
+            return [plain(one) for one in part]
+        if isinstance(part, dict):
+            return {key: plain(one) for key, one in part.items() if key != "cache_control"}
+        return part
+
+    return json.dumps(plain(value), sort_keys=True).encode()

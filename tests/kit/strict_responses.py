@@ -36,7 +36,6 @@ from tests.kit.response_items import (
     text_of,
     usage_of,
 )
-from tests.kit.signed_blocks import Failure
 from tests.kit.upstream import StandIn, is_summary_request, summarise
 
 TOO_LONG = (
@@ -59,31 +58,24 @@ class Written:
 class StrictResponses(Record):
     """The stand-in.
 
-    ``window`` limits the input, in tokens. With ``binds``, reasoning behind a changed prompt is dropped, as newer
-    models do. ``failure`` is the event with which a stream reports that its input is too long. ``script`` decides the
-    answers. ``failures`` are the failures of the next requests to compact.
+    ``window`` limits the input, in tokens. Reasoning behind a changed prompt is dropped, as newer models do.
+    ``script`` decides the answers.
     """
 
     def __init__(
         self,
         window: int = 16_000,
         *,
-        binds: bool = True,
-        failure: str = "response.failed",
         script: Script = step,
-        failures: Iterator[Failure | None] | None = None,
     ) -> None:
         super().__init__()
         self.window = window
-        self.binds = binds
-        self.failure = failure
         self._script = script
         self.chat = StandIn(window=window)
         self._ids = itertools.count(1)
         self._written: dict[str, Written] = {}
         self._histories: dict[str, list[Item]] = {}
         self._answers: dict[str, dict[str, Any]] = {}
-        self._failures = failures or iter(())
         self._compacted: dict[str, tuple[list[Item], list[Item]]] = {}
         self.app = Starlette(
             routes=[
@@ -130,7 +122,7 @@ class StrictResponses(Record):
     async def _compact(self, request: Request) -> Response:
         """Return the user's messages and one ``compaction`` item."""
         body = json.loads(await request.body())
-        received = Received(request.url.path, dict(request.headers), body, status=200, summary=True, compacts=True)
+        received = Received(request.url.path, dict(request.headers), body, status=200, summary=True)
         self.requests.append(received)
         try:
             items = self._resolved(body)
@@ -142,15 +134,9 @@ class StrictResponses(Record):
         except Refused as refused:
             received.fault, received.status = str(refused), refused.status
             return JSONResponse({"error": refused.error}, refused.status)
-        failure = next(self._failures, None)
-        if failure == "hang":
-            await request.receive()  # the end of the connection
-        if failure in ("rejected", "overloaded"):
-            received.status = 404 if failure == "rejected" else 503
-            return JSONResponse({"error": {"message": "No compaction."}}, received.status)
         id_ = self._id("cmp")
         item = {"type": "compaction", "id": id_, "encrypted_content": hashlib.sha512(id_.encode()).hexdigest() * 2}
-        kept = [] if failure == "empty" else [*(one for one in items if one.get("role") == "user"), item]
+        kept = [*(one for one in items if one.get("role") == "user"), item]
         self._compacted[item["encrypted_content"]] = kept, self._original(items)
         usage = usage_of(size_of(body, items), 100)
         return JSONResponse(
@@ -221,7 +207,7 @@ class StrictResponses(Record):
                 received.reasoning.append(self._known(item).item["id"])
         if items[-1].get("role", "user") == "assistant" or items[-1].get("type") in (REASONING, *CALLS):
             raise Refused("The last item must be a message of the user or an output.")
-        return self._without_unbound(items, received) if self.binds else items
+        return self._without_unbound(items, received)
 
     def _known(self, item: Item) -> Written:
         """Return the record of a reasoning item. Raises ``Refused`` if this server didn't write it."""
@@ -348,8 +334,7 @@ class StrictResponses(Record):
         yield "response.created", {"response": begun}
         yield "response.in_progress", {"response": begun}
         if answer["status"] == "failed":
-            failed = {"response": answer} if self.failure == "response.failed" else {**answer["error"], "param": None}
-            yield self.failure, failed
+            yield "response.failed", {"response": answer}
             return
         for index, item in enumerate(answer["output"]):
             yield from item_events(index, item)

@@ -183,36 +183,6 @@ def test_pictures_of_three_mebibytes_for_an_upstream_that_takes_two(tmp_path: Pa
     assert all(message in kept for message in changed)
 
 
-def test_growing_with_pictures_every_request_arrives_within_and_the_prefix_stays(tmp_path: Path) -> None:
-    upstream = Bounded(size=2 * MIB)
-    messages = pictures(24, MIB // 4)
-    with bounded(upstream, tmp_path) as (caller, _):
-        for end in range(2, len(messages) + 1, 2):
-            assert caller.chat.completions.create(
-                model="m", messages=[], extra_body={"messages": messages[:end]}
-            ).choices
-    assert {received.status for received in upstream.requests} == {200}
-    assert upstream.faults == []
-    prompts = [received.body["messages"] for received in upstream.conversations]
-    breaks = sum(after[: len(before)] != before for before, after in itertools.pairwise(prompts))
-    assert 3 <= breaks <= len(prompts) // 2
-
-
-def test_long_texts_for_an_upstream_that_takes_few_bytes(tmp_path: Path) -> None:
-    upstream = Bounded(size=200_000)
-    messages: list[Any] = [{"role": "system", "content": "Be brief."}]
-    for number in range(60):
-        messages.append({"role": "user", "content": f"Question {number}. " + "why " * 1_000})
-        messages.append({"role": "assistant", "content": f"Answer {number}."})
-    messages.append({"role": "user", "content": "What now?"})
-    with bounded(upstream, tmp_path) as (caller, _):
-        answer = caller.chat.completions.with_raw_response.create(model="m", messages=messages)
-    assert "summary" in answer.headers["x-compaction-steps"]
-    assert upstream.conversations[-1].status == 200
-    assert len(upstream.conversations[-1].raw) <= 200_000
-    assert upstream.conversations[-1].body["messages"][-1] == messages[-1]
-
-
 def test_one_result_of_too_many_bytes(tmp_path: Path) -> None:
     upstream = Bounded(size=200_000)
     function = {"name": "read_file", "arguments": "{}"}
@@ -229,22 +199,6 @@ def test_one_result_of_too_many_bytes(tmp_path: Path) -> None:
     assert len(sent.raw) <= 200_000
 
 
-def test_nothing_is_spoilt_for_a_picture_that_must_stay(tmp_path: Path) -> None:
-    """In a loop on the user's newest message, whose picture alone is too large."""
-    upstream = Bounded(size=MIB)
-    function = {"name": "read_file", "arguments": "{}"}
-    messages = [
-        *pictures(2, MIB // 8),
-        {"role": "assistant", "content": "And?"},
-        seen(99, 2 * MIB),
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function", "function": function}]},
-        {"role": "tool", "tool_call_id": "c", "content": "line\n" * 2_000},
-    ]
-    with bounded(upstream, tmp_path) as (caller, _), pytest.raises(openai.APIStatusError):
-        caller.chat.completions.create(model="m", messages=messages)
-    assert [json.loads(received.raw)["messages"] for received in upstream.requests] == [messages]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_have_fewer_bytes_is_sent_and_the_refusal_goes_back(stream: bool, tmp_path: Path) -> None:
     upstream = Bounded(size=MIB)
@@ -255,20 +209,3 @@ def test_what_cannot_have_fewer_bytes_is_sent_and_the_refusal_goes_back(stream: 
     assert refused.value.body == {"type": "request_too_large", "message": "Request too large"}
     assert [received.status for received in upstream.requests] == [413], "sent once, and no summary was asked for"
     assert json.loads(upstream.requests[0].raw)["messages"] == messages
-
-
-def test_a_bound_that_nobody_knows_is_told_by_the_upstream(tmp_path: Path) -> None:
-    upstream = Bounded(messages=100)
-    with bounded(upstream, tmp_path, knows=False) as (caller, _), pytest.raises(openai.BadRequestError) as refused:
-        caller.chat.completions.create(model="m", messages=tiny(120))
-    assert refused.value.code == "array_above_max_length"
-    assert "but got an array with length 122 instead" in refused.value.message
-    assert [received.status for received in upstream.requests] == [400]
-
-
-def test_a_policy_that_never_compacts_leaves_it_to_the_upstream(tmp_path: Path) -> None:
-    upstream = Bounded(messages=100)
-    never: dict[str, Any] = {"trigger": None, "prepare": None}
-    with bounded(upstream, tmp_path, **never) as (caller, _), pytest.raises(openai.BadRequestError):
-        caller.chat.completions.create(model="m", messages=tiny(120))
-    assert [received.status for received in upstream.requests] == [400]

@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response as StarletteResponse
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.testing import capture_logs
 
@@ -145,16 +141,6 @@ def test_text_calls_and_usage(stream: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_short_output_is_reported(stream: bool, tmp_path: Path) -> None:
-    upstream = StandIn(responder=answering(Reply(content="word " * 100)))
-    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        assert message(claude, stream=stream, max_tokens=16).stop_reason == "max_tokens"
-        answered = response(gpt, stream=stream, max_output_tokens=16)
-    assert (answered.status, answered.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-    assert [received.body["max_tokens"] for received in upstream.requests] == [16, 16]
-
-
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
@@ -181,26 +167,6 @@ def test_an_error_has_the_upstreams_status_and_text(status: int, kind: str, stre
     body: Any = of_messages.value.body
     assert (body["type"], body["error"]["message"]) == ("error", "The upstream says no.")
     assert of_responses.value.code == "some_code"
-
-
-@pytest.mark.parametrize("code", [429, None])
-def test_an_error_in_a_stream_reaches_the_sdk(code: int | None, tmp_path: Path) -> None:
-    error = {"error": {"message": "The model crashed.", "type": "server_error", "code": code}}
-    upstream = StandIn(responder=answering(Reply(content="Some words before it.", error=error, break_after=3)))
-    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        with pytest.raises(anthropic.APIStatusError, match="The model crashed"):
-            message(claude, stream=True)
-        events = list(gpt.responses.create(model="m", input="Hello", stream=True))
-    assert (events[-1].type, events[-1].message) == ("error", "The model crashed.")
-
-
-def test_a_stream_that_breaks_off_isnt_complete(tmp_path: Path) -> None:
-    upstream = StandIn(responder=answering(Reply(content="Some words before it.", break_after=3)))
-    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        with pytest.raises((anthropic.APIError, httpx.HTTPError)):
-            message(claude, stream=True)
-        with pytest.raises((openai.APIError, httpx.HTTPError)):
-            response(gpt, stream=True)
 
 
 def test_a_client_that_leaves_ends_the_upstreams_request(tmp_path: Path) -> None:
@@ -271,19 +237,6 @@ def test_parameters_keys_and_headers(tmp_path: Path) -> None:
     assert body["messages"][2]["reasoning_content"] == "Hm."
     assert body["messages"][3]["content"] == "Seen."
     assert body["messages"][4]["content"] == [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
-
-
-def test_custom_and_hosted_tools_of_responses(tmp_path: Path) -> None:
-    call = ToolCall("call_1", "patch", json.dumps({"content": "*** Begin"}))
-    upstream = StandIn(responder=answering(Reply(tool_calls=(call,))))
-    tools = [{"type": "custom", "name": "patch", "description": "Patch."}, {"type": "web_search"}]
-    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (_, gpt):
-        for stream in (False, True):
-            (item,) = response(gpt, stream=stream, tools=tools, instructions="Be brief.").output
-            assert (item.type, item.name, item.input) == ("custom_tool_call", "patch", "*** Begin")
-    assert [len(received.body["tools"]) for received in upstream.requests] == [1, 1]
-    assert upstream.requests[0].body["messages"][0] == {"role": "system", "content": "Be brief."}
-    assert upstream.faults == []
 
 
 @pytest.mark.parametrize(
@@ -471,98 +424,12 @@ def test_parameters_usage_and_errors_of_chat_in_front_of_responses(stream: bool,
     assert body["tools"] == [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_refusal_and_reasoning_in_front_of_responses(stream: bool, tmp_path: Path) -> None:
-    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "I think."}]}
-    part = {"type": "refusal", "refusal": "I can't."}
-    refused = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}
-    begun = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "in_progress", "output": []}
-    usage = {"input_tokens": 9, "output_tokens": 4, "total_tokens": 13}
-    made = {**begun, "status": "completed", "output": [thought, refused], "usage": usage}
-    events: list[dict[str, Any]] = [
-        {"type": "response.created", "response": begun},
-        {"type": "response.reasoning_summary_text.delta", "summary_index": 0, "delta": "I think."},
-        {"type": "response.refusal.delta", "delta": "I can't."},
-        {"type": "response.completed", "response": made},
-    ]
-
-    async def answer(request: Request) -> StarletteResponse:
-        if (await request.json())["stream"]:
-            text = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
-            return StarletteResponse(text, media_type="text/event-stream")
-        return StarletteResponse(json.dumps(made), media_type="application/json")
-
-    app = Starlette(routes=[Route("/v1/responses", answer, methods=["POST"])])
-    with entrance(app, tmp_path, speaks=["responses"]) as url, clients(url) as (claude, gpt):
-        if stream:
-            with gpt.chat.completions.stream(model="m", messages=HELLO) as chunks:
-                completed: Any = chunks.get_final_completion()
-        else:
-            completed = gpt.chat.completions.create(model="m", messages=HELLO)
-        thinking = message(claude, stream=stream).content[0]
-    assert completed.choices[0].message.refusal == "I can't."
-    assert (completed.choices[0].finish_reason, thinking.thinking) == ("stop", "I think.")
-
-
 def test_responses_in_front_of_anthropic(tmp_path: Path) -> None:
     upstream = StrictMessages(WINDOW, check="off")
     with entrance(upstream.app, tmp_path, provider="anthropic") as url, clients(url) as (_, gpt):
         assert len(list(responses_session(gpt, 16, "stateless", "claude-haiku-4-5"))) == 16
     assert upstream.faults == []
     assert upstream.chat.requests == []
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_reasoning_without_a_signature(stream: bool, tmp_path: Path) -> None:
-    """Servers such as vLLM send reasoning as plain text, in ``reasoning`` or ``reasoning_content``."""
-    upstream = Reasoning()
-    app = Starlette(routes=[Route("/v1/chat/completions", upstream.answer, methods=["POST"])])
-    with entrance(app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        thinking, text = message(claude, stream=stream).content
-        assert (thinking.type, thinking.thinking, thinking.signature) == ("thinking", "I think.", "")
-        assert text.text == "Done."
-        reasoning, answer = response(gpt, stream=stream).output
-        assert (reasoning.type, reasoning.summary[0].text) == ("reasoning", "I think.")
-        assert answer.content[0].text == "Done."
-        again = [{"role": "assistant", "content": [thinking.model_dump(), text.model_dump()]}, *HELLO]
-        assert message(claude, stream=stream, messages=[*HELLO, *again]).content
-    assert upstream.bodies[-1]["messages"][1]["reasoning_content"] == "I think."
-
-
-class Reasoning:
-    """An upstream whose model reasons."""
-
-    def __init__(self) -> None:
-        self.bodies: list[Any] = []
-
-    async def answer(self, request: Request) -> StarletteResponse:
-        """Serve one request."""
-        body = await request.json()
-        self.bodies.append(body)
-        frame = {"id": "chatcmpl-1", "created": 1, "model": "m"}
-        usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
-        parts = [
-            {"role": "assistant", "content": ""},
-            {"reasoning": "I "},
-            {"reasoning": "think."},
-            {"content": "Done."},
-        ]
-        if body.get("stream"):
-            chunks = [_chunk(frame, part, None) for part in parts] + [_chunk(frame, {}, "stop")]
-            last = {**frame, "object": "chat.completion.chunk", "choices": [], "usage": usage}
-            text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in [*chunks, last]) + "data: [DONE]\n\n"
-            kind = "text/event-stream"
-        else:
-            made = {"role": "assistant", "content": "Done.", "reasoning": "I think."}
-            choice = {"index": 0, "message": made, "finish_reason": "stop"}
-            text = json.dumps({**frame, "object": "chat.completion", "choices": [choice], "usage": usage})
-            kind = "application/json"
-        return StarletteResponse(text, media_type=kind)
-
-
-def _chunk(frame: dict[str, Any], delta: dict[str, Any], reason: str | None) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta, "finish_reason": reason}
-    return {**frame, "object": "chat.completion.chunk", "choices": [choice]}
 
 
 def test_a_changed_function_of_litellm_is_logged_with_its_cause(

@@ -242,12 +242,6 @@ def test_media_and_errors_of_results(door: Door) -> None:
     assert sent[3]["content"][1]["file"] == {"filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"}
 
 
-def test_a_refusal_names_the_part(door: Door) -> None:
-    image = {"type": "image", "source": {"type": "file", "file_id": "file_1"}}
-    error = door.refused(HELLO, {"role": "user", "content": [{"type": "text", "text": "x"}, image]})
-    assert error.startswith("messages[1].content[1].source.file_id (file): ")
-
-
 def test_a_system_message_inside_is_the_users(door: Door) -> None:
     sent = door.send(HELLO, {"role": "system", "content": "QZX1"}, system=[{"type": "text", "text": "QZX2"}])
     assert [(one["role"], one["content"]) for one in sent["messages"]] == [
@@ -262,15 +256,6 @@ def test_claude_codes_billing_header_isnt_sent(door: Door) -> None:
     header = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli;"}
     sent = door.send(HELLO, system=[header, {"type": "text", "text": "Be brief."}])
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
-
-
-def test_deferred_tools_and_references(door: Door) -> None:
-    loaded = [{"type": "tool_reference", "tool_name": "find"}]
-    result = {"type": "tool_result", "tool_use_id": "call_1", "content": loaded}
-    history = [{"role": "assistant", "content": [CALL]}, {"role": "user", "content": [result]}]
-    sent = door.send(HELLO, *history, tools=[LOOK, {**LOOK, "name": "find", "defer_loading": True}])
-    assert "find" in sent["messages"][2]["content"]
-    assert [one["function"]["name"] for one in sent["tools"]] == ["look", "find"]
 
 
 def test_long_names_come_back(door: Door) -> None:
@@ -303,11 +288,3 @@ def test_long_names_come_back(door: Door) -> None:
 def test_parameters(fields: dict[str, Any], expected: dict[str, Any], door: Door) -> None:
     sent = door.send(HELLO, model="gpt-5", **fields)
     assert {name: sent.get(name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("field", ["output_format", "output_config"])
-def test_a_schema_for_the_answer(field: str, door: Door) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
-    form = {"type": "json_schema", "schema": schema}
-    sent = door.send(HELLO, **{field: form if field == "output_format" else {"format": form}})
-    assert sent["response_format"]["json_schema"]["schema"] == schema

@@ -82,28 +82,6 @@ def test_a_strict_chat_template_accepts_translated_conversations(api: str, tmp_p
     check(upstream)
 
 
-@pytest.mark.parametrize("api", ["responses", "messages"])
-def test_only_a_strict_upstream_gets_merged_messages(api: str, tmp_path: Path) -> None:
-    upstream = StandIn()
-    two = [{"role": "user", "content": text} for text in ("Hello", "there")]
-    sizes = []
-    for strict in (False, True):
-        folder = tmp_path / str(strict)
-        folder.mkdir()
-        with serve(upstream.app) as url:
-            configuration = settings(url, speaks=["chat"])
-            configuration["models"][0]["profile"] = {**PROFILE, "strict_alternation": strict}
-            with proxied(configuration, folder) as entrance:
-                if api == "responses":
-                    with client(entrance) as caller:
-                        caller.responses.create(model="m", input=two)  # type: ignore[arg-type]
-                else:
-                    with anthropic.Anthropic(base_url=entrance, api_key="sk-client", max_retries=0) as claude:
-                        claude.messages.create(model="m", max_tokens=100, messages=two)  # type: ignore[arg-type]
-        sizes.append(len(upstream.requests[-1].body["messages"]))
-    assert sizes == [2, 1]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("provider", ["anthropic", "openai"])
 def test_chat_completions_in_front_of_messages(provider: str, tmp_path: Path) -> None:

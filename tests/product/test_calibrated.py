@@ -53,51 +53,6 @@ def ask(caller: openai.OpenAI, messages: list[Any], stream: bool = False, **fiel
     return answer.headers
 
 
-SPOKEN = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
-SHOWN = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a.test/b.png"}}]}
-
-
-@pytest.mark.parametrize("message", [SPOKEN, SHOWN], ids=["sound", "image"])
-def test_what_is_counted_by_estimate_teaches_nothing(message: dict[str, Any], tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, ratio=1.5)
-    with calling(upstream, tmp_path) as caller:
-        for _ in range(3):
-            headers = ask(caller, [*SMALL[:2], message, *SMALL[2:]])
-            assert headers["x-compaction"] == "none"
-            assert "x-compaction-tokens-before" in headers
-        headers = ask(caller, MIDDLING)
-    assert headers["x-compaction"] == "compacted"
-    assert headers["x-compaction-retries"] == "1", "it was sent as if the upstream counted as the proxy does"
-
-
-MORE = [
-    ({"documents": [{"text": "word " * 1_500}]}, {}),
-    ({"chat_template_kwargs": {"documents": ["word " * 1_500]}}, {}),
-    ({"plugins": [{"id": "web"}]}, {}),
-    ({}, {"reasoning_content": "Hm, " * 1_000}),
-]
-
-
-@pytest.mark.parametrize(("fields", "message"), MORE, ids=("documents", "arguments", "search", "reasoning"))
-def test_what_the_two_sides_count_differently_teaches_nothing(
-    fields: dict[str, Any], message: dict[str, Any], tmp_path: Path
-) -> None:
-    """The upstream puts a field into its prompt that the proxy doesn't count, or its template drops one."""
-    upstream = StandIn(window=400_000, ratio=1.5)
-    with calling(upstream, tmp_path) as caller:
-        for _ in range(5):
-            ask(caller, [SMALL[0], {**SMALL[1], **message}, *SMALL[2:]], extra_body=fields)
-        assert ask(caller, MIDDLING)["x-compaction"] == "none"
-
-
-def test_without_usage_it_must_refuse_first(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, ratio=1.5)
-    with calling(upstream, tmp_path) as caller:
-        for _ in range(5):
-            assert ask(caller, SMALL, stream=True)["x-compaction"] == "none"
-        assert ask(caller, MIDDLING)["x-compaction-retries"] == "1"
-
-
 LIE = json.dumps({"choices": [], "usage": {"prompt_tokens": 6_400, "completion_tokens": 1}})
 """The size of the small conversation for an upstream that counts half as much again."""
 

@@ -108,25 +108,6 @@ def test_the_error_arrives_unchanged_and_the_next_request_whole(
     assert [len(asked["messages"]) for asked in upstream.asked[name]] == [25, 25]
 
 
-@pytest.mark.parametrize("status", [413, 429])
-def test_a_request_over_its_rate_limit_is_compacted_to_fit(status: int, upstream: Refusing, entrance: str) -> None:
-    model = f"rate {status}"
-    message = f"Request too large for model `m` in organization `org_1` {TPM.format(3_400)}"
-    body = json.dumps({"error": {"message": message, "type": "tokens", "code": "rate_limit_exceeded"}}).encode()
-    upstream.firsts[model] = First(status, [body], (("content-type", "application/json"),))
-    answer = ask(entrance, model)
-    assert answer.json()["choices"][0]["message"]["content"] == ANSWER
-    assert answer.headers["x-compaction-retries"] == "1"
-    following = ask(entrance, model)
-    assert (following.headers["x-compaction"], following.headers["x-compaction-retries"]) == ("compacted", "0")
-    assert int(following.headers["x-compaction-tokens-after"]) < 2_000
-
-    model = f"strict {status}"
-    upstream.firsts[model] = First(status, [body], (("content-type", "application/json"),))
-    refused = ask(entrance, model, "sk-strict-key")
-    assert (refused.status_code, refused.content) == (status, body)
-
-
 def test_an_older_error_in_the_conversation_hides_none(upstream: Refusing, entrance: str) -> None:
     """The figures are the upstream's own."""
     model = "quotes an error"

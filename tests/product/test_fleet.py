@@ -229,22 +229,6 @@ def test_replicas_count_the_rate_of_a_team_together(redis: RedisServer, tmp_path
 
 
 @pytest.mark.full
-def test_a_rate_holds_in_each_minute(redis: RedisServer, tmp_path: Path) -> None:
-    """600 requests a minute, for two minutes of too many requests after the first burst. Runs with ``--full`` only."""
-    upstream, rate = StandIn(), 600
-    with fleet(upstream, redis, tmp_path, **limited({"requests_per_minute": rate})) as urls:
-        while send(urls, 60, 6)[429] < 30:
-            pass
-        for _ in range(2):
-            before, began = len(upstream.conversations), time.monotonic()
-            while time.monotonic() - began < 60:
-                send(urls, 90, 6)
-            admitted, seconds = len(upstream.conversations) - before, time.monotonic() - began
-            print(f"\n{admitted} requests in {seconds:.1f} s, {admitted / seconds * 60:.1f} a minute")
-            assert abs(admitted / seconds * 60 - rate) <= rate / 100
-
-
-@pytest.mark.full
 def test_the_places_of_a_killed_replica_are_free_after_a_minute(redis: RedisServer, tmp_path: Path) -> None:
     go = threading.Event()
     held = StandIn(responder=lambda _: Reply(content="Hi.", go=go))
@@ -291,22 +275,6 @@ def test_a_budget_is_exceeded_by_summaries_in_progress_at_most(redis: RedisServe
     assert budget / 2 < sum(sizes) <= budget + (threads - 1) * max(sizes)
 
 
-def test_a_budget_for_summaries_holds_across_replicas(redis: RedisServer, tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW)
-    budget = 60_000
-    with fleet(upstream, redis, tmp_path, **limited({"summary_tokens_per_day": budget})) as urls:
-        summaries = []
-        for number in range(9):
-            messages = [{**message, "content": f"{number} {message['content']}"} for message in chat(60, 250)]
-            url = f"{urls[number % len(urls)]}/v1/chat/completions"
-            answer = httpx.post(url, json={**SHORT, "messages": messages}, headers=TEAM, trust_env=False, timeout=60)
-            summaries.append(answer.headers["x-compaction-summary"])
-    made = summaries.count("made")
-    assert summaries == ["made"] * made + ["digest"] * (9 - made)
-    spent = sum(request.tokens for request in upstream.summaries)
-    assert budget / 2 < spent <= budget
-
-
 def test_replicas_never_exceed_the_concurrency_of_a_team(redis: RedisServer, tmp_path: Path) -> None:
     running, most, lock = 0, 0, threading.Lock()
 
@@ -329,15 +297,3 @@ def test_replicas_never_exceed_the_concurrency_of_a_team(redis: RedisServer, tmp
     with redis.client() as client:
         (key,) = client.keys("*compaction-limits*") or (b"",)
         assert client.zcard(key) == 0, "the replicas have released every place"
-
-
-@pytest.mark.parametrize(("choice", "statuses"), [("local", {200: 6, 429: 3}), ("refuse", {503: 9})])
-def test_limits_while_the_server_is_down(
-    redis: RedisServer, tmp_path: Path, choice: str, statuses: dict[int, int]
-) -> None:
-    settings = limited({"requests_per_minute": 2}, choice)
-    with fleet(StandIn(), redis, tmp_path, **settings) as urls:
-        redis.stop()
-        assert send(urls, 9, 1) == statuses
-        redis.start()
-        assert until(lambda: 429 in send(urls, 3, 1))

@@ -128,17 +128,6 @@ def test_reasoning_before_a_checkpoint_goes_and_its_answer_takes_the_place_of_th
     assert upstream.faults == []
 
 
-def test_another_process_reads_the_answers_from_the_store(tmp_path: Path) -> None:
-    upstream = StrictResponses(WINDOW)
-    session = Session()
-    store = {"url": f"sqlite:///{tmp_path}/items.db"}
-    for turns in (4, 4):
-        with behind(upstream.app, tmp_path, profile=PROFILE, store=store) as url, client(url) as caller:
-            for _ in range(turns):
-                counted = session.ask(caller)
-    assert within(counted, actual(upstream, session))
-
-
 def test_another_tenant_gets_nothing_of_them(tmp_path: Path) -> None:
     upstream = StrictResponses(50_000)
     session = Session()
@@ -169,18 +158,6 @@ def test_without_an_archive_no_item_is_stored_and_the_reported_usage_counts(tmp_
     assert UNSEEN in asked_for_summaries(upstream)
     assert stored_items(tmp_path / "items.db") == 0
     assert b"is explained here" not in (tmp_path / "items.db").read_bytes()
-
-
-def test_clients_that_store_nothing_or_repeat_answers_in_full_leave_no_items(tmp_path: Path) -> None:
-    upstream = StrictResponses(WINDOW)
-    store = {"url": f"sqlite:///{tmp_path}/items.db"}
-    with behind(upstream.app, tmp_path, profile=PROFILE, store=store) as url, client(url) as caller:
-        caller.responses.create(model=MODEL, input="Explain part 1", store=False)
-        first = caller.responses.create(model=MODEL, input="Explain part 2")
-        repeated = [item.model_dump(mode="json", exclude_unset=True) for item in first.output]
-        question = {"role": "user", "content": "Explain part 3"}
-        caller.responses.create(model=MODEL, input=[{"role": "user", "content": "Explain part 2"}, *repeated, question])
-    assert stored_items(tmp_path / "items.db") == 2, "only those of the second answer, which may be referred to"
 
 
 def test_forgetting_a_caller_removes_its_items(tmp_path: Path) -> None:

@@ -175,39 +175,6 @@ def test_a_refusal_after_comments_is_an_error_to_the_client(
     assert raised.value.code == code
 
 
-def test_an_answer_that_is_no_stream_is_an_error_after_comments(tmp_path: Path) -> None:
-    whole = Reply(error={"choices": []}, headers={"x-odd": "yes"}, status=203)
-    with compacting(slow(responder=lambda body: whole), tmp_path) as url:
-        _, lines = lines_of(url, LONG)
-    events = [line for _, line in lines if not line.startswith(":")]
-    assert len(events) == 1, "and no [DONE]"
-    error = json.loads(events[0].removeprefix("data: "))["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert "but no event stream" in error["message"]
-
-
-def test_an_upstream_that_breaks_off_is_an_error_after_comments(tmp_path: Path) -> None:
-    with compacting(slow(responder=lambda body: Reply(content="Half", break_after=0)), tmp_path) as url:
-        before = metric(url, "upstream_interrupted", "errors", "code")
-        _, lines = lines_of(url, LONG)
-        assert until(lambda: metric(url, "upstream_interrupted", "errors", "code") == before + 1)
-    events = [line for _, line in lines if not line.startswith(":")]
-    assert len(events) == 1, "and no [DONE]"
-    assert json.loads(events[0].removeprefix("data: "))["error"]["code"] == "upstream_interrupted"
-
-
-def test_a_summary_made_after_a_refusal_is_bridged_too(tmp_path: Path) -> None:
-    """The second retry asks a model. The upstream's window is smaller than the proxy believes."""
-    refusal = Reply(status=400, error={"error": {"message": "Prompt is too long.", "type": "invalid_request_error"}})
-    answers = [Reply(content="At last."), refusal, refusal]
-    upstream = slow(SLOWLY, responder=lambda body: answers.pop())
-    with compacting(upstream, tmp_path, believed=4 * WINDOW) as url, client(url) as caller:
-        stream = impatient(caller).chat.completions.with_raw_response.create(model="m", messages=LONG, stream=True)
-        assert stream.headers["x-compaction"] == "pending"
-        assert text_of(stream.parse()) == "At last."
-    assert len(upstream.conversations) == 3
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_the_deadline_holds_for_the_compaction(stream: bool, tmp_path: Path) -> None:
     upstream = slow(20)
@@ -241,36 +208,3 @@ def test_a_client_that_leaves_between_comments_finds_the_summary_later(tmp_path:
         again = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": False}, trust_env=False, timeout=30)
         assert again.headers["x-compaction-summary"] == "stored"
     assert len(upstream.summaries) == 1
-
-
-@pytest.mark.parametrize("messages", [LONG[:2], LONG], ids=["short", "compacted"])
-def test_whoever_need_not_wait_for_a_summary_hears_no_comment(messages: list[Any], tmp_path: Path) -> None:
-    """The answer takes longer than the interval between comments. The work before it doesn't."""
-    for keepalive in (0.5, 2.0, 8.0, 32.0):  # a busy machine takes a while for a compaction of 0.1 s
-        arrivals: list[float] = []
-
-        def slowly(body: Any, keepalive: float = keepalive, arrivals: list[float] = arrivals) -> Reply:
-            arrivals.append(time.monotonic())
-            return Reply(content="Slow.", delay=keepalive + 0.4)
-
-        folder = tmp_path / str(keepalive)
-        folder.mkdir()
-        with compacting(slow(0.1, responder=slowly), folder, {"keepalive": keepalive}) as url:
-            started = time.monotonic()
-            answer, lines = lines_of(url, messages, patience=60)
-        if arrivals[0] - started < keepalive:
-            break
-    assert len(arrivals) == 1
-    assert arrivals[0] - started < keepalive
-    assert COMMENT not in [line for _, line in lines]
-    assert "x-compaction-tokens-after" in answer.headers or messages is not LONG
-    assert answer.headers["x-request-id"].startswith("req_"), "the upstream's own headers are passed on"
-
-
-def test_a_request_without_a_stream_waits_as_ever(tmp_path: Path) -> None:
-    upstream = slow(responder=lambda body: Reply(status=429, error=REFUSED))
-    with compacting(upstream, tmp_path) as url, client(url) as caller:
-        with pytest.raises(openai.RateLimitError, match="No money left") as raised:
-            caller.chat.completions.create(model="m", messages=LONG)
-        assert raised.value.response.headers["x-compaction-summary"] == "made"
-        assert raised.value.response.headers["content-type"] == "application/json"

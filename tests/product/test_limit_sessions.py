@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +22,6 @@ CASES = [
     for place, part in enumerate(PARTS)
 ]
 """One limit for each wording, so that four wordings test each limit. ``--full`` runs all combinations."""
-EACH = 200
-"""Tokens of new text in each turn of two conversations at a time."""
 
 UNTOLD = "llama.cpp without figures"
 
@@ -87,20 +84,3 @@ def test_one_refusal_for_each_limit(wording: str, part: float, sessions: Fleet, 
         talk.messages = long
         talk.go_on(3)
         assert talk.refused == talk.retries == told
-
-
-@pytest.mark.parametrize("wording", ["openai", UNTOLD, "openrouter events"])
-def test_each_credential_learns_for_itself(wording: str, tmp_path: Path) -> None:
-    with (
-        fleet({"m": stand_in(0.6)}, tmp_path, {"m": wording}) as running,
-        conversation(running, "m", "sk-one", (True,)) as one,
-        conversation(running, "m", "sk-another", (True,)) as another,
-    ):
-        one.go_on(24, EACH)
-        assert (one.refused, another.refused) == (1, 0)
-        for _ in range(40):
-            one.go_on(1, EACH)
-            another.go_on(1, EACH)
-        assert (one.refused, another.refused) == (1, 1)
-        assert (one.retries, another.retries) == (1, 1)
-        assert one.summaries + another.summaries >= 2

@@ -103,16 +103,6 @@ def test_a_plan_is_known_by_its_shape(
     assert [text for text in seen if text not in plan] == []
 
 
-def test_a_large_plan_is_cut(tmp_path: Path) -> None:
-    upstream = Upstream()
-    with sdk("chat", tmp_path, upstream, POLICY) as send:
-        send([user("Do it all."), *planned("write_todos", 1, size=200), *work(0, 24)])
-    text = "".join(strings(upstream.bodies[-1]))
-    assert "Step 1.0 " in text
-    assert "tokens of this plan" in text
-    assert plan(1, size=200) not in text
-
-
 @pytest.mark.parametrize("api", list(PATHS))
 def test_stages_shorten_a_plan_only_once_there_is_a_newer_one(api: str, tmp_path: Path) -> None:
     anytime = {"trigger": {"tokens": 2_000}, "keep": {"messages": 1}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 from itertools import count
 from pathlib import Path
@@ -11,11 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 
 from proxy.config.server import INSTALL
-from proxy.server.loopback import serve
-from tests.kit.program import call, program, write_config
 from tests.kit.scripted import behind, chat, key_hash
 from tests.kit.upstream import Reply, StandIn
 
@@ -175,19 +171,6 @@ def test_without_the_setting_the_headers_pass_unchanged(tmp_path: Path) -> None:
     assert parents(upstream)[1] == ""
 
 
-def test_metrics_alone_pass_headers_unchanged(tmp_path: Path) -> None:
-    upstream = StandIn()
-    body = {"model": "gpt-5", "messages": conversation(1)}
-    models = [{"match": "gpt-5", "upstream": "main"}]
-    with collecting() as collector:
-        otel = {"endpoint": collector.url, "traces": False}
-        with behind(upstream, tmp_path, otel=otel, models=models) as url:
-            httpx.post(url + PATH, json=body, headers=SAMPLED, trust_env=False, timeout=60)
-    assert parents(upstream) == [SAMPLED["traceparent"]]
-    assert collector.spans == []
-    assert {one.labels["gen_ai.request.model"] for one in collector.points} == {"gpt-5"}
-
-
 @pytest.mark.parametrize("collector", ["lost", "silent", "401", "503"])
 def test_a_collector_that_fails_harms_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collector: str
@@ -205,45 +188,3 @@ def test_a_collector_that_fails_harms_no_request(
         url = stack.enter_context(behind(StandIn(), tmp_path, otel={"endpoint": endpoint}))
         answers = [httpx.post(url + PATH, json=body, trust_env=False, timeout=60) for _ in range(3)]
     assert [one.status_code for one in answers] == [200, 200, 200]
-
-
-def test_each_worker_exports(tmp_path: Path) -> None:
-    upstream = StandIn()
-    body = {"model": "gpt-5", "messages": conversation(1)}
-    environ = {**os.environ, "OTEL_SERVICE_NAME": "renamed"}
-    with collecting() as collector, serve(upstream.app) as behind_it:
-        settings = {"upstreams": {"main": {"base_url": f"{behind_it}/v1"}}, "otel": {"endpoint": collector.url}}
-        with program(write_config(settings, tmp_path), "--workers", "2", env=environ) as running:
-            answers = [httpx.post(running.url + PATH, json=body, trust_env=False, timeout=60) for _ in range(3)]
-    assert {one.status_code for one in answers} == {200}
-    ids = {one.attributes["compaction.id"] for one in collector.servers()}
-    assert ids == {one.headers["x-compaction-id"] for one in answers}
-    assert {one["service.name"] for one in collector.resources} == {"renamed"}
-
-
-@pytest.mark.parametrize(("interval", "used"), [("soon", [60.0]), ("0", [60.0]), ("5000", []), ("", [])])
-def test_an_interval_that_is_no_time_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, used: list[float]
-) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
-    with (
-        collecting() as collector,
-        structlog.testing.capture_logs() as logs,
-        behind(StandIn(), tmp_path, otel={"endpoint": collector.url}),
-    ):
-        pass
-    assert [line["used"] for line in logs if line["event"] == "otel.variable_ignored"] == used
-
-
-def test_mistakes_name_the_line_and_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(otel: dict[str, Any]) -> str:
-        return call(tmp_path, "check", "--config", str(write_config({"otel": otel}, tmp_path))).stderr
-
-    assert "otel.endpoint: must be an http or https URL" in wrong({"endpoint": "127.0.0.1:4317"})
-    assert "must end before /v1/traces" in wrong({"endpoint": "http://127.0.0.1:4318/v1/traces"})
-    assert "can't be set here" in wrong({"headers": {"content-type": "text/plain"}})
-    assert "sends nothing" in wrong({"traces": False, "metrics": False})
-    monkeypatch.setattr("proxy.config.server.PACKAGES", ("opentelemetry_missing.sdk",))
-    missing = wrong({"endpoint": "http://127.0.0.1:4318"})
-    assert "config.yaml:1: otel: needs packages that aren't installed" in missing
-    assert INSTALL in missing

@@ -8,7 +8,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 from proxy.limits.learned import LearnedLimit, LearnedLimits
@@ -159,12 +158,3 @@ def test_learned_limits_can_be_forgotten(tmp_path: Path) -> None:
     done = call(tmp_path, "models", "gpt-5", "--forget-limit", "--config", file)
     assert done.stdout == "Nothing has been learned of the limits of these models.\n"
     assert call(tmp_path, "models", "--forget-limit", "--config", file).returncode == 2
-
-
-@pytest.mark.parametrize(("like", "window"), [("gpt-5", "272,000"), ("no-such-model", "unknown")])
-def test_a_profile_can_be_like_that_of_another_model(tmp_path: Path, like: str, window: str) -> None:
-    models = [{"match": "our-deployment", "upstream": "main", "profile": {"like": like}}]
-    upstreams = {"main": {"base_url": "http://127.0.0.1:9/v1"}}
-    file = configured(tmp_path, upstreams=upstreams, models=models, store={"url": "sqlite://"})
-    out = call(tmp_path, "doctor", "--config", file).stdout
-    assert window in next(line for line in out.splitlines() if "our-deployment" in line)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -376,14 +374,6 @@ def test_answers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("why", "reason"), [("max_output_tokens", "length"), ("content_filter", "content_filter")])
-def test_incomplete_answers_have_a_reason(why: str, reason: str, stream: bool, tmp_path: Path) -> None:
-    upstream = Upstream(said(text("Hel")), status="incomplete", incomplete_details={"reason": why})
-    answered = send(tmp_path, upstream, stream=stream).text
-    assert f'"finish_reason":"{reason}"' in answered
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_clients_with_functions_get_a_function_call(stream: bool, tmp_path: Path) -> None:
     upstream = Upstream(CALL, events=[item(0, {**CALL, "arguments": ""}, "added"), delta(ARGUMENTS, 0, '{"a": 1}')])
     with entrance(upstream.app, tmp_path, speaks=["responses"]) as url, client(url) as gpt:
@@ -398,17 +388,3 @@ def test_clients_with_functions_get_a_function_call(stream: bool, tmp_path: Path
             name, arguments = choice.message.function_call.name, choice.message.function_call.arguments
             reason = choice.finish_reason
     assert (name, arguments, reason) == ("look", '{"a": 1}', "function_call")
-
-
-@pytest.mark.parametrize("fault", [lambda events: events[:-1], lambda events: [*events[:-1], {"type": "error"}]])
-def test_a_stream_without_its_last_event_is_broken(
-    fault: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    upstream = Upstream(said(text("Hello")), events=[delta("output_text", 0, "Hello")])
-    upstream.events = fault(upstream.events)
-    with (
-        entrance(upstream.app, tmp_path, speaks=["responses"]) as url,
-        client(url) as gpt,
-        pytest.raises(openai.APIError),
-    ):
-        list(gpt.chat.completions.create(model="m", messages=HELLO, stream=True))

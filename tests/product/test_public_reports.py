@@ -6,7 +6,6 @@ Each case names its reports as ``repository#number``. The comments say what the 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import itertools
 import json
 from base64 import b64encode
@@ -20,12 +19,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.server.loopback import serve
 from tests.kit.messages import call, words
-from tests.kit.records import records_in
 from tests.kit.scripted import PROFILE, proxied
 from tests.kit.three_apis import APIS, PATHS, Answer, event
 from tests.kit.upstream import text_tokens
@@ -34,7 +32,6 @@ Items = list[dict[str, Any]]
 
 NOTES = "Goal: KEPT answers to the questions. Next step: answer the newest one, as the user wants."
 SAID = "All right, the work continues as planned."
-PICO = 10**12
 PRICES = {
     "priced": {"input_cost_per_token": 1e-6, "output_cost_per_token": 0.0},
     "claude-*": {
@@ -271,32 +268,6 @@ def test_a_request_leaves_as_it_came(door: Door, report: str, api: str, units: A
 
 # Errors.
 
-OTHER_ERRORS = [
-    # Agents compacted, or ended, because of the size of an image.
-    (
-        "claude-code#49720",
-        "messages.5.content.1.image.source.base64.data: At least one of the image dimensions exceed max allowed size "
-        "for many-image requests: 2000 pixels",
-    ),
-    ("ragflow#13063", "Image exceeds the maximum allowed total pixels. Maximum allowed: 36000000 pixels."),
-    # Proxies had caused these themselves.
-    ("goose#12164", "This model does not support assistant message prefill. It must end with a user message."),
-    ("pi#5718", "system.0.cache_control.ttl: a ttl='1h' cache_control block must not come after a ttl='5m' block."),
-    ("context-guru#271", "A maximum of 4 blocks with cache_control may be provided. Found 5."),
-    ("claude-code#14234", "tools: Tool names must be unique."),
-    ("codex2api#546", "The 'compaction_trigger' item must be the final input item."),
-]
-
-
-@pytest.mark.parametrize(("report", "text"), OTHER_ERRORS, ids=[row[0] for row in OTHER_ERRORS])
-@pytest.mark.parametrize("api", APIS)
-def test_errors_about_other_matters_are_passed_on(door: Door, api: str, report: str, text: str) -> None:
-    error = {"type": "error", "error": {"type": "invalid_request_error", "message": text}}
-    with door.replying(lambda sent: JSONResponse(error, 400)):
-        seen = door.ask(api, talk(api, 3))
-    assert (seen.status, seen.response.json()) == (400, error)
-    assert seen.unchanged
-
 
 OVERFLOWS: list[tuple[str, Any]] = [
     # Agents didn't know these wordings, so each further request failed.
@@ -359,65 +330,6 @@ def test_usage_that_counts_a_prompt_several_times_teaches_nothing(door: Door, ap
             seen = door.ask(api, units, key=f"several-{times}", model=f"claude-{times}" if api == "messages" else api)
             assert seen.unchanged, turn
             units.append(message(api, "assistant", f"{turn}: {words(280, f'a{turn}x')}"))
-
-
-BEGUN = {"id": "m1", "type": "message", "role": "assistant", "model": "c", "content": [], "stop_reason": None}
-WRITTEN = {"input_tokens": 20, "output_tokens": 9, "cache_creation_input_tokens": 5_000}
-
-
-@pytest.mark.parametrize(
-    ("report", "first", "last", "prompt", "usd"),
-    [
-        # The lifetimes of cache writes are those of the first step only, so the rest of them had the wrong price.
-        pytest.param(
-            "litellm#42663",
-            {"cache_creation_input_tokens": 1_000, "cache_creation": {"ephemeral_1h_input_tokens": 1_000}},
-            WRITTEN,
-            5_020,
-            20e-6 + 5_000 * 2e-6,
-        ),
-        pytest.param(
-            "litellm#42663",
-            {"cache_creation_input_tokens": 1_000, "cache_creation": {"ephemeral_5m_input_tokens": 1_000}},
-            WRITTEN,
-            5_020,
-            20e-6 + 5_000 * 1.25e-6,
-        ),
-        # The prompt's size comes at the end of a stream, and meters showed 0.
-        pytest.param("paseo#4294, CLIProxyAPI#1700", {}, {"input_tokens": 39, "output_tokens": 64}, 39, 39e-6),
-    ],
-)
-def test_usage_in_a_stream(
-    tmp_path: Path, report: str, first: dict[str, Any], last: dict[str, Any], prompt: int, usd: float
-) -> None:
-    start = {**BEGUN, "usage": {"input_tokens": 0, "output_tokens": 0, **first}}
-    text = {"type": "text_delta", "text": SAID}
-    events: Items = [
-        {"type": "message_start", "message": start},
-        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-        {"type": "content_block_delta", "index": 0, "delta": text},
-        {"type": "content_block_stop", "index": 0},
-        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": last},
-        {"type": "message_stop"},
-    ]
-    stream = b"".join(map(event, events))
-    with opened(tmp_path) as door, door.replying(lambda sent: Response(stream, media_type="text/event-stream")):
-        assert door.ask("messages", talk("messages", 1), stream=True).response.content == stream
-    (record,) = records_in(tmp_path / "store.db")
-    assert record.usage is not None
-    assert record.usage.input == prompt
-    assert record.cost is not None
-    assert record.cost.sent == pytest.approx(usd * PICO)
-
-
-THINKING = {"type": "thinking", "thinking": words(900, "hmx"), "signature": sealed()}
-
-
-def test_thinking_and_results_count(door: Door) -> None:
-    """claude-code-router#1202, 9router#2337: a count without thinking, calls, and results never reached a limit."""
-    units = work("messages", 5, hidden=THINKING)[:-2]
-    units = [units[0], *(unit for unit in units[1:] if isinstance(unit["content"], list))]
-    assert 5 * 1_600 < door.ask("messages", units, model="claude-sonnet-4-5").size < 5 * 2_600
 
 
 # Reasoning that an upstream refuses because the prompt before it has changed.
@@ -531,63 +443,11 @@ def test_notes_may_mention_calls(door: Door) -> None:
         assert door.ask("chat", talk("chat", 9)).response.headers["x-compaction-summary"] == "made"
 
 
-@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "read_file", "parameters": {}}}]])
-def test_a_summary_is_asked_for_without_tools(door: Door, tools: Items) -> None:
-    """vscode#307933, senpi#1067: ``tool_choice`` without tools got 400, and tools made the model call one."""
-    choice = {"tool_choice": "none", "parallel_tool_calls": False, **({"tools": tools} if tools else {})}
-    seen = door.ask("chat", work("chat", 12), **choice)
-    assert seen.summaries
-    assert not any({"tools", "tool_choice", "parallel_tool_calls"} & one.body.keys() for one in seen.summaries)
-    assert {name: seen.sent[-1].body[name] for name in choice} == choice
-
-
-def test_a_summary_without_user_messages(door: Door) -> None:
-    """langchain#39261: nothing but calls and results was cut, so no model was asked, and a placeholder remained."""
-    units = [message("chat", "user", "Do the task."), *(u for u in work("chat", 20)[:-1] if u["role"] != "user")]
-    seen = door.ask("chat", units)
-    assert seen.response.headers["x-compaction-summary"] == "made"
-    assert units[0] in seen.units
-
-
-def test_an_answer_to_a_question_of_the_model_is_summarized(door: Door) -> None:
-    """hermes-agent#106077: the user's answer to a tool's question was cut before the summary's model read it."""
-    answer = "Keep the fields until ratification. " + "A pending permission isn't an approval. " * 20
-    asked = {"role": "assistant", "content": None, "tool_calls": [call("q", "clarify", question="May I remove them?")]}
-    units = [message("chat", "user", "Ask first."), asked, {"role": "tool", "tool_call_id": "q", "content": answer}]
-    seen = door.ask("chat", [*units, *talk("chat", 9)])
-    assert any(answer.strip() in json.dumps(one.body, ensure_ascii=False) for one in seen.summaries)
-
-
-def test_a_summary_model_with_a_smaller_window_than_believed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """deepagents#5913, opencode#50187, zed#64560: the summary's own request overflowed, so nothing could go on."""
-    monkeypatch.setattr(door.upstream, "summary_window", 6_000)
-    seen = door.ask("chat", [message("chat", "user", "Go."), *talk("chat", 30)], model="small")
-    assert seen.compacted
-    assert seen.response.headers["x-compaction-summary"] == "made"
-    sizes = [text_tokens(one.raw.decode()) for one in seen.summaries]
-    assert max(sizes) > 6_000 > min(sizes)
-
-
 # Compacted prompts.
 
 
 def marked(blocks: Items, **ttl: str) -> Items:
     return [*blocks[:-1], {**blocks[-1], "cache_control": {"type": "ephemeral", **ttl}}]
-
-
-def test_cache_breakpoints_keep_their_number_and_order(door: Door) -> None:
-    """pi#5718, context-guru#271, CLIProxyAPI#3398: proxies added breakpoints, or changed how long some last."""
-    units = work("messages", 9)
-    units[-1]["content"] = marked([{"type": "text", "text": "What now?"}])
-    units[-3]["content"] = marked(units[-3]["content"])
-    tools = marked([{"name": "read_file", "input_schema": {"type": "object"}}], ttl="1h")
-    system = marked([{"type": "text", "text": "Be brief."}], ttl="1h")
-    seen = door.ask("messages", units, tools=tools, system=system)
-    assert seen.compacted
-    body = seen.sent[-1].body
-    assert (body["tools"], body["system"]) == (tools, system)
-    assert seen.units[-3:] == units[-3:]
-    assert seen.sent[-1].raw.count(b'"cache_control"') == 4
 
 
 def test_an_old_empty_text_with_a_breakpoint(door: Door) -> None:
@@ -600,138 +460,7 @@ def test_an_old_empty_text_with_a_breakpoint(door: Door) -> None:
     assert '"text": ""' not in json.dumps(seen.units)
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_prompts_grow_at_their_end(door: Door, api: str) -> None:
-    """DeepSeek-Reasonix#238, Codewhale#1177, yoagent#102: each turn changed old messages, so no cache was of use."""
-    units: Items = []
-    prompts: list[Items] = []
-    changes = 0
-    for turn in range(36):
-        units.append(message(api, "user", f"{turn}: {words(280, f'q{turn}x')}"))
-        seen = door.ask(api, units, key="growing")
-        if prompts and seen.units[: len(prompts[-1])] != prompts[-1]:
-            changes += 1
-        prompts.append(seen.units)
-        units.append(message(api, "assistant", f"{turn}: {words(280, f'a{turn}x')}"))
-    assert seen.compacted
-    assert 1 <= changes <= 36 / 6
-
-
-def test_the_system_prompt_stays_outside_the_messages(door: Door) -> None:
-    """headroom#765: a proxy moved ``system`` into the messages, which Anthropic's API refuses."""
-    seen = door.ask("messages", talk("messages", 9), system="Be brief.")
-    assert seen.compacted
-    assert seen.sent[-1].body["system"] == "Be brief."
-    assert {one["role"] for one in seen.units} == {"user", "assistant"}
-
-
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("last", ["user", "assistant"])
-def test_the_end_of_a_conversation_stays_its_end(door: Door, api: str, last: str) -> None:
-    """goose#12164, pulse-agent#346, eve#81: a compacted prompt ended with the assistant, and the API refused it."""
-    units = [*talk(api, 10), *([message(api, "assistant", '{"answer":')] if last == "assistant" else [])]
-    seen = door.ask(api, units)
-    assert seen.compacted
-    assert seen.units[-1] == units[-1]
-    assert seen.units[0]["role"] == "user"
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_calls_keep_their_results_if_ids_repeat(door: Door, api: str) -> None:
-    """OmniRoute#1291, langchain#38352, learn-claude-code#324: a cut between a call and its result got 400."""
-    again = json.dumps(work(api, 12))
-    for number in range(12):
-        again = again.replace(f'"call_{number}"', f'"call_{number % 2}"')
-    seen = door.ask(api, json.loads(again))
-    assert seen.compacted
-    text = json.dumps(seen.units)
-    names = {"chat": ('"id": "call_', '"tool_call_id"'), "messages": ('"tool_use"', '"tool_result"')}
-    made, answered = names.get(api, ('"function_call"', '"function_call_output"'))
-    assert text.count(made) == text.count(answered) > 0
-
-
-def test_ids_of_messages_go_with_their_reasoning(door: Door) -> None:
-    """codex#20774, openai-agents-python#3941: a stored message without the reasoning before it was refused."""
-    units = [
-        part
-        for number, said in enumerate(talk("responses", 10)[:-1])
-        for part in (
-            [said]
-            if said["role"] == "user"
-            else [{**SUMMED, "id": f"rs_{number}"}, {**said, "id": f"msg_{number}", "status": "completed"}]
-        )
-    ]
-    seen = door.ask("responses", [*units, message("responses", "user", "What now?")], model="gpt-5", store=True)
-    assert seen.compacted
-    bound = [(before.get("id"), one["id"]) for before, one in itertools.pairwise(seen.units) if "id" in one]
-    assert all(id.startswith("rs_") or str(before).startswith("rs_") for before, id in bound)
-
-
-def test_base64_in_a_result_is_shortened(door: Door) -> None:
-    """zed#64560: a search matched an embedded image, and then neither the conversation nor its summary fit."""
-    found = f"a.css:3: background: url(data:image/webp;base64,{sealed(90_000)})"
-    units = [*work("chat", 1)[:-1], message("chat", "user", "Find the logo.")]
-    units += [{"role": "assistant", "content": None, "tool_calls": [call("c9", "grep")]}]
-    seen = door.ask("chat", [*units, {"role": "tool", "tool_call_id": "c9", "content": found}])
-    assert seen.compacted
-    assert seen.units[-1]["content"].startswith("a.css:3: background: url(data:image/webp;base64,")
-    assert text_tokens(seen.sent[-1].raw.decode()) < 14_000
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_a_cut_text_has_whole_characters(door: Door, api: str) -> None:
-    """DeepSeek-Reasonix#1976, llumiverse#462, claude-code#56064: a cut inside an emoji made invalid JSON."""
-    units = json.loads(json.dumps(work(api, 3)).replace(words(700, "r2x"), "😀🪑" * 12_000))[:-2]
-    seen = door.ask(api, units)
-    assert seen.compacted
-    assert "\N{GRINNING FACE}" in seen.sent[-1].raw.decode("utf-8", "strict")
-    assert b"\\ud8" not in seen.sent[-1].raw.lower()
-
-
-def test_many_tools_leave_room_for_several_turns(door: Door) -> None:
-    """opencode#27631, openclaw#119824: with most of the window full of tools, agents compacted at each turn."""
-    described = {"description": words(60, "tool"), "parameters": {"type": "object"}}
-    tools = [{"type": "function", "function": {"name": f"t{number}", **described}} for number in range(130)]
-    units: Items = []
-    bought = 0
-    for turn in range(24):
-        units.append(message("chat", "user", f"{turn}: {words(170, f'q{turn}x')}"))
-        seen = door.ask("chat", units, key="tools", tools=tools)
-        assert seen.status == 200
-        assert seen.sent[-1].body["tools"] == tools
-        bought += bool(seen.summaries)
-        units.append(message("chat", "assistant", words(170, f"a{turn}x")))
-    assert seen.compacted
-    assert bought <= 24 / 4
-
-
 # Answers.
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_the_encoding_of_an_answer_is_that_of_its_bytes(door: Door, stream: bool) -> None:
-    """open-webui#23856, freelens-ai-extension#273: a decoded body kept its ``content-encoding``, once twice."""
-    whole = Answer(SAID).parts("chat", stream=False)[1]
-    packed = gzip.compress(whole)
-    headers = {"content-encoding": "gzip", "anthropic-ratelimit-unified-status": "allowed"}
-    with door.replying(lambda sent: Response(packed, media_type="application/json", headers=headers)):
-        seen = door.ask("chat", talk("chat", 9 if stream else 1))
-    assert seen.response.content == whole
-    names = [name for name, _ in seen.response.headers.multi_items()]
-    assert sorted(names) == sorted(set(names))
-    assert seen.response.headers["anthropic-ratelimit-unified-status"] == "allowed"
-
-
-def test_a_stream_that_breaks_off_is_not_sent_again(door: Door) -> None:
-    """shenyu#6647, nanobot#4038, opencodex#3389: a retry after the first words repeated them to the client."""
-    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    part = event({**head, "choices": [{"index": 0, "delta": {"role": "assistant", "content": "Here is"}}]})
-    whole = {"content-length": str(2 * len(part)), "content-type": "text/event-stream"}
-    with door.replying(lambda sent: StreamingResponse(iter([part]), headers=whole)):
-        seen = door.ask("chat", talk("chat", 9), stream=True)
-    assert len(seen.sent) == 1
-    assert seen.response.content.count(b"Here is") == 1
-    assert b"upstream_interrupted" in seen.response.content
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from proxy.server.loopback import serve
 from tests.kit.messages import words
-from tests.kit.odd_answers import FRAME, USAGE, Object, Said, Sent, Upstream, chunk, completion, stream
+from tests.kit.odd_answers import FRAME, USAGE, Object, Said, Sent, Upstream, chunk, stream
 from tests.kit.scripted import PROFILE, proxied
 from tests.kit.three_apis import PATHS, Answer, event
 from tests.product.properties.test_odd_answers import Clients
@@ -187,23 +187,6 @@ def test_chat_answers_arrive(
     report: str, answer: Sent | Object, expected: Said, streamed: bool, front: Clients
 ) -> None:
     check(front, answer, expected, streamed=streamed)
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_cached_tokens_are_no_input(streamed: bool, front: Clients) -> None:
-    """hebo-gateway#187, copilot-api#88, sglang#20754: cached tokens were missing, or counted twice."""
-    upstream, claude, _ = front
-    usage = {**USAGE, "prompt_tokens": 900, "prompt_tokens_details": {"cached_tokens": 800}}
-    upstream.answers["x"] = stream(chunk(HI, "stop"), {**FRAME, "choices": [], "usage": usage})
-    if not streamed:
-        upstream.answers["x"] = completion(HI, usage=usage)
-    asked: Any = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
-    if streamed:
-        with claude.messages.stream(**asked) as events:
-            made = events.get_final_message().usage
-    else:
-        made = claude.messages.create(**asked).usage
-    assert (made.input_tokens, made.cache_read_input_tokens, made.output_tokens) == (100, 800, 4)
 
 
 # Answers of ``/v1/responses``, read by clients of the other two APIs.
@@ -400,104 +383,6 @@ def test_responses_arrive(report: str, output: Items, events: Items, expected: O
 
 
 # Requests, as they came and compacted.
-
-NO_ARGUMENTS = {"type": "object"}
-PDF = "data:application/pdf;base64,JVBERi0="
-
-
-@pytest.mark.parametrize("turns", [0, 9])
-@pytest.mark.parametrize("api", ["messages", "responses"])
-def test_a_tool_without_arguments_has_properties(api: str, turns: int, door: Door) -> None:
-    """codex-proxy#23, langchain-mcp-adapters#137, inboxapi/cli#106: such tools of MCP servers got 400 from OpenAI."""
-    tool = {"name": "regions", "input_schema": NO_ARGUMENTS}
-    if api == "responses":
-        tool = {"type": "function", "name": "regions", "parameters": NO_ARGUMENTS}
-    sent = door.send(api, "chat", [{"role": "user", "content": "Go."}], turns=turns, tools=[tool])
-    assert sent["tools"][0]["function"]["parameters"] == {"type": "object", "properties": {}}
-
-
-@pytest.mark.parametrize("turns", [0, 9])
-def test_results_have_the_order_of_their_calls(turns: int, door: Door) -> None:
-    """oh-my-pi#11179, codex#7051: results came in the order in which the tools ended, and the model swapped them."""
-    calls = [{"type": "tool_use", "id": f"t{n}", "name": "ls", "input": {}} for n in (1, 2, 3)]
-    results = [{"type": "tool_result", "tool_use_id": f"t{n}", "content": f"r{n}"} for n in (3, 1, 2)]
-    units: Items = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": calls}]
-    sent = door.send("messages", "chat", [*units, {"role": "user", "content": results}], turns=turns)["messages"]
-    assert [one["content"] for one in sent[-3:]] == ["r1", "r2", "r3"]
-
-
-@pytest.mark.parametrize("turns", [0, 9])
-def test_sealed_reasoning_leaves_no_message_without_content(turns: int, door: Door) -> None:
-    """llm-gateway#2721: reasoning with nothing but encrypted content became a user's message without a content."""
-    sealed = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAAAB" + "x" * 40}
-    answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]}
-    units: Items = [{"role": "user", "content": "Go."}, sealed, answer, {"role": "user", "content": "On."}]
-    sent = door.send("responses", "chat", units, turns=turns)["messages"]
-    assert sent[-3:] == [
-        {"role": "user", "content": "Go."},
-        {"role": "assistant", "content": "A"},
-        {"role": "user", "content": "On."},
-    ]
-
-
-@pytest.mark.parametrize("turns", [0, 9])
-@pytest.mark.parametrize("api", ["chat", "messages"])
-def test_reasoning_is_sent_back_without_a_made_up_id(api: str, turns: int, door: Door) -> None:
-    """oh-my-pi#10966, oh-my-pi#11791, OmniRoute#224, litellm#26916: servers looked for the id, and refused the item.
-
-    Another proxy made the thinking a part of the visible answer.
-    """
-    answer: Object = {"role": "assistant", "content": "A", "reasoning_content": "Hm."}
-    if api == "messages":
-        blocks = [{"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}, {"type": "text", "text": "A"}]
-        answer = {"role": "assistant", "content": blocks}
-    units: Items = [{"role": "user", "content": "Go."}, answer, {"role": "user", "content": "On."}]
-    sent = door.send(api, "responses", units, turns=turns)["input"]
-    assert sent[-3:-1] == [
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
-        {"role": "assistant", "content": "A"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("api", "behind", "turns"),
-    [("messages", "chat", 0), ("messages", "responses", 0), ("chat", "responses", 0), ("chat", "responses", 9)],
-)
-def test_a_pdf_arrives(api: str, behind: str, turns: int, door: Door) -> None:
-    """CLIProxyAPI#4765, vscode#325672, freellmapi#793, sub2api#5485: a PDF vanished, and the answer was a guess."""
-    part: Object = {"type": "file", "file": {"filename": "document.pdf", "file_data": PDF}}
-    if api == "messages":
-        source = {"type": "base64", "media_type": "application/pdf", "data": PDF.partition(",")[2]}
-        part = {"type": "document", "source": source}
-    units = [{"role": "user", "content": [part, {"type": "text", "text": "Sum it up."}]}]
-    sent = door.send(api, behind, units, turns=turns)
-    file = {"filename": "document.pdf", "file_data": PDF}
-    expected = {"type": "file", "file": file} if behind == "chat" else {"type": "input_file", **file}
-    assert expected in (sent.get("messages") or sent["input"])[-1]["content"]
-
-
-@pytest.mark.parametrize("turns", [0, 9])
-@pytest.mark.parametrize("behind", ["chat", "responses"])
-def test_a_screenshot_of_a_tool_arrives(behind: str, turns: int, door: Door) -> None:
-    """cc-haha#1277, MTPLX#441, sglang#19222: images in results vanished, or came as base64 in a text."""
-    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
-    used = {"type": "tool_use", "id": "t", "name": "shot", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "Done."}, image]}
-    units: Items = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": [used]}]
-    sent = door.send("messages", behind, [*units, {"role": "user", "content": [result]}], turns=turns)
-    units = sent.get("messages") or sent["input"]
-    shown = units[-1]["output"] if behind == "responses" else [units[-2]["content"], *units[-1]["content"]]
-    assert "Done." in json.dumps(shown[0])
-    assert "data:image/png;base64,AAAA" in json.dumps(shown[1]["image_url"])
-
-
-@pytest.mark.parametrize("turns", [0, 9])
-def test_a_result_stays_a_text(turns: int, door: Door) -> None:
-    """litellm#18226: a tool's result became a list, which the server refused."""
-    made = {"role": "assistant", "content": None, "tool_calls": [WHOLE_CALL]}
-    units: Items = [{"role": "user", "content": "Go."}, made, {"role": "tool", "tool_call_id": "c", "content": "{}"}]
-    sent = door.send("chat", "responses", units, turns=turns)["input"]
-    assert sent[-1] == {"type": "function_call_output", "call_id": "c", "output": "{}"}
 
 
 # Requests of another form.

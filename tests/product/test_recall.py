@@ -161,36 +161,6 @@ def test_a_search_finds_a_fact_that_compaction_removed(door: Front, stream: bool
 
 
 @both
-def test_reading_by_id_pages_through_an_entry(door: Front, stream: bool) -> None:
-    talk = Talk(door, "read", stream)
-    start = Talk(door, "read", stream)
-    (body,) = start.ask(Reply(content="Fine."))
-    id = archive_id(json.dumps(body["messages"][:2]))
-    _, second, third = talk.ask(
-        Reply(tool_calls=(ours(id=id),)),
-        Reply(tool_calls=(ours("r2", id=id, offset=5_000),)),
-        Reply(content="Read."),
-    )
-    assert "Characters 0 to" in results(second)[0]
-    assert FACT in results(third)[1]
-    assert talk.message.content == "Read."
-
-
-@both
-def test_the_next_turn_has_the_hidden_round_again(door: Front, stream: bool) -> None:
-    talk = Talk(door, "again", stream)
-    _, second = talk.ask(
-        Reply(content="A", tool_calls=(ours(query="vault"),)), Reply(content="B", tool_calls=(theirs(),))
-    )
-    talk.answer("c1")
-    (third,) = talk.ask(Reply(content="Done."))
-    assert third["messages"][: len(second["messages"])] == second["messages"]
-    last = third["messages"][len(second["messages"]) :]
-    assert [message["role"] for message in last] == ["assistant", "tool"]
-    assert last[0]["content"] == "B"
-
-
-@both
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tool_choice": "required"}, {"tools": []}])
 def test_a_request_without_the_tool_has_its_hidden_rounds(door: Front, stream: bool, fields: dict[str, Any]) -> None:
     talk = Talk(door, f"choice{fields}", stream)
@@ -215,34 +185,6 @@ def test_conversations_with_the_same_beginning_keep_their_own_rounds(door: Front
         talk.say("Next?")
         (third,) = talk.ask(Reply(content="Fine."))
         assert third["messages"][: len(second["messages"])] == second["messages"]
-
-
-@both
-@pytest.mark.parametrize("order", ["first", "last"])
-def test_a_mixed_round_gives_the_client_its_own_calls(door: Front, stream: bool, order: str) -> None:
-    talk = Talk(door, f"mixed{order}", stream)
-    calls = [theirs("c1"), theirs("c2", "recall_earlier")]
-    calls.insert(0 if order == "first" else 2, ours(query="vault password"))
-    talk.ask(Reply(content="Both.", tool_calls=tuple(calls)))
-    assert [call.id for call in talk.message.tool_calls] == ["c1", "c2"]
-    assert [call.function.name for call in talk.message.tool_calls] == ["read_file", "recall_earlier"]
-    assert talk.reason == "tool_calls"
-    talk.answer("c1", "c2")
-    (body,) = talk.ask(Reply(content="Done."))
-    assistant = next(message for message in body["messages"] if len(message.get("tool_calls") or ()) == 3)
-    assert [call["id"] for call in assistant["tool_calls"]] == [call.id for call in calls]
-    assert any("orchardplum" in text for text in results(body))
-
-
-@both
-def test_the_number_of_rounds_is_limited(door: Front, stream: bool) -> None:
-    talk = Talk(door, "limit", stream, "1")
-    again = Reply(tool_calls=(ours(query="vault"),))
-    first, second, third = talk.ask(again, again, Reply(content="Enough."))
-    assert "Answer with what you have" in results(second)[-1]
-    assert third["tool_choice"] == "none"
-    assert talk.message.content == "Enough."
-    assert "tool_choice" not in first
 
 
 @both
@@ -317,15 +259,6 @@ def test_all_rounds_fit(door: Front, stream: bool) -> None:
 
 
 @both
-def test_a_refused_continuation_falls_back(door: Front, stream: bool) -> None:
-    refusal = Reply(status=400, error={"error": {"message": "no", "type": "invalid_request_error"}})
-    talk = Talk(door, "refused", stream)
-    _, _, plain = talk.ask(Reply(tool_calls=(ours(query="vault"),)), refusal, Reply(content="Without."))
-    assert names(plain) == ["read_file", "recall_earlier"]
-    assert talk.message.content == "Without."
-
-
-@both
 def test_a_refusal_without_the_tool_too_reaches_the_client(door: Front, stream: bool) -> None:
     refusal = Reply(status=400, error={"error": {"message": "no", "type": "invalid_request_error"}})
     talk = Talk(door, "refused twice", stream)
@@ -369,15 +302,6 @@ def test_a_response_has_one_index_and_few_results(door: Front, stream: bool, mon
     *_, last = talk.ask(many, Reply(tool_calls=(ours(query="more"),)), Reply(content="Fine."), max_tokens=100)
     assert [text.startswith("Only the first 8") for text in results(last)] == [False] * 8 + [True] * 12 + [False]
     assert len(built) == 1
-
-
-@both
-def test_an_unknown_id_and_bad_arguments_are_answered(door: Front, stream: bool) -> None:
-    talk = Talk(door, "unknown", stream)
-    bad = ToolCall("r2", NAME, "not json")
-    _, second = talk.ask(Reply(tool_calls=(ours(id="0" * 20), bad)), Reply(content="Oh."))
-    assert "no entry" in results(second)[0]
-    assert "query" in results(second)[1]
 
 
 def test_nothing_is_added_before_the_first_checkpoint_or_without_the_conditions(door: Front) -> None:
@@ -485,40 +409,6 @@ def test_another_replica_puts_the_hidden_round_back(tmp_path: Path, stream: bool
         talk.move(one)
         (fifth,) = talk.ask(Reply(content="E"))
         assert fifth["messages"][: len(fourth["messages"])] == fourth["messages"]
-
-
-@both
-def test_a_request_is_valid_without_its_hidden_rounds(tmp_path: Path, stream: bool) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    with front({"default": ON}, tmp_path / "a") as one, front({"default": ON}, tmp_path / "b") as two:
-        talk = Talk(one, "lost", stream)
-        talk.ask(
-            Reply(content="A", tool_calls=(ours(query="vault"),)),
-            Reply(content="B", tool_calls=(ours("r2", query="staging"), theirs())),
-        )
-        talk.answer("c1")
-        talk.move(two)
-        (body,) = talk.ask(Reply(content="C"))
-        assert NAME not in json.dumps(body["messages"])
-        assert [message["role"] for message in body["messages"][-2:]] == ["assistant", "tool"]
-
-
-def test_text_keeps_its_order_and_its_chunks(door: Front) -> None:
-    """The chunks with text are those of a response without the tool, even around a hidden call."""
-    text = "One two three four five six seven eight nine ten."
-    seen = []
-    for policy in ("off", "default"):
-        talk = Talk(door, "chunks", True, policy)
-        hidden = () if policy == "off" else (ours(query="vault"),)
-        chunks: list[str] = []
-        with door.scripted(responder=script(Reply(content=text, tool_calls=hidden), Reply(content=text))):
-            for chunk in talk.client.chat.completions.create(
-                model="m", messages=talk.messages, tools=TOOLS, stream=True
-            ):
-                chunks += [choice.delta.content for choice in chunk.choices if choice.delta.content]
-        seen.append(chunks)
-    assert seen[1] == seen[0] * 2
 
 
 class Lockstep:

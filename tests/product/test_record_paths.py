@@ -10,7 +10,6 @@ import io
 import json
 import re
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -247,11 +246,6 @@ def test_the_status_has_the_limits_of_the_callers_own(running: Running) -> None:
     assert red["store"] == {"kind": "sqlite", "archive": "sqlite", "failing": []}
 
 
-def test_the_status_has_a_bounded_number_of_limits(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.endpoints.status.MOST_LIMITS", 1)
-    assert len(running.get(STATUS).json()["learned_limits"]) == 1
-
-
 @pytest.mark.parametrize(
     ("path", "query", "param"),
     [
@@ -303,44 +297,6 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
         assert max(map(len, narrow.splitlines())) <= width
     wrong = [("show", "x"), ("report", "--since", "soon"), ("report", "--by", "tenant")]
     assert [call(running.folder, *one, "--config", "config.yaml").returncode for one in wrong] == [2, 2, 2]
-
-
-def test_commands_refuse_an_unknown_team_and_name_the_nearest(running: Running) -> None:
-    for name in ("report", "forget"):
-        done = call(running.folder, name, "--team", "blu", "--config", "config.yaml")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "team 'blu'" in done.stderr
-        assert "did you mean 'blue'?" in done.stderr
-
-
-def test_shadow_mode_has_figures_of_its_own(running: Running) -> None:
-    # Other tests of this module add records.
-    stored = records_in(running.folder / "store.db", RecordQuery(kind="request", limit=2 * COUNT))
-    for row in running.get(REPORT).json()["rows"]:
-        requests = [one for one in stored if one.team == row["team"]]
-        verdicts = Counter(one.verdict for one in requests)
-        assert (row["compacted"], row["would_compact"]) == (verdicts["compacted"], verdicts["shadow"])
-        forecast = sum(one.cost.forecast for one in requests if one.cost and one.cost.forecast is not None)
-        replaced = sum(one.cost.sent for one in requests if one.cost and one.cost.forecast is not None)
-        assert Decimal(row["shadow_savings"]) * DOLLAR == replaced - forecast
-
-
-def test_a_compacted_request_is_explained_by_its_id(tmp_path: Path) -> None:
-    with (
-        behind(StandIn(window=16_000), tmp_path) as url,
-        httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
-    ):
-        answer = http.post("/v1/chat/completions", json={"model": "gpt-5", "messages": chat(30, 400)})
-        path = f"{REQUESTS}/{answer.headers['x-compaction-id']}"
-        assert until(lambda: http.get(path).status_code == 200)
-        shown = http.get(path).json()
-        # The key is the caller's identity, so another key sees nothing.
-        assert http.get(path, headers={"x-api-key": "sk-other"}).status_code == 404
-        assert http.get(REQUESTS, headers={"api-key": "sk-other"}).json()["data"] == []
-    assert shown["verdict"] == "compacted"
-    assert shown["reason"]["text"].endswith("(85 % of the input budget).")
-    assert [one["status"] for one in shown["attempts"]] == [200]
-    assert {one["kind"] for one in shown["summary_calls"]} == {"summary"}
 
 
 def test_callers_without_an_identity_see_nothing(tmp_path: Path) -> None:

@@ -156,19 +156,6 @@ def test_an_event_in_pieces(named: bytes, end: bytes, upstream: Refusing, caller
 
 
 @pytest.mark.parametrize("status", [200, 400])
-def test_a_plain_refusal_in_pieces(status: int, upstream: Refusing, caller: openai.OpenAI) -> None:
-    body = b"\xef\xbb\xbf\n\n" + json.dumps({"choices": [], "error": {"message": SENTENCE}}, indent=2).encode()
-    model = f"plain pieces {status}"
-    upstream.firsts[model] = First(status, [bytes([byte]) for byte in body], (JSON,))
-    assert ask(caller, model, stream=False) == (ANSWER, "1")
-
-
-def test_a_plain_refusal_under_the_name_of_a_stream(upstream: Refusing, caller: openai.OpenAI) -> None:
-    upstream.firsts["misnamed"] = First(200, [json.dumps({"error": SENTENCE}).encode()], (EVENTS,))
-    assert ask(caller, "misnamed", stream=True) == (ANSWER, "1")
-
-
-@pytest.mark.parametrize("status", [200, 400])
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_a_compressed_refusal(packing: str, status: int, upstream: Refusing, caller: openai.OpenAI) -> None:
     packed = PACKINGS[packing](json.dumps({"detail": {"error": SENTENCE}}).encode())

@@ -139,15 +139,6 @@ def test_a_plan_without_long_prompts_is_learned(wording: str, dense: bool, tmp_p
     assert not dense or len(body) < 400_000
 
 
-def test_a_small_request_to_such_a_plan_gets_its_error(tmp_path: Path) -> None:
-    upstream = Upstream(lambda api, raw: refusal(api, *GATES["subscription"]))
-    body = body_of("messages", SONNET, talk(20, 3_000), stream=False)
-    with caller(upstream, tmp_path) as ask:
-        answer = ask("messages", body, BETA)
-    assert (answer.status_code, answer.json()["error"]["message"]) == GATES["subscription"]
-    assert upstream.sent == [body]
-
-
 NGINX = (
     "<html>\r\n<head><title>413 Request Entity Too Large</title></head>\r\n<body>\r\n<center><h1>413 Request Entity "
     "Too Large</h1></center>\r\n<hr><center>nginx/1.27.0</center>\r\n</body>\r\n</html>\r\n"

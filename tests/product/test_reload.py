@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ import pytest
 import structlog
 import yaml
 
-from proxy.config import check, read
+from proxy.config import read
 from proxy.config.loading import attempt
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import WRONG, Proxy, create_app
@@ -349,63 +348,7 @@ def test_readyz_quotes_nothing_of_a_wrong_configuration(tmp_path: Path) -> None:
     assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["configuration.wrong"]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
-def test_a_pipe_in_place_of_the_file_blocks_nothing(tmp_path: Path) -> None:
-    file = tmp_path / "main.yaml"
-    with serve(StandIn().app) as entrance:
-        file.write_text(main_file(entrance, tmp_path))
-        with program(file) as (url, running, log):
-            until(lambda: ready(url) == "ready\n", "it serves")
-            file.unlink()
-            os.mkfifo(file)
-            until(lambda: bool(entries(log, "configuration.wrong")), "the pipe is told")
-            assert "isn't a regular file" in entries(log, "configuration.wrong")[0]["faults"][0]
-            pipe = tmp_path / "pipe"
-            file.rename(pipe)
-            file.write_text(main_file(entrance, tmp_path, policies={"new": {}}, teams={"t": TEAM}))
-            until(lambda: policy_of(url) == "new", "a later file takes effect")
-            pipe.rename(file)
-            until(lambda: len(entries(log, "configuration.wrong")) == 2, "the pipe is told again")
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(timeout=60) == 0
-    assert check(tmp_path, {}) != []
-
-
 OPERATORS = {"operators": {"keys": ["sha256:" + "0" * 64]}}
-
-
-def test_a_policy_that_is_still_used_is_not_removed(tmp_path: Path) -> None:
-    upstream = StandIn()
-    file = tmp_path / "main.yaml"
-    teams = {"search": {"keys": [HASH], "policy": "careful"}}
-    with serve(upstream.app) as entrance, structlog.testing.capture_logs() as logged:
-        file.write_text(main_file(entrance, tmp_path, policies={"careful": {}}, teams=teams))
-        with followed(file) as (url, _):
-            written(file, main_file(entrance, tmp_path, teams=teams))
-            until(lambda: ready(url) != "ready\n", "it is told")
-            assert ready(url) == f"ready\n{WRONG}\n"
-            assert policy_of(url) == "careful"
-            metrics = httpx.get(f"{url}/metrics", trust_env=False).text
-            assert 'compaction_configuration_reloads_total{outcome="refused"}' in metrics
-            file.touch()
-            time.sleep(0.5)
-            written(file, main_file(entrance, tmp_path, teams={"search": {"keys": [HASH]}}))
-            until(lambda: policy_of(url) == "default", "it is removed with what names it")
-            assert ready(url) == "ready\n"
-    assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["configuration.wrong"]
-
-
-def test_an_address_that_the_command_names_is_no_change(tmp_path: Path) -> None:
-    upstream = StandIn()
-    file = tmp_path / "main.yaml"
-    with serve(upstream.app) as entrance, structlog.testing.capture_logs() as logged:
-        file.write_text(main_file(entrance, tmp_path))
-        with followed(file, host="0.0.0.0") as (_, app):  # noqa: S104 - a setting, not what is listened on
-            written(file, main_file(entrance, tmp_path, server={"body_limit": 300}))
-            until(lambda: app.service.settings.server.body_limit == 300, "the rest is put in force")
-            until(lambda: any(e["event"] == "configuration.reloaded" for e in logged), "it is said")
-            assert app.service.settings.server.host == "0.0.0.0"  # noqa: S104
-    assert not [entry for entry in logged if entry["event"] == "configuration.needs_restart"]
 
 
 def test_what_holds_until_a_restart_is_said(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from proxy.recall.tool import NAME
-from tests.kit.front_door import WITHOUT_A_MODEL, Front, Seen, always, front, key, long_talk, tokens
+from tests.kit.front_door import Front, Seen, always, front, key, long_talk, tokens
 from tests.kit.upstream import Reply, ToolCall
 from tests.kit.waiting import until
 
@@ -67,13 +67,6 @@ def test_a_refused_tool_leaves_all_overflow_retries(tmp_path: Path, most: int) -
     assert seen.status == 200
     assert seen.headers["x-compaction-retries"] == str(most + 1)
     assert [has_tool(request.body) for request in seen.conversations] == [True] + [False] * (most + 1)
-
-
-def test_the_first_retry_after_an_overflow_asks_no_model(tmp_path: Path) -> None:
-    with front({"default": ON}, tmp_path) as door, door.scripted(summariser=NOTES):
-        seen = asked(door, NO_TOOL, TOO_LONG, FINE)
-    assert seen.headers["x-compaction-summary"] == "digest"
-    assert WITHOUT_A_MODEL in seen.text
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -160,10 +153,3 @@ def test_metrics_and_the_record_name_the_causes(
     assert found["retries"] == sum(retries.values()) == int(seen.headers["x-compaction-retries"])
     assert found["reason"]["trigger"] == trigger
     assert "The condition" not in found["reason"]["text"]
-
-
-def test_an_overflow_is_the_reason_if_nothing_else_compacted(tmp_path: Path) -> None:
-    with front({"default": {}}, tmp_path) as door, door.scripted(summariser=NOTES):
-        short = [long_talk()[0], *long_talk()[-6:]]
-        found = record(door, asked(door, TOO_LONG, FINE, messages=short))
-    assert found["reason"]["trigger"] == "overflow"

@@ -195,18 +195,6 @@ def test_what_was_sent_stays_and_the_next_turns_are_compacted(
     assert answers[-10:] == [SAID] * 10
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_cut_is_found_out_while_the_conversation_is_small_for_the_window_believed_in(
-    stream: bool, tmp_path: Path
-) -> None:
-    """Its bytes alone prove it small, so the proxy doesn't count it."""
-    upstream = Quiet(lambda tokens, body: answer(body, "Which question?", 512), window=512)
-    with before(upstream, tmp_path) as caller:
-        answers = [said(caller, talk(turns, 20), stream=stream) for turns in range(7, 20)]
-    assert upstream.too_long <= 4
-    assert answers[-5:] == [SAID] * 5
-
-
 def test_an_upstream_that_drops_reasoning_is_sent_the_whole_conversation(tmp_path: Path) -> None:
     """As the chat templates of Qwen3 and DeepSeek-R1 do with the reasoning of earlier turns."""
     upstream = Quiet(lambda tokens, body: answer(body, SAID, sum(map(visible, body["messages"]))), window=0)
@@ -277,21 +265,6 @@ def test_a_stream_that_is_given_up_before_it_says_anything_is_asked_for_again(
     with before(upstream, tmp_path) as caller:
         assert said(caller, talk(3), stream=True) == heard
     assert upstream.bodies == [upstream.bodies[0]] * requests
-
-
-@pytest.mark.parametrize("mode", ["off", "shadow"])
-def test_where_nothing_may_be_changed_an_empty_stream_is_passed_on(mode: str, tmp_path: Path) -> None:
-    upstream = Quiet(nothing_at_all)
-    with before(upstream, tmp_path, {"mode": mode}) as caller:
-        assert said(caller, talk(26), stream=True) == ""
-    assert len(upstream.sizes) == 1
-
-
-def test_a_small_request_with_an_empty_stream_is_sent_once(tmp_path: Path) -> None:
-    upstream = Quiet(nothing_at_all, window=0)
-    with before(upstream, tmp_path) as caller:
-        assert said(caller, talk(1), stream=True) == ""
-    assert len(upstream.sizes) == 1
 
 
 @dataclass

@@ -15,11 +15,9 @@ import openai
 import pytest
 
 from proxy.server.loopback import serve
-from proxy.summary import single_flight
 from proxy.summary import store as service
 from proxy.telemetry.metrics import REGISTRY
 from tests.kit.program import program, write_config
-from tests.kit.records import records_in
 from tests.kit.scripted import PROFILE, behind, chat, client
 from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
@@ -193,30 +191,6 @@ def test_a_slow_success_is_no_failure_of_the_model(tmp_path: Path) -> None:
     assert opened() == before
 
 
-def test_only_so_many_slow_summaries_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_flight, "LEFT_OF_A_TENANT", 1)
-    upstream = StandIn(window=WINDOW, summariser=lambda body: SLOW)
-    with behind(upstream, tmp_path, policy=QUICK) as url, client(url) as caller:
-        first, second = talk("First"), talk("Second")
-        assert origin(caller, first) == origin(caller, second) == "digest"
-        assert stored(caller, first)
-        time.sleep(1)
-        assert origin(caller, second) == "digest", "its call was canceled"
-
-
-def test_the_call_has_a_record_of_its_own(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, summariser=lambda body: SLOW)
-    with behind(upstream, tmp_path, policy=QUICK) as url, client(url) as caller:
-        messages = talk()
-        first = ask(caller, messages)
-        assert stored(caller, messages)
-    (call,) = [one for one in records_in(tmp_path / "store.db") if one.kind == "summary"]
-    assert call.parent == first["x-compaction-id"]
-    assert (call.status, call.error) == (200, None), "it wasn't canceled"
-    assert call.usage is not None
-    assert not call.usage.estimated, "and counts with its own usage"
-
-
 def test_a_signal_to_stop_ends_the_call(tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content=NOTES, delay=60))
     with serve(upstream.app) as url:
@@ -233,18 +207,3 @@ def test_a_signal_to_stop_ends_the_call(tmp_path: Path) -> None:
             log = running.log.read_text()
     assert "Traceback" not in log
     assert "background_failed" not in log
-
-
-@pytest.mark.full
-def test_a_model_that_takes_ninety_seconds(tmp_path: Path) -> None:
-    """With the default settings, 45 seconds to wait and 600 in the background."""
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content=NOTES, delay=90))
-    with behind(upstream, tmp_path) as url, client(url) as caller:
-        messages = talk()
-        first = ask(caller, messages)
-        assert first["x-compaction-summary"] == "digest"
-        assert stored(caller, messages, 120)
-        last = record(url, ask(caller, messages)["x-compaction-id"])
-        assert record(url, first["x-compaction-id"])["summary"]["cause"] == "timeout"
-    assert last["summary"]["replaced"] == "timeout"
-    assert len(upstream.summaries) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import pickle
@@ -17,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 import structlog.testing
-import yaml
 import zstandard
 
 from proxy.config import load
@@ -28,9 +26,7 @@ from proxy.server.loopback import serve
 from proxy.store import sqlite_worker
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.forgetting import KIND as FORGOTTEN
-from proxy.store.forgetting import forget
 from proxy.store.replicated_map import name_of
-from proxy.store.sqlite import SqliteStore
 from proxy.store.sqlite_worker import put_aside
 from tests.kit.program import call, run, write_config
 from tests.kit.scripted import chat, client, proxied
@@ -115,15 +111,6 @@ def command(folder: Path, *arguments: str, own: bool = False) -> subprocess.Comp
     return (run if own else call)(folder, *arguments, "--config", str(folder / "config.yaml"))
 
 
-def test_without_a_key_the_file_has_what_was_said(tmp_path: Path) -> None:
-    with running(tmp_path) as url:
-        assert summary_of(url) == "made"
-        assert until(lambda: {row[1] for row in rows(tmp_path)} >= {ARCHIVE, "summary.2"})
-        archived = [zstandard.decompress(value) for _, kind, value in rows(tmp_path) if kind == ARCHIVE]
-    assert any(PROMPT.encode() in value for value in archived)
-    assert found_in(tmp_path) == {PROMPT, SUMMARY, CALLER_SHA}
-
-
 def test_with_a_key_nothing_of_it_is_in_any_file(tmp_path: Path) -> None:
     store = {"encryption": {"key": KEY}}
     with running(tmp_path, store) as url:
@@ -139,16 +126,6 @@ def test_with_a_key_nothing_of_it_is_in_any_file(tmp_path: Path) -> None:
         with client(url, CALLER) as caller:
             caller.chat.completions.create(model="m", messages=conversation())
         assert summary_of(url, "sk-somebody-else") == "made"
-
-
-def test_with_another_key_everything_works_and_nothing_is_there(tmp_path: Path) -> None:
-    with running(tmp_path, {"encryption": {"key": KEY}}) as url:
-        assert summary_of(url) == "made"
-    with running(tmp_path, {"encryption": {"key": OTHER_KEY}}) as url:
-        assert summary_of(url) == "made"
-        assert summary_of(url) == "stored"
-    with running(tmp_path, {"encryption": {"key": KEY}}) as url:
-        assert summary_of(url) == "stored"
 
 
 def test_a_key_is_replaced_by_another(tmp_path: Path) -> None:
@@ -183,28 +160,6 @@ def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch
         command(tmp_path, "forget", "--key-sha256", f"sha256:{CALLER_SHA}")
         assert found_in(tmp_path) == set()
     assert found_in(tmp_path) == set()
-
-
-def test_forgetting_reaches_a_running_server_while_its_records_are_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(maintenance, "EVERY", 0.2)
-    monkeypatch.setattr(recorder, "PAUSE_SECONDS", 0.01)
-    records = tmp_path / "state" / "store-records.db"
-    with running(tmp_path) as url:
-        assert summary_of(url) == "made"
-        assert until(records.exists)
-
-        async def forgotten() -> None:
-            store = SqliteStore(tmp_path / "state" / "store.db")
-            await forget(store, f"key:{CALLER_SHA}")
-            await store.aclose()
-
-        with contextlib.closing(sqlite3.connect(records, timeout=30)) as other:
-            other.execute("BEGIN EXCLUSIVE")
-            asyncio.run(forgotten())
-            assert until(lambda: summary_of(url) == "made")
-            other.rollback()
 
 
 def test_forgetting_a_caller_drops_what_the_server_remembers_of_its_conversations(
@@ -256,27 +211,6 @@ def test_forgetting_a_team_reaches_what_its_keys_stored_in_open_mode(tmp_path: P
             assert summary_of(url) == "made"
     assert "summary: 1 entry removed" in command(tmp_path, "forget", "--team", "search").stdout
     assert found_in(tmp_path) == set()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "either --team or --key-sha256"),
-        (["--team", "a", "--key-sha256", "0" * 64], "either --team or --key-sha256"),
-        (["--key-sha256", "sk-secret"], "64 hex digits"),
-        (["--team", "a"], "there is no"),
-    ],
-)
-def test_forgetting_what_is_not_named_rightly(tmp_path: Path, arguments: list[str], told: str) -> None:
-    settings = configuration("http://127.0.0.1:9", tmp_path)
-    if "there" not in told:
-        (tmp_path / "state").mkdir()
-        (tmp_path / "state" / "store.db").touch()
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
-    done = command(tmp_path, "forget", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_damaged_file_is_moved_aside_at_the_start(tmp_path: Path) -> None:
@@ -361,15 +295,3 @@ def test_a_pickle_in_the_file_is_refused(tmp_path: Path) -> None:
     done = command(tmp_path, "models", "m")
     assert (done.returncode, done.stderr) == (0, "")
     assert not trap.exists()
-
-
-@pytest.mark.parametrize("key", ["too-short", "", "01" * 31, "zz" * 32, "01" * 33])
-def test_a_wrong_key_is_an_error_that_names_its_line_and_not_the_key(tmp_path: Path, key: str) -> None:
-    lines = ["store:", "  encryption:", "    key: ${COMPACTION_STORE_KEY}", "    old_keys: ['${COMPACTION_STORE_KEY}']"]
-    (tmp_path / "config.yaml").write_text("\n".join(lines))
-    done = call(tmp_path, "check", "config.yaml", COMPACTION_STORE_KEY=key)
-    assert done.returncode == 1
-    first, second = done.stderr.splitlines()
-    assert first.startswith("config.yaml:3: store.encryption.key: must be a key of 32 bytes")
-    assert second.startswith("config.yaml:4: store.encryption.old_keys[0]: must be a key of 32 bytes")
-    assert not key or key not in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 import anthropic
 import openai
@@ -13,9 +13,8 @@ import pytest
 
 from proxy.server.loopback import serve
 from tests.kit.agent_script import SCHEMA, question
-from tests.kit.agent_sessions import Style, messages_session, responses_session
 from tests.kit.scripted import client
-from tests.kit.strict_messages import BINDING_BETA, Check, StrictMessages
+from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_responses import StrictResponses
 
 PLENTY = 1_000_000
@@ -56,14 +55,6 @@ def round_of_calls(caller: openai.OpenAI, **options: Any) -> Items:
     items = [item.model_dump(exclude_none=True) for item in response.output]
     call = items[-1]
     return [ASKED, *items, {"type": "function_call_output", "call_id": call["call_id"], "output": "7"}]
-
-
-@pytest.mark.parametrize("style", get_args(Style))
-def test_responses_accepts_an_agent(style: Style, responses: tuple[StrictResponses, openai.OpenAI]) -> None:
-    server, caller = responses
-    assert len(list(responses_session(caller, 8, style, MODEL))) == 8
-    assert server.faults == []
-    assert [received.dropped for received in server.requests] == [[]] * 8
 
 
 def without(kind: str) -> Damage:
@@ -109,50 +100,6 @@ def test_responses_rejects(damage: Damage, message: str, responses: tuple[Strict
     assert len(server.faults) == 1
 
 
-def test_responses_persists_items_only_with_store(responses: tuple[StrictResponses, openai.OpenAI]) -> None:
-    _, caller = responses
-    items = round_of_calls(caller, store=False)
-    send(caller, items, store=False)
-    reference = {"type": "item_reference", "id": items[1]["id"]}
-    for number, given in ((1, reference), (1, {"type": "reasoning", "id": items[1]["id"], "summary": []})):
-        with pytest.raises(openai.NotFoundError, match="Items are not persisted when `store` is set to false"):
-            send(caller, [*items[:number], given, *items[number + 1 :]], store=False)
-
-
-def test_responses_drops_reasoning_behind_a_changed_prompt(responses: tuple[StrictResponses, openai.OpenAI]) -> None:
-    server, caller = responses
-    items = round_of_calls(caller)
-    items[0] = {"role": "user", "content": "A summary."}
-    response = send(caller, items)
-    assert server.requests[-1].dropped == [items[1]["id"]]
-    assert response.model_extra["input_transformations"][0]["reason"] == "prefix_mismatch"
-
-
-def test_responses_continues_a_stored_response(responses: tuple[StrictResponses, openai.OpenAI]) -> None:
-    _, caller = responses
-    first = send(caller, [ASKED])
-    output = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "7"}
-    assert send(caller, [output], previous_response_id=first.id).output[-1].call_id == "call_2_1_0"
-    with pytest.raises(openai.BadRequestError, match="Previous response with id 'resp_x' not found"):
-        send(caller, [output], previous_response_id="resp_x")
-
-
-@pytest.mark.parametrize("failure", ["response.failed", "error"])
-def test_responses_reports_an_overflow(failure: str) -> None:
-    server = StrictResponses(100, failure=failure)
-    long = "long " * 200
-    with serve(server.app) as url, client(url) as caller:
-        with pytest.raises(openai.BadRequestError, match="exceeds the context window") as caught:
-            send(caller, long)
-        assert caught.value.code == "context_length_exceeded"
-        events = list(send(caller, long, stream=True))
-    assert [event.type for event in events] == ["response.created", "response.in_progress", failure]
-    error = events[-1] if failure == "error" else events[-1].response.error
-    assert error.code == "context_length_exceeded"
-    assert server.faults == []
-    assert len(server.refused) == 2
-
-
 def ask(caller: anthropic.Anthropic, conversation: Items, **options: Any) -> Any:
     tools = [{"name": "read", "description": "A tool.", "input_schema": SCHEMA}]
     options = {"thinking": {"type": "adaptive"}, "tools": tools, "system": "Be brief.", **options}
@@ -175,19 +122,6 @@ def two_rounds(caller: anthropic.Anthropic, **options: Any) -> Items:
         content = [block.model_dump(exclude_none=True) for block in message.content]
         conversation += [{"role": "assistant", "content": content}, results(message)]
     return conversation
-
-
-@pytest.mark.parametrize("check", get_args(Check))
-def test_messages_accepts_an_agent(check: Check) -> None:
-    server = StrictMessages(PLENTY, check=check, alternate=True)
-    with serving(server) as caller:
-        assert len(list(messages_session(caller, 8, MODEL, thinking={"type": "adaptive"}))) == 8
-    assert server.faults == []
-    assert [received.dropped for received in server.requests] == [[]] * 8
-
-
-def drop_block(message: int, block: int) -> Damage:
-    return lambda conversation: conversation[message]["content"].__delitem__(block)
 
 
 def drop_messages(first: int, last: int) -> Damage:
@@ -240,57 +174,3 @@ def test_messages_rejects(damage: Damage, message: str, messages: tuple[StrictMe
         ask(caller, damaged)
     assert message in str(caught.value)
     assert len(server.faults) == 1
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        drop_block(1, 0),
-        lambda conversation: [drop_block(1, 0)(conversation), drop_block(3, 0)(conversation)],
-        lambda conversation: drop_block(3, 0)(conversation),
-        lambda conversation: conversation[-1]["content"][0].update(cache_control={"type": "ephemeral"}),
-    ],
-    ids=["oldest thinking", "all thinking", "newest thinking", "a breakpoint"],
-)
-def test_messages_accepts_edits_that_do_not_change_the_prompt(
-    damage: Damage, messages: tuple[StrictMessages, anthropic.Anthropic]
-) -> None:
-    server, caller = messages
-    conversation = two_rounds(caller)
-    damage(conversation)
-    ask(caller, conversation)
-    assert server.faults == []
-
-
-def test_messages_drops_thinking_on_request(messages: tuple[StrictMessages, anthropic.Anthropic]) -> None:
-    server, caller = messages
-    conversation = two_rounds(caller)
-    conversation[0]["content"] = "A summary."
-    choice = {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
-    with pytest.raises(anthropic.BadRequestError, match="Extra inputs are not permitted"):
-        ask(caller, conversation, thinking=choice)
-    message = ask(caller, conversation, thinking=choice, extra_headers={"anthropic-beta": BINDING_BETA})
-    assert len(server.requests[-1].dropped) == 2
-    assert len(message.model_extra["input_transformations"]) == 2
-
-
-def test_messages_requires_manual_thinking_in_the_open_round() -> None:
-    manual = {"type": "enabled", "budget_tokens": 1_024}
-    with serving(StrictMessages(PLENTY, check="off")) as caller:
-        conversation = two_rounds(caller, thinking=manual)
-        drop_block(1, 0)(conversation)
-        ask(caller, conversation, thinking=manual)
-        drop_block(3, 0)(conversation)
-        with pytest.raises(anthropic.BadRequestError, match="Expected `thinking` or `redacted_thinking`"):
-            ask(caller, conversation, thinking=manual)
-
-
-def test_messages_reports_an_overflow() -> None:
-    server = StrictMessages(400)
-    with serving(server) as caller:
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 400 maximum"):
-            ask(caller, [{"role": "user", "content": "long " * 400}])
-        message = ask(caller, [{"role": "user", "content": "x"}], tools=[], system="long " * 390)
-    assert message.stop_reason == "model_context_window_exceeded"
-    assert server.faults == []
-    assert len(server.refused) == 1

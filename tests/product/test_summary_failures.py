@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -184,18 +183,6 @@ def test_a_damaged_tokenizer_leaves_a_request_unchanged(
     assert [request.raw for request in upstream.requests] == [raw]
 
 
-def test_twenty_at_once_share_one_failure(tmp_path: Path) -> None:
-    reply = Reply(status=500, error={"error": {"message": BAD}}, delay=0.5)
-    upstream = StandIn(window=WINDOW, summariser=lambda body: reply)
-    messages = talk("All at once")
-    with summarising(upstream, tmp_path, {}) as url, client(url) as caller, ThreadPoolExecutor(20) as threads:
-        headers = list(threads.map(lambda _: ask(caller, messages), range(20)))
-    assert {answer["x-compaction-summary"] for answer in headers} == {"digest"}
-    assert len(upstream.summaries) == 1
-    assert len(upstream.conversations) == 20
-    assert len({request.raw for request in upstream.conversations}) == 1
-
-
 def failing_first(body: dict[str, Any]) -> Reply:
     return Reply(content="Goal: SUMMARY-2.") if body["model"] == "second-best" else FAILURES["500"]
 
@@ -239,27 +226,3 @@ def test_a_prefix_that_failed_three_times_keeps_its_digest(
         hopeless = [request for request in upstream.conversations if "Hopeless" in request.raw.decode()]
         assert len({request.raw for request in hopeless}) == 1, "the prompt stays the same"
         assert len([request for request in upstream.summaries if "Hopeless" in request.raw.decode()]) == 3
-
-
-@pytest.mark.parametrize(
-    "thoughts",
-    ["<seed:think>{}</seed:think>", "◁think▷{}◁/think▷", "Thinking...\n{}\n...done thinking.\n", "{}\n</think>\n"],
-)
-def test_notes_behind_thoughts_are_the_summary(thoughts: str, tmp_path: Path) -> None:
-    text = thoughts.format(f"Hm, {BAD} in a/b.py?") + "The user asks about OPS-4711, and it is in a/b.py."
-    upstream = StandIn(window=WINDOW, max_output=15_000, summariser=lambda body: Reply(content=text))
-    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
-        assert ask(caller, talk("Whatever they think"))["x-compaction-summary"] == "made"
-    sent = upstream.conversations[0].raw.decode()
-    assert "it is in a/b.py." in sent
-    assert BAD not in sent
-
-
-def test_a_summary_ends_before_messages_that_the_model_invented(tmp_path: Path) -> None:
-    text = f"Goal: look at OPS-4711.\n\n[user] Go on.\n\n[assistant] {BAD} is done."
-    upstream = StandIn(window=WINDOW, max_output=15_000, summariser=lambda body: Reply(content=text))
-    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
-        assert ask(caller, talk("Whatever they invent"))["x-compaction-summary"] == "made"
-    sent = upstream.conversations[0].raw.decode()
-    assert "Goal: look at OPS-4711." in sent
-    assert BAD not in sent

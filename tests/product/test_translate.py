@@ -12,12 +12,10 @@ import openai
 import pytest
 from starlette.responses import Response
 
-from proxy.server.loopback import serve
 from tests.kit.anthropic_server import AnthropicServer, LocalServer, Received, Script
 from tests.kit.gemini_server import GeminiServer
-from tests.kit.program import served
 from tests.kit.scripted import client, proxied
-from tests.kit.upstream import Reply, StandIn, ToolCall, gather
+from tests.kit.upstream import gather
 
 TOOLS: Any = [
     {
@@ -257,28 +255,3 @@ def test_what_cannot_fit_is_said_in_the_providers_words(provider: str, tmp_path:
             assert "4000" in refused.value.message
             assert "Shorten the system messages" in refused.value.message
         assert len(server.requests) <= 6
-
-
-def test_an_openai_upstream_may_be_translated_too(tmp_path: Path) -> None:
-    def decide(body: dict[str, Any]) -> Reply:
-        if body["messages"][-1]["role"] == "tool":
-            return Reply(content="It is fine.")
-        number = len(body["messages"])
-        return Reply(content="I look.", tool_calls=(ToolCall(f"call_{number}", "look", '{"number": 1}'),))
-
-    upstream = StandIn(window=8_000, max_output=1_000, responder=decide)
-    with serve(upstream.app) as url:
-        profile = {"context_window": 8_000, "max_output_tokens": 1_000, "tokenizer": "o200k_base"}
-        settings = {
-            "upstreams": {"main": {"base_url": f"{url}/v1", "api_key": "sk-upstream", "lane": "translate"}},
-            "models": [{"match": "*", "upstream": "main", "profile": profile}],
-        }
-        # LiteLLM keeps clients of its own for this provider, which live until the process ends: so it has one.
-        with served(settings, tmp_path) as entrance, client(entrance) as caller:
-            headers = session(caller, 30)
-    assert {request.status for request in upstream.requests} == {200}
-    assert upstream.faults == []
-    assert len(upstream.conversations) == 30
-    assert 1 <= len(upstream.summaries) <= 10
-    assert headers[-1]["x-compaction"] == "compacted"
-    assert {request.headers["authorization"] for request in upstream.requests} == {"Bearer sk-upstream"}

@@ -35,7 +35,7 @@ COVERED = {
     "product/test_silent.py": "pipeline/features/usage_feedback",
     "product/properties/test_money.py": "pipeline/billing pipeline/features/additions",
     "product/http/test_streams.py": "dialects/dialect endpoints/reply",
-    "product/test_refused_thinking.py": "pipeline/features/reasoning",
+    "product/test_public_reports.py": "pipeline/features/reasoning",
     "unit/dialects/responses/test_state.py": "pipeline/features/server_state",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages "
     "upstream/bridge/completions upstream/bridge/over_responses upstream/bridge/responses "
@@ -58,7 +58,7 @@ COVERED = {
     "product/test_output.py": "limits/budget pipeline/budget",
     "unit/limits/profiles/test_lookup.py": "limits/profiles/tables",
     "unit/overflow/test_recognize.py": "overflow/figures overflow/general overflow/patterns",
-    "product/test_overflow.py": "pipeline/attempt",
+    "product/test_retries.py": "pipeline/attempt",
     "product/properties/test_growing.py": "pipeline/compactor pipeline/job",
     "product/http": "pipeline/runtime pipeline/exchange server/app",
     "hostile/test_without_tables.py": "pipeline/measures",

@@ -103,13 +103,6 @@ def triggered(start_module_proxy: StartProxy) -> Iterator[tuple[str, RawUpstream
         yield start_module_proxy(running.url, {"policies": {"default": TRIGGERED}}), running
 
 
-def test_the_talk_is_compacted(triggered: tuple[str, RawUpstream]) -> None:
-    url, upstream = triggered
-    got = ask(url, body=messages(f"[{','.join(talk(12))}]"))
-    assert (got.status, got.header("x-compaction"), got.header("x-compaction-summary")) == (200, "compacted", "made")
-    assert len(json.loads(upstream.last.body)["messages"]) < 10
-
-
 def same(value: Any) -> str:
     """A text by which values can be compared. Lone surrogates, which no encoder lets through, are as if replaced."""
     return re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(value, sort_keys=True, ensure_ascii=False))
@@ -160,11 +153,3 @@ def test_as_many_messages_as_a_request_may_have(triggered: tuple[str, RawUpstrea
     assert got.status == 200
     assert got.header("x-compaction") in ("none", "compacted")
     assert ask(url, body=chat()).status == 200
-
-
-def test_head_and_body_of_nothing_but_system_messages(triggered: tuple[str, RawUpstream]) -> None:
-    url, upstream = triggered
-    sent = messages("[" + ",".join('{"role":"system","content":"%s"}' % ("words " * 100) for _ in range(5)) + "]")
-    got = ask(url, body=sent)
-    assert (got.status, got.header("x-compaction")) == (200, "none")
-    assert upstream.last.body == sent

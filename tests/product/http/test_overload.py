@@ -13,11 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from itertools import islice
 from typing import Any
 
-import openai
 import pytest
 
 from proxy.http import request_body as door
-from proxy.telemetry.metrics import refused
 from tests.kit import waiting
 from tests.kit.client import CHAT, TIMEOUT, Got, StartProxy, ask, chat, connected, read_until, received, request_bytes
 from tests.kit.raw_upstream import Arrived, RawUpstream, Stage, Step, answer, chunk, stream_head
@@ -119,30 +117,6 @@ def test_ten_times_what_it_can_take_on(stage: Stage, start_proxy: StartProxy) ->
     assert number_of_slow(upstream) == 8
     assert [got.status for got in healthy] == [200, 200, 200]
     assert re.search(r'^compaction_refusals_total\{reason="overload"\} [1-9]', healthy[2].body.decode(), re.MULTILINE)
-
-
-def test_a_client_that_tries_again_gets_through(stage: Stage, start_proxy: StartProxy) -> None:
-    turned_away = refused("overload")
-    before = turned_away._value.get()
-    with held(stage, lambda arrived: True) as (upstream, go):
-        url = start_proxy(upstream.url, {"server": {"max_concurrent": 1, "max_queue": 0}})
-        with (
-            ThreadPoolExecutor(3) as clients,
-            openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=20) as caller,
-        ):
-
-            def create() -> object:
-                return caller.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
-
-            answers = [clients.submit(create) for _ in range(3)]
-            until = time.monotonic() + TIMEOUT
-            while turned_away._value.get() < before + 2 and time.monotonic() < until:
-                time.sleep(0.005)
-            go.set()
-            for found in answers:
-                found.result()
-    assert turned_away._value.get() >= before + 2
-    assert len(upstream.arrived) == 3
 
 
 def test_who_waits_too_long_is_turned_away(stage: Stage, start_proxy: StartProxy) -> None:
@@ -272,26 +246,6 @@ def test_bodies_in_chunks_do_not_wait_for_each_others_memory(stage: Stage, start
         assert {one.status for one in found if not overloaded(one)} == {200}
 
 
-def test_who_was_turned_away_can_use_the_connection_again(stage: Stage, start_proxy: StartProxy) -> None:
-    with held(stage) as (upstream, go):
-        url = start_proxy(upstream.url, ONE)
-        with ThreadPoolExecutor(1) as clients, connected(url) as connection:
-            first = occupied(url, upstream, clients)
-            connection.sendall(request_bytes(LARGE))
-            assert overloaded(answer_on(connection))
-            go.set()
-            assert first.result().status == 200
-            until = time.monotonic() + TIMEOUT
-            while overloaded(asked_again := ask_on(connection)) and time.monotonic() < until:
-                time.sleep(0.02)
-            assert asked_again.status == 200
-
-
-def ask_on(connection: socket.socket) -> Got:
-    connection.sendall(request_bytes(chat()))
-    return answer_on(connection)
-
-
 def answer_on(connection: socket.socket) -> Got:
     response = http.client.HTTPResponse(connection, method="POST")
     response.begin()
@@ -318,19 +272,3 @@ def test_a_body_that_does_not_come_gives_the_place_back(
         assert b'"code":"request_timeout"' in told
         assert soon_served(url)
         assert [arrived.target for arrived in upstream.arrived] == [CHAT]
-
-
-def test_a_slow_body_that_keeps_coming_is_taken(
-    stage: Stage, start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(door, "BODY_SECONDS", 0.5)
-    monkeypatch.setattr(door, "BODY_RATE", 10)
-    with stage(lambda arrived: [answer(DONE)]) as upstream:
-        body = chat("y" * 200)
-
-        def parts() -> Iterator[bytes]:
-            for start in range(0, len(body), 50):
-                yield body[start : start + 50]
-                time.sleep(0.2)
-
-        assert ask(start_proxy(upstream.url), body=parts()).status == 200

@@ -6,14 +6,9 @@ import contextlib
 import gzip
 import itertools
 import json
-import os
 import re
-import shutil
-import socket
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,8 +19,7 @@ from proxy.dialects.apis import DIALECTS
 from proxy.server.loopback import serve
 from proxy.upstream import transport as opening
 from tests.kit.client import JSON, Got, StartProxy, ask, chat
-from tests.kit.program import free_port
-from tests.kit.raw_upstream import Arrived, End, RawUpstream, Stage, Step, answer, chunk, head, stream_head, streamed
+from tests.kit.raw_upstream import Arrived, End, Stage, Step, answer, chunk, head, stream_head, streamed
 from tests.kit.three_apis import APIS, PATHS, Answer
 from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
@@ -70,12 +64,6 @@ def test_a_stream_split_anywhere_arrives_whole(start_proxy: StartProxy, stage: S
         for at in range(len(AWKWARD)):
             got = ask(url, body=STREAM, headers=[JSON, ("x-at", str(at))])
             assert (got.status, got.body, got.whole) == (200, AWKWARD, True), at
-
-
-def test_a_stream_in_single_bytes_arrives_whole(start_proxy: StartProxy, stage: Stage) -> None:
-    with stage(lambda _: streamed([bytes([byte]) for byte in AWKWARD], pause=0.0005)) as upstream:
-        got = ask(start_proxy(upstream.url), body=STREAM)
-    assert (got.status, got.body) == (200, AWKWARD)
 
 
 def assert_broken(got: Got, passed: bytes) -> None:
@@ -227,49 +215,11 @@ LONG_TALK = [
 ]
 
 
-@pytest.mark.parametrize("before", [b"", b": comment\n\n", ROLE])
-def test_an_overflow_before_the_first_content_is_tried_again(
-    start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, before: bytes
-) -> None:
-    monkeypatch.setattr(opening, "HELD_SECONDS", 600.0)  # however slow this machine is
-    good = streamed([ROLE, data(piece("fine")), STOP, DONE])
-
-    def script(arrived: Arrived) -> list[Step]:
-        if b"<transcript>" in arrived.body:
-            return [answer(json.dumps({"choices": [{"message": {"content": "What was said."}}]}).encode())]
-        refused = sum(b"<transcript>" not in before.body for before in upstream.arrived) == 1
-        return streamed([before + data(OVERFLOW)], headers=()) if refused else good
-
-    with RawUpstream(script) as upstream:
-        # Without comments, however slow this machine is.
-        url = start_proxy(upstream.url, {"server": {"keepalive": 600}})
-        got = ask(url, body=chat(stream=True, messages=LONG_TALK))
-    assert got.status == 200
-    assert got.body == ROLE + data(piece("fine")) + STOP + DONE
-    assert (got.header("x-compaction"), got.header("x-compaction-retries")) == ("compacted", "1")
-
-
 def test_an_overflow_after_content_is_passed_on(start_proxy: StartProxy, stage: Stage) -> None:
     body = ROLE + data(piece("so far")) + data(OVERFLOW)
     with stage(lambda _: streamed([body])) as upstream:
         got = ask(start_proxy(upstream.url), body=chat(stream=True, messages=LONG_TALK))
         assert (got.body, len(upstream.arrived)) == (body, 1)
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        data(BUSY),
-        b"event: error\ndata: " + json.dumps(BUSY).encode() + b"\r\n\r\n",
-        b'error: {"message" : "busy \\u00e9"}\n\n',
-        b'data: {"error":"busy","x":1.10}\n\n' + DONE,
-    ],
-)
-def test_other_errors_in_a_stream_are_passed_on_untouched(start_proxy: StartProxy, stage: Stage, event: bytes) -> None:
-    for before in (b"", b": comment\n\n", ROLE, ROLE + data(piece("so far"))):
-        with stage(lambda _, sent=before + event: streamed([sent])) as upstream:
-            got = ask(start_proxy(upstream.url), body=chat(stream=True, messages=LONG_TALK))
-            assert (got.status, got.body, len(upstream.arrived)) == (200, before + event, 1)
 
 
 @contextlib.contextmanager
@@ -357,52 +307,6 @@ def test_a_silent_stream_begins_and_has_heartbeats(
     if lane == "native":
         whole = b"".join(Answer("All is well.").parts(api, stream=True)[0])
         assert got.replace(beat, b"") == whole.replace(beat, b"")
-
-
-NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
-IDLE = """pid {folder}/pid; error_log stderr; events {{}} http {{ access_log off; client_body_temp_path {folder}/1;
-proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3; uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
-server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {url}; proxy_read_timeout 10s; proxy_buffering off; }}
-}} }}"""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(NGINX is None, reason="no nginx: apt-get install nginx-light")
-def test_a_silent_stream_outlives_the_idle_limit_of_a_load_balancer(
-    start_proxy: StartProxy, stage: Stage, tmp_path: Path
-) -> None:
-    """The stream begins before 10 seconds have passed. Its heartbeats come for longer than that."""
-    go, beat = threading.Event(), DIALECTS["chat"].heartbeat
-    opening_event, *rest = Answer("All is well.").parts("chat", stream=True)[0]
-    script = [stream_head(), chunk(opening_event), go, chunk(b"".join(rest)), chunk(b"")]
-    body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
-    with stage(lambda arrived: script) as upstream:
-        settings = {"upstreams": {"main": UPSTREAMS["native"]}, "server": {"keepalive": 2}}
-        port, config = free_port(), tmp_path / "nginx.conf"
-        config.write_text(IDLE.format(folder=tmp_path, port=port, url=start_proxy(upstream.url, settings)))
-        own = "daemon off; master_process off;" if os.getuid() else "daemon off; master_process off; user root;"
-        with subprocess.Popen([str(NGINX), "-p", str(tmp_path), "-c", str(config), "-g", own]) as nginx:
-            try:
-                assert until(lambda: listens(port))
-                url = f"http://127.0.0.1:{port}{PATHS['chat']}"
-                with httpx.stream(
-                    "POST", url, json=body, headers={"authorization": "Bearer k"}, timeout=60
-                ) as response:
-                    got, pieces = b"", response.iter_raw()
-                    while response.status_code == 200 and got.count(beat) < 6:
-                        got += next(pieces)
-                    go.set()
-                    got += b"".join(pieces)
-            finally:
-                nginx.terminate()
-    assert response.status_code == 200
-    assert b"well." in got
-
-
-def listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
 
 
 @pytest.mark.parametrize("status", ["200 OK", "400 Bad Request", "500 Internal Server Error"])

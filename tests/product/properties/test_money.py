@@ -17,12 +17,10 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from proxy.endpoints import reply
-from proxy.recall.tool import NAME
 from proxy.server.loopback import serve
 from proxy.telemetry.record import RequestRecord
 from tests.kit.billing_upstream import PACKERS, Billed, BillingUpstream, Manner, pieces
@@ -34,7 +32,6 @@ from tests.kit.waiting import until
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 PRICES = {"m": {"input_cost_per_token": 0.000001, "output_cost_per_token": 0.00001}}
 BUDGET = 100_000_000
-ASK: dict[str, Any] = {"include_usage": True}
 KEY = {"authorization": "Bearer cp-team"}
 CLOSE = 0.15
 
@@ -259,37 +256,6 @@ def test_summaries_hidden_rounds_and_retries_are_counted(door: Door, api: str, u
     _sums_agree(door, 5)
 
 
-@pytest.mark.parametrize("door", [(9_000, {"recall": {"tool": "auto"}})], indirect=True)
-@pytest.mark.parametrize("usage", ["last", "missing"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_hidden_rounds_are_counted(door: Door, stream: bool, usage: str) -> None:
-    query = json.dumps({"query": "q3u", "id": None, "offset": None})
-    call = {"id": "h1", "type": "function", "function": {"name": NAME, "arguments": query}}
-
-    def manner(path: str, body: dict[str, Any]) -> Manner:
-        offered = NAME in json.dumps(body.get("tools"))
-        calls = (call,) if offered and body["messages"][-1]["role"] != "tool" else ()
-        return Manner("Let me look. " + SUMMARY if calls else SUMMARY, usage, calls=calls)
-
-    door.upstream.manner = manner
-    own = {"name": "own", "parameters": {"type": "object", "properties": {}}}
-    body = body_of("chat", "", stream=stream, tools=[{"type": "function", "function": own}])
-    body["messages"] = [
-        {"role": role, "content": words(150, f"q{number}{role[0]}")}
-        for number in range(60)
-        for role in ("user", "assistant")
-    ] + [{"role": "user", "content": "go"}]
-    text = door.client.post(PATHS["chat"], json=body).text
-    assert NAME not in text
-    assert ('"prompt_tokens":' in text) == (not stream and usage == "last")
-    records = door.records(2)
-    assert max(record.recalls for record in records) == 1
-    ours = sum((one.usage.input or 0) + (one.usage.output or 0) for one in records if one.usage)
-    theirs = sum(one.prompt + one.output for one in door.upstream.ledger)
-    assert ours == theirs if usage == "last" else abs(ours - theirs) <= CLOSE * theirs
-    _sums_agree(door, len(records))
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("store", "replicas"), [("sqlite", 1), ("sqlite", 2), ("redis", 2)])
 def test_many_requests_at_once_overspend_at_most_a_reservation(
@@ -430,46 +396,6 @@ def test_a_client_that_leaves_before_the_usage_pays_for_hidden_reasoning(
     assert (record.usage.output, record.usage.estimated) == (hidden, False)
 
 
-class Refusing:
-    """An upstream that refuses fields of ``stream_options``."""
-
-    def __init__(self, *known: str) -> None:
-        self.known = set(known)
-        self.options: list[Any] = []
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        body = await Request(scope, receive).json()
-        options = body.get("stream_options")
-        self.options.append(options)
-        if options is not None and not options.keys() <= self.known:
-            error = {"message": "Unknown parameter: 'stream_options'.", "type": "invalid_request_error"}
-            await JSONResponse({"error": error}, 400)(scope, receive, send)
-            return
-        done = {"choices": [{"index": 0, "delta": {"content": "fine"}, "finish_reason": "stop"}]}
-        events = b"data: " + json.dumps(done).encode() + b"\n\ndata: [DONE]\n\n"
-        await Response(events, media_type="text/event-stream")(scope, receive, send)
-
-
-@pytest.mark.parametrize(
-    ("known", "own", "statuses", "options"),
-    [
-        ((), None, [200, 200], [ASK, None, None]),
-        (("include_usage",), {"foo": 1}, [400, 200], [ASK | {"foo": 1}, {"foo": 1}, ASK]),
-    ],
-)
-def test_only_a_refusal_of_our_own_field_is_remembered(
-    tmp_path: Path, known: tuple[str, ...], own: Any, statuses: list[int], options: list[Any]
-) -> None:
-    upstream = Refusing(*known)
-    first = body_of("chat", "hi", stream=True, **({"stream_options": own} if own else {}))
-    with behind(upstream, tmp_path, prices=PRICES) as url, httpx.Client(base_url=url, trust_env=False) as client:
-        bodies = (first, body_of("chat", "hi", stream=True))
-        assert [client.post(PATHS["chat"], json=body).status_code for body in bodies] == statuses
-    assert upstream.options == options
-
-
 @pytest.mark.parametrize(
     "body", ['{"model": "dear", "model": "m", %s}', '{"Model": "dear", "model": "m", %s}', '{"model": "?", %s}']
 )
@@ -492,19 +418,6 @@ def test_a_budget_in_dollars_counts_the_model_that_answered(tmp_path: Path, body
     with behind(upstream, tmp_path, **sections) as url, httpx.Client(base_url=url, trust_env=False) as client:
         statuses = [client.post(PATHS["chat"], content=raw, headers=KEY).status_code for _ in range(5)]
     assert statuses == [200] * 3 + [429] * 2
-
-
-def test_a_background_response_that_several_read_at_once_counts_once(door: Door) -> None:
-    door.manner = Manner(words(200, "b"))
-    answer = door.client.post("/v1/responses", json=body_of("responses", "hi", background=True)).json()
-    spelled = f"/v1/%72esponses/%72esp{answer['id'][4:]}"
-    with ThreadPoolExecutor(8) as pool:
-        statuses = list(pool.map(lambda _: door.client.get(spelled).status_code, range(16)))
-    assert set(statuses) == {200}
-    records = door.records(17)
-    (billed,) = door.upstream.ledger
-    assert sum(one.usage.output or 0 for one in records if one.usage) == billed.output
-    _sums_agree(door, 17)
 
 
 @pytest.mark.parametrize("form", ["utf-8-sig", "utf-16", "NaN", "deep"])
