@@ -1,4 +1,8 @@
-"""The benchmark: the proxy compared with a minimal pass-through, in one run on the same core.
+"""Measurements of the proxy. ``scripts/bench`` lists the commands."""
 
-``python -m bench`` prints the table. ``cases`` has most of the figures and their targets.
-"""
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+DATA = ROOT.parent / "shared" / "data"
+"""Recorded sessions and the catalogue of errors aren't part of the project. They may be in a folder next to it."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
 import msgspec
+
+from tests.kit.three_apis import PATHS, request
 
 ORDINARY = "gpt-4o-mini"
 """A model from the built-in tables."""
@@ -18,7 +20,6 @@ WINDOWS: Mapping[str, int] = {
     "bench-64k": 64_000,
     "bench-128k": 128_000,
     "bench-1m": 1_000_000,
-    "bench-4m": 4_000_000,
 }
 """Context windows in tokens. Only the benchmark's configuration has these models."""
 
@@ -27,7 +28,6 @@ CONVERSATION_MESSAGES = 400
 SHORT_BYTES = 110_000
 SHORT_MESSAGES = 40
 """A conversation with a tenth of the messages. They are as long as those of the other one."""
-COLD_BYTES = 4_000_000
 
 _SENTENCE = (
     "the request of this service reads a file and returns its value when every test has passed because no error "
@@ -41,54 +41,21 @@ _WORDS = _SENTENCE.split()
 Message = dict[str, Any]
 
 
-def _items(message: Message) -> list[Message]:
-    """Return the items of the Responses API for a chat message."""
-    if message["role"] == "tool":
-        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}]
-    calls = [
-        {"type": "function_call", "call_id": call["id"], **call["function"]} for call in message.get("tool_calls", ())
-    ]
-    return [{"role": message["role"], "content": message["content"]}, *calls]
-
-
-def _blocks(message: Message) -> list[Message]:
-    """Return the message of Anthropic's API for a chat message."""
-    if message["role"] == "tool":
-        result = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
-        return [{"role": "user", "content": [result]}]
-    uses = [
-        {
-            "type": "tool_use",
-            "id": call["id"],
-            "name": call["function"]["name"],
-            "input": msgspec.json.decode(call["function"]["arguments"]),
-        }
-        for call in message.get("tool_calls", ())
-    ]
-    return [{"role": message["role"], "content": [{"type": "text", "text": message["content"]}, *uses]}]
-
-
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The bodies of one API. ``convert`` returns its form of a chat message. ``system`` names the field for the first.
-
-    ``model`` is one from the built-in tables.
-    """
+    """The bodies of one API. ``model`` is one from the built-in tables."""
 
     name: str
-    path: str
     model: str = ORDINARY
-    listed: str = "messages"
-    system: str = ""
-    convert: Callable[[Message], list[Message]] = lambda message: [message]
-    fields: Mapping[str, object] = field(default_factory=dict)
 
-    def small(self, *, user: str | None = None, stream: bool = False) -> bytes:
-        """Return a short question of 0.3 kB. ``user`` selects how the benchmark's upstream responds."""
-        fields: dict[str, object] = {"stream": stream, **self.fields}
-        if user is not None:
-            fields["user"] = user
-        return self._body(self.model, fields, QUESTION)
+    @property
+    def path(self) -> str:
+        """The path of the API."""
+        return PATHS[self.name]
+
+    def small(self) -> bytes:
+        """Return a short question of 0.3 kB."""
+        return self._body(self.model, QUESTION)
 
     def conversation(
         self,
@@ -103,7 +70,7 @@ class Api:
 
         The same ``seed`` gives the same bytes. Conversations with different seeds have only the last message in common.
         """
-        return self._body(model, self.fields, messages(size, count, seed=seed, last=last))
+        return self._body(model, messages(size, count, seed=seed, last=last))
 
     def turns(
         self, model: str, size: int = CONVERSATION_BYTES, count: int = CONVERSATION_MESSAGES, *, conversations: int = 1
@@ -119,10 +86,9 @@ class Api:
         for number, (before, _, after) in enumerate(cycle(made)):
             yield b"%b%012d%b" % (before, number, after)
 
-    def _body(self, model: str, fields: Mapping[str, object], chat: Sequence[Message]) -> bytes:
-        head = {self.system: chat[0]["content"]} if self.system else {}
-        said = [item for message in chat[len(head) :] for item in self.convert(message)]
-        return msgspec.json.encode({"model": model, **fields, **head, self.listed: said})
+    def _body(self, model: str, chat: Sequence[Message]) -> bytes:
+        # A client's library writes JSON without the untidy spaces of the tests' requests.
+        return msgspec.json.encode(msgspec.json.decode(request(self.name, model, chat, stream=False)))
 
 
 QUESTION: Sequence[Message] = (
@@ -131,14 +97,11 @@ QUESTION: Sequence[Message] = (
 )
 
 APIS: Mapping[str, Api] = {
-    "chat": Api("chat", "/v1/chat/completions"),
-    "responses": Api("responses", "/v1/responses", listed="input", system="instructions", convert=_items),
-    "messages": Api(
-        "messages", "/v1/messages", "claude-sonnet-4-5", system="system", convert=_blocks, fields={"max_tokens": 1_000}
-    ),
+    "chat": Api("chat"),
+    "responses": Api("responses"),
+    "messages": Api("messages", "claude-sonnet-4-5"),
 }
 CHAT = APIS["chat"]
-small, conversation = CHAT.small, CHAT.conversation
 
 
 def messages(size: int, count: int = CONVERSATION_MESSAGES, *, seed: int = 1, last: str = "Go on.") -> list[Message]:

@@ -17,7 +17,6 @@ _HEAD = (
     "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer sk-bench\r\n"
     "content-type: application/json\r\naccept: */*\r\nuser-agent: bench\r\ncontent-length: {length}\r\n\r\n"
 )
-_PING = b"GET /livez HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _VERDICT = re.compile(rb"\r\nx-compaction(-summary)?: *([a-z]+)", re.IGNORECASE)
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -51,6 +50,12 @@ def verdicts(answer: bytes) -> tuple[str, str]:
     return found.get(b"", ""), found.get(b"-summary", "")
 
 
+def check(answer: bytes, expected: tuple[str, str], name: str) -> None:
+    """Raise ``Broken`` if ``x-compaction`` and ``x-compaction-summary`` differ from those that a case expects."""
+    if (reported := verdicts(answer)) != expected:
+        raise Broken(f"{name}: the proxy reported {reported} instead of {expected}")
+
+
 class Caller:
     """A persistent connection for one request at a time."""
 
@@ -82,18 +87,6 @@ class Load:
 
     latencies: list[float]
     cpu: float
-
-
-def sequential(server: Server, caller: Caller, requests: Iterator[bytes], times: int) -> Load:
-    """Send the next ``times`` requests over one connection."""
-    latencies = []
-    clock = time.perf_counter
-    before = server.cpu
-    for sent in islice(requests, times):
-        start = clock()
-        caller.ask(sent)
-        latencies.append(clock() - start)
-    return Load(latencies, (server.cpu - before) / times)
 
 
 async def concurrent(server: Server, requests: Iterator[bytes], times: int, at_once: int) -> Load:
@@ -163,32 +156,3 @@ async def connection(server: Server, requests: Iterator[bytes], latencies: list[
     """Connect to a server. The requests are sent after ``begin``, and their seconds are added to ``latencies``."""
     loop = asyncio.get_running_loop()
     return (await loop.create_connection(lambda: Asking(requests, latencies), "127.0.0.1", server.port))[1]
-
-
-async def read_response(reader: asyncio.StreamReader) -> bytes:
-    """Return the bytes of a response. Raises ``Broken`` if it has no ``content-length``."""
-    head = await reader.readuntil(b"\r\n\r\n")
-    length = _LENGTH.search(head)
-    if length is None:
-        raise Broken(f"a response without a length: {head[:300]!r}")
-    return head + await reader.readexactly(int(length[1]))
-
-
-async def pings(server: Server, every: float, until: asyncio.Future[None]) -> list[float]:
-    """Send ``GET /livez`` every ``every`` seconds until ``until`` is done. Return the latencies in seconds.
-
-    A latency starts at the time when the request was due. So a late response also delays the requests after it.
-    """
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    clock = time.perf_counter
-    latencies = []
-    due = clock()
-    while not until.done():
-        due += every
-        if (wait := due - clock()) > 0:
-            await asyncio.sleep(wait)
-        writer.write(_PING)
-        await read_response(reader)
-        latencies.append(clock() - due)
-    writer.close()
-    return latencies

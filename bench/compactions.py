@@ -8,20 +8,21 @@ with an exact count, but it has no index, no archive, and no records.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count, cycle, repeat, takewhile
 from statistics import median, quantiles
 
 import uvloop
 
 from bench import bodies, servers
-from bench.client import Broken, Caller, connection, request, verdicts
-from bench.figures import MILLI, Row, Scale, Target
-from bench.quality.langchain import LangChain
-from bench.servers import Server
+from bench.bodies import CHAT
+from bench.client import Caller, check, connection, request
+from bench.quality.langchain import LangChain, langchain
+from bench.rows import MILLI, Row, Scale
+from bench.servers import Place, Server
 
 AT_ONCE, OTHERS = 4, 4
 """Large requests at once, and the connections that send small ones next to them."""
@@ -31,94 +32,84 @@ IDLE_SECONDS = 0.05
 """A server is idle when it uses hardly any CPU in this time."""
 IDLE_CPU = 0.0005
 
-EXTRACT = ("compacted", "digest")
-Step = Callable[[], None]
-
-configuration = partial(servers.configuration, summarizes=False)
-
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Conversations of one size, and the model that gets them. ``at_most`` is the target for a compaction in ms."""
+    """Conversations of one size, and the model that gets them.
+
+    ``expected`` are the values of ``x-compaction`` and ``x-compaction-summary``.
+    """
 
     name: str
     model: str
     length: int
     messages: int
-    at_most: float
+    expected: tuple[str, str] = ("compacted", "digest")
 
     def conversation(self, seed: int) -> bytes:
         """Return a request with a conversation that has no message in common with another seed's, except the last."""
-        return request(bodies.conversation(self.model, self.length, self.messages, seed=seed))
+        return request(CHAT.conversation(self.model, self.length, self.messages, seed=seed))
 
 
+LARGE = (bodies.CONVERSATION_BYTES, bodies.CONVERSATION_MESSAGES)
 SIZES = (
-    Size("110 KB", "bench-16k", bodies.SHORT_BYTES, bodies.SHORT_MESSAGES, 30.0),
-    Size("1.1 MB", "bench-64k", bodies.CONVERSATION_BYTES, bodies.CONVERSATION_MESSAGES, 200.0),
+    Size("first compaction of 110 KB, window of 16K", "bench-16k", bodies.SHORT_BYTES, bodies.SHORT_MESSAGES),
+    Size("first compaction of 1.1 MB, window of 64K", "bench-64k", *LARGE),
+    Size("first count of 1.1 MB", "bench-1m", *LARGE, expected=("none", "")),
 )
-COUNTED = Size("1.1 MB", "bench-1m", bodies.CONVERSATION_BYTES, bodies.CONVERSATION_MESSAGES, 0.0)
 
 _seeds = count(10_000)
 
 
-def first(passthrough: Server, proxy: Server, other: LangChain | None, scale: Scale, step: Step) -> list[Row]:
-    """Measure the CPU of first compactions. Call ``step`` after each round."""
-    theirs, ours = Caller(passthrough), Caller(proxy)
+def first(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
+    """Measure the CPU of first compactions and of first counts."""
     rows = []
-    for size in SIZES:
-        name = f"first compaction of {size.name}, window of {size.model.removeprefix('bench-').upper()}: CPU"
-        rows.append(Row(name, "ms", Target("figure", size.at_most)))
-        rows.append(Row(name, "ms", Target("ratio", 1.0), compared="LangChain"))
-        _check(ours.ask(size.conversation(next(_seeds))), EXTRACT)
-    for _ in range(scale.rounds):
-        for number, (size, times) in enumerate(zip(SIZES, scale.compactions, strict=True)):
-            seeds = [next(_seeds) for _ in range(times)]
-            sent = [size.conversation(seed) for seed in seeds]
-            cpu = MILLI * median(_cpu(proxy, ours, each) for each in sent)
-            plain, beside = rows[2 * number : 2 * number + 2]
-            plain.proxy.append(cpu)
-            plain.reference.append(MILLI * median(_cpu(passthrough, theirs, each) for each in sent))
-            if other is not None:
-                talks = [bodies.messages(size.length, size.messages, seed=seed) for seed in seeds]
-                beside.proxy.append(cpu)
-                beside.reference.append(MILLI * median(other.cpu(talk, bodies.WINDOWS[size.model]) for talk in talks))
-        step()
-    theirs.close()
-    ours.close()
+    with contextlib.ExitStack() as stack:
+        theirs, ours = stack.enter_context(place.both(summarizes=False))
+        callers = [(stack.enter_context(contextlib.closing(Caller(server))), server) for server in (theirs, ours)]
+        with servers.pinned(place.core):  # LangChain's process inherits the core.
+            other = stack.enter_context(langchain())
+        for size, times in zip(SIZES, (*scale.compactions, scale.compactions[1]), strict=True):
+            check(callers[1][0].ask(size.conversation(next(_seeds))), size.expected, size.name)
+            plain, compared = Row(f"{size.name}: CPU", "ms"), Row(f"{size.name}: CPU", "ms", compared="LangChain")
+            for _ in range(scale.rounds):
+                seeds = [next(_seeds) for _ in range(times)]
+                for caller, server in callers:
+                    cpu = median(_cpu(server, caller, size.conversation(seed)) for seed in seeds)
+                    plain.add(MILLI * cpu, ours=server is ours)
+                if other is not None and size.expected[0] == "compacted":
+                    compared.add(plain.proxy[-1], ours=True)
+                    compared.add(MILLI * median(_their_cpu(other, size, seed) for seed in seeds), ours=False)
+            rows += [plain, compared]
     return [row for row in rows if row.proxy]
 
 
-def beside(passthrough: Server, proxy: Server, scale: Scale, step: Step) -> list[Row]:
-    """Measure the latency of small requests next to ``AT_ONCE`` large ones. Call ``step`` after each round."""
-    cases = [
-        *((size, f"first compactions of {size.name}", EXTRACT, (2.0, 3.0)) for size in SIZES),
-        (COUNTED, f"cold counts of {COUNTED.name}", ("none", ""), (1.4, 1.5)),
-    ]
-    for server in (passthrough, proxy):
-        caller = Caller(server)
-        for size, *_ in cases:
-            caller.ask(size.conversation(next(_seeds)))
-        caller.close()
+def beside(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
+    """Measure the latency of small requests next to ``AT_ONCE`` large ones."""
     rows = []
-    for number, (size, name, expected, targets) in enumerate(cases):
-        of = [
-            Row(f"small, next to {AT_ONCE} {name}: {kind}", "ms", Target("ratio", at_most))
-            for kind, at_most in zip(("median", "p99"), targets, strict=True)
-        ]
-        times = scale.beside[0 if number == 0 else 1]
-        for _ in range(scale.rounds):
-            sent = [size.conversation(next(_seeds)) for _ in range(times)]
-            bursts = [sent[start : start + AT_ONCE] for start in range(0, times, AT_ONCE)]
-            for server, chosen in ((passthrough, _during(bursts)), (proxy, bursts)):
-                latencies, last = uvloop.run(_beside(server, chosen))
-                if server is proxy:
-                    _check(last, expected)
-                figures = (median(latencies), quantiles(latencies, n=100, method="inclusive")[98])
-                for row, seconds in zip(of, figures, strict=True):
-                    (row.proxy if server is proxy else row.reference).append(MILLI * seconds)
-            step()
-        rows += of
+    with place.both(summarizes=False) as both:
+        for server in both:
+            with contextlib.closing(Caller(server)) as caller:
+                for size in SIZES:
+                    caller.ask(size.conversation(next(_seeds)))
+        for size, times in zip(SIZES, (*scale.beside, scale.beside[1]), strict=True):
+            made = [Row(f"small, next to {AT_ONCE} at once ({size.name}): {kind}", "ms") for kind in ("median", "p99")]
+            for _ in range(scale.rounds):
+                sent = [size.conversation(next(_seeds)) for _ in range(times)]
+                _round(both, size, [sent[start : start + AT_ONCE] for start in range(0, times, AT_ONCE)], made)
+            rows += made
     return rows
+
+
+def _round(both: tuple[Server, Server], size: Size, bursts: Sequence[Sequence[bytes]], rows: Sequence[Row]) -> None:
+    passthrough, proxy = both
+    for server, chosen in ((passthrough, _during(bursts)), (proxy, bursts)):
+        latencies, last = uvloop.run(_beside(server, chosen))
+        if server is proxy:
+            check(last, size.expected, size.name)
+        figures = (median(latencies), quantiles(latencies, n=100, method="inclusive")[98])
+        for row, seconds in zip(rows, figures, strict=True):
+            row.add(MILLI * seconds, ours=server is proxy)
 
 
 async def _beside(server: Server, bursts: Iterable[Sequence[bytes]]) -> tuple[list[float], bytes]:
@@ -131,7 +122,7 @@ async def _beside(server: Server, bursts: Iterable[Sequence[bytes]]) -> tuple[li
     for burst in bursts:
         busy = [await connection(server, iter((sent,)), []) for sent in burst]
         ended = asyncio.Event()
-        small = _until(ended, request(bodies.small()))
+        small = _until(ended, request(CHAT.small()))
         waiting = [await connection(server, small, latencies) for _ in range(OTHERS)]
         for caller in (*busy, *waiting):
             caller.begin()
@@ -166,6 +157,5 @@ def _cpu(server: Server, caller: Caller, sent: bytes) -> float:
             return earlier - before
 
 
-def _check(answer: bytes, expected: tuple[str, str]) -> None:
-    if (reported := verdicts(answer)) != expected:
-        raise Broken(f"the proxy reported {reported} instead of {expected}")
+def _their_cpu(other: LangChain, size: Size, seed: int) -> float:
+    return other.cpu(bodies.messages(size.length, size.messages, seed=seed), bodies.WINDOWS[size.model])

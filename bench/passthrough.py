@@ -17,8 +17,6 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from bench.bodies import APIS
-
 _NOT_PASSED_ON = frozenset({"connection", "keep-alive", "transfer-encoding", "host", "content-length"})
 
 
@@ -56,8 +54,7 @@ def create_app(upstream: str) -> Starlette:
             forward.session = session
             yield
 
-    routes = [Route(api.path, forward, methods=["POST"]) for api in APIS.values()]
-    return Starlette(routes=routes, lifespan=lifespan)
+    return Starlette(routes=[Route("/v1/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
 
 
 if __name__ == "__main__":

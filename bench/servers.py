@@ -1,4 +1,4 @@
-"""The processes to measure: start them, pin them to a core, and read their CPU time and memory."""
+"""Start servers in processes of their own, pin them to a core, and read their CPU time and memory."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
 
+from bench import ROOT
 from bench.bodies import WINDOWS
 
 START_SECONDS = 400.0
 """Longest wait for a server that starts. Below callgrind on a busy machine it takes minutes."""
 
-ROOT = Path(__file__).resolve().parent.parent
+END_SECONDS = 20.0
+"""Longest wait for a server that ends after SIGTERM."""
 
 
 def cores() -> tuple[int, int]:
@@ -29,39 +32,40 @@ def cores() -> tuple[int, int]:
     return allowed[0], allowed[-1]
 
 
+@dataclass(frozen=True, slots=True)
 class Server:
-    """A server in a process of its own."""
+    """A running server. ``spawned`` is the start of its process, by ``time.perf_counter``. ``log`` has its output."""
 
-    def __init__(
-        self, command: Sequence[str], port: int, core: int | None, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self.port = port
-        self.spawned = time.perf_counter()
-        with pinned(core):  # The child inherits the core from its first instruction.
-            self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, stdout=self._log, stderr=self._log, env={**os.environ, **(environment or {})}
-            )
+    port: int
+    process: subprocess.Popen[bytes]
+    spawned: float
+    log: Path
+
+    @property
+    def url(self) -> str:
+        """The root URL."""
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
         """The id of the process."""
-        return self._process.pid
+        return self.process.pid
 
     @property
     def cpu(self) -> float:
         """The CPU seconds of all its threads so far, including those that have ended."""
-        return cpu_seconds(self._process.pid)
+        # This clock id is the one of clock_getcpuclockid(3) for another process. /proc has a lower resolution.
+        return time.clock_gettime((~self.pid << 3) | 2)
 
     @property
-    def megabytes(self) -> float:
-        """The resident memory in MB."""
-        return float(psutil.Process(self._process.pid).memory_info().rss) / 1e6
+    def memory(self) -> int:
+        """The resident memory in bytes."""
+        return int(psutil.Process(self.pid).memory_info().rss)
 
     def connected(self) -> socket.socket:
         """Return a connection as soon as the server accepts one. Raises ``RuntimeError`` if it doesn't start."""
         latest = time.perf_counter() + START_SECONDS
-        while time.perf_counter() < latest and self._process.poll() is None:
+        while time.perf_counter() < latest and self.process.poll() is None:
             try:
                 made = socket.create_connection(("127.0.0.1", self.port), timeout=START_SECONDS)
             except ConnectionRefusedError:
@@ -71,69 +75,102 @@ class Server:
             return made
         raise RuntimeError(f"the server on port {self.port} didn't start; see its output")
 
-    def output(self) -> str:
-        """Return the end of the process's output."""
-        self._log.seek(0)
-        return self._log.read()[-2_000:].decode(errors="replace")
 
-    def stop(self) -> None:
-        """End the process."""
-        self._process.terminate()
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    *,
+    core: int | None = None,
+    checkout: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Run a server until the block ends. If the block raises, print the end of its output.
+
+    It starts in ``checkout``, with ``environment`` added to the variables of this process.
+    """
+    with log.open("wb") as output:
+        variables = {**os.environ, **(environment or {})}
+        with pinned(core):  # The child inherits the core from its first instruction.
+            spawned = time.perf_counter()
+            process = subprocess.Popen(command, cwd=checkout, env=variables, stdout=output, stderr=output)
         try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
+            yield Server(port, process, spawned, log)
+        except BaseException:
+            sys.stderr.write(tail(log))
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 @contextlib.contextmanager
-def upstream(core: int | None) -> Iterator[Server]:
-    """Start the upstream."""
-    port = free_port()
-    with _running(Server([sys.executable, "-m", "bench.upstream", str(port)], port, core)) as server:
+def proxy(settings: Mapping[str, Any], folder: Path, before: Sequence[str] = (), **options: Any) -> Iterator[Server]:
+    """Start the proxy with the public command, and wait until it accepts connections.
+
+    ``folder`` gets its configuration, its log, and unless the settings name another store, its store. ``before`` is a
+    command that runs the proxy. ``options`` are those of ``running``.
+    """
+    file, port = folder / "config.yaml", free_port()
+    store = {"store": {"url": f"sqlite:///{folder}/store.db"}}
+    file.write_text(yaml.safe_dump({**store, **settings}, sort_keys=False), encoding="utf-8")
+    command = [*before, sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
+    with running(command, port, folder / "proxy.log", **options) as server:
         server.connected().close()
         yield server
 
 
 @contextlib.contextmanager
-def passthrough(
-    core: int | None, behind: Server, environment: Mapping[str, str] | None = None, before: Sequence[str] = ()
-) -> Iterator[Server]:
-    """Start the minimal pass-through. ``before`` is a command that runs it."""
+def upstream(core: int | None, folder: Path) -> Iterator[Server]:
+    """Start the benchmark's upstream."""
     port = free_port()
-    command = [sys.executable, "-m", "bench.passthrough", str(port), f"http://127.0.0.1:{behind.port}"]
-    with _running(Server([*before, *command], port, core, environment)) as server:
+    command = [sys.executable, "-m", "bench.upstream", str(port)]
+    with running(command, port, folder / "upstream.log", core=core) as server:
+        server.connected().close()
         yield server
 
 
-@contextlib.contextmanager
-def proxy(
-    core: int | None,
-    behind: Server,
-    folder: Path,
-    configure: Callable[[int, Path], str] | None = None,
-    environment: Mapping[str, str] | None = None,
-    before: Sequence[str] = (),
-) -> Iterator[Server]:
-    """Start the proxy with the public command. Its configuration and store are in ``folder``.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of the measured servers: a core, and an upstream behind them. ``folder`` has their files."""
 
-    ``configure`` returns a configuration for the upstream's port and the database. Default: ``configuration``.
-    ``before`` is a command that runs it.
-    """
-    port = free_port()
-    file = folder / f"config-{port}.yaml"
-    text = (configure or configuration)(behind.port, folder / f"store-{port}.db")
-    file.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
-    with _running(Server([*before, *command], port, core, environment)) as server:
-        yield server
+    core: int
+    upstream: Server
+    folder: Path
+
+    @contextlib.contextmanager
+    def passthrough(self, before: Sequence[str] = (), **options: Any) -> Iterator[Server]:
+        """Start the minimal pass-through. ``before`` is a command that runs it."""
+        port = free_port()
+        command = [*before, sys.executable, "-m", "bench.passthrough", str(port), self.upstream.url]
+        with running(command, port, self.folder / "passthrough.log", core=self.core, **options) as server:
+            server.connected().close()
+            yield server
+
+    @contextlib.contextmanager
+    def proxy(self, *, summarizes: bool = True, **options: Any) -> Iterator[Server]:
+        """Start the proxy with an empty store. Unless it ``summarizes``, summaries are extracts."""
+        folder = self.folder / str(time.monotonic_ns())
+        folder.mkdir()
+        with proxy(_settings(self.upstream, summarizes), folder, core=self.core, **options) as server:
+            yield server
+
+    @contextlib.contextmanager
+    def both(self, *, summarizes: bool = True, **options: Any) -> Iterator[tuple[Server, Server]]:
+        """Start both, the pass-through first."""
+        with self.passthrough(**options) as theirs, self.proxy(summarizes=summarizes, **options) as ours:
+            yield theirs, ours
 
 
-def configuration(upstream_port: int, database: Path, *, summarizes: bool = True) -> str:
-    """Return the proxy's configuration as YAML: the defaults, with addresses and the models' windows.
+def _settings(behind: Server, summarizes: bool) -> dict[str, Any]:
+    """Return the defaults, with addresses and the models' windows.
 
-    If it doesn't summarize, no route matches the summary model, and summaries are extracts.
+    If the proxy doesn't summarize, no route matches the summary model.
     """
     models: list[dict[str, object]] = [
         {
@@ -148,22 +185,11 @@ def configuration(upstream_port: int, database: Path, *, summarizes: bool = True
         }
         for name, window in WINDOWS.items()
     ]
-    models.append({"match": "*" if summarizes else "*-*", "upstream": "main"})
-    policy = {"mode": "enforce"} if summarizes else {"mode": "enforce", "summary": {"model": "none"}}
-    main = {"provider": "openai", "base_url": f"http://127.0.0.1:{upstream_port}/v1"}
-    settings = {
-        "store": {"url": f"sqlite:///{database}"},
-        "upstreams": {"main": main},
-        "models": models,
-        "policies": {"default": policy},
+    return {
+        "upstreams": {"main": {"provider": "openai", "base_url": f"{behind.url}/v1"}},
+        "models": [*models, {"match": "*" if summarizes else "*-*", "upstream": "main"}],
+        "policies": {"default": {} if summarizes else {"summary": {"model": "none"}}},
     }
-    return yaml.safe_dump(settings, sort_keys=False)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of all threads of a process so far, including those that have ended."""
-    # This clock id is the one of clock_getcpuclockid(3) for another process. /proc has a lower resolution.
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def free_port() -> int:
@@ -173,15 +199,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-@contextlib.contextmanager
-def _running(server: Server) -> Iterator[Server]:
-    try:
-        yield server
-    except BaseException:
-        sys.stderr.write(server.output())
-        raise
-    finally:
-        server.stop()
+def tail(log: Path, lines: int = 30) -> str:
+    """Return the last lines of a log."""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
 
 @contextlib.contextmanager

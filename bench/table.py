@@ -1,68 +1,36 @@
-"""Print the table of rows."""
+"""Print tables, and write JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from statistics import median
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
-from bench.figures import PASSTHROUGH, Row
-
-MARKS = {True: "[green]✓[/]", False: "[red]✗[/]", None: ""}
-"""How the table shows whether a target is met."""
+NOTHING = "–"
 
 
-def show(rows: Sequence[Row], rounds: int, cores: tuple[int, int], console: Console) -> None:
-    """Print all rows: medians, and the ratios of consecutive rounds with their range."""
-    table = Table(
-        title="The proxy compared with a minimal pass-through (Starlette, uvicorn, aiohttp)",
-        caption=(
-            f"Medians of {rounds} alternating rounds. Brackets: the lowest and highest ratio of consecutive rounds. "
-            f"Both servers run on core {cores[0]}, upstream and client on core {cores[1]}. CPU is of the whole process."
-        ),
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: Collection[str] = ()) -> str:
+    """Return a table in Markdown. The first column and those in ``left`` are aligned to the left."""
+    lines = [list(columns), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(3, *map(len, cells)) for cells in zip(*lines, strict=True)]
+    lefts = [place == 0 or name in left for place, name in enumerate(columns)]
+    lines.insert(
+        1, ["-" * (width - 1) + ("-" if of_left else ":") for width, of_left in zip(widths, lefts, strict=True)]
     )
-    table.add_column("case")
-    for name in (PASSTHROUGH, "proxy", "ratio", "target"):
-        table.add_column(name, justify="right")
-    table.add_column("met", justify="center")
-    for row in rows:
-        table.add_row(
-            row.name, _other(row), _figure(row.proxy, row.unit), _ratio(row), _target(row),
-            MARKS[row.met],
-        )  # fmt: skip
-    console.print(table)
+    return "\n".join(f"| {' | '.join(map(_aligned, line, widths, lefts))} |" for line in lines)
 
 
-def _figure(figures: Sequence[float], unit: str) -> str:
-    return f"{digits(median(figures))} {unit}" if figures else ""
+def _aligned(cell: str, width: int, left: bool) -> str:
+    return cell.ljust(width) if left else cell.rjust(width)
 
 
-def _other(row: Row) -> str:
-    named = "" if row.compared == PASSTHROUGH else f"{row.compared}: "
-    return f"{named}{_figure(row.reference, row.unit)}" if row.reference else ""
-
-
-def _ratio(row: Row) -> str:
-    ratios = row.ratios
-    return f"{median(ratios):.2f} × ({min(ratios):.2f}–{max(ratios):.2f})" if ratios else ""
-
-
-def _target(row: Row) -> str:
-    if row.target is None:
-        return ""
-    return f"≤ {row.target.at_most:g} {'×' if row.target.of == 'ratio' else row.unit}"
+def percent(share: float | None, digits: int = 1) -> str:
+    """Return a share in percent, or a dash if there is none."""
+    return NOTHING if share is None else f"{share * 100:.{digits}f} %"
 
 
 def write_json(file: Path | None, value: object) -> None:
     """Write a value as indented JSON, if there is a file to write to."""
     if file is not None:
         file.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
-
-
-def digits(figure: float) -> str:
-    """Format a figure with about three digits. More would be noise."""
-    return f"{figure:.0f}" if figure >= 100 else f"{figure:.1f}" if figure >= 10 else f"{figure:.2f}"

@@ -1,4 +1,4 @@
-"""``python -m bench.translation``: measure the CPU of a translated turn, compared with LiteLLM.
+"""The CPU of a translated turn, compared with LiteLLM.
 
 The proxy's bridge and LiteLLM's ``anthropic_messages`` and ``aresponses`` run in this process, in turn. Both call the
 benchmark's upstream, which has chat completions. Neither server is part of the figures, and neither is compaction.
@@ -9,23 +9,17 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median
+from collections.abc import Awaitable, Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
-import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 from bench import servers
 from bench.bodies import APIS, Api
 from bench.client import Broken
-from bench.figures import MICRO
-from bench.table import digits, write_json
+from bench.rows import MICRO, Row, Scale
+from bench.upstream import TEXT
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.litellm import library
 from proxy.upstream.relay import Address, RelayTransport
@@ -38,56 +32,37 @@ Turn = Callable[[], Awaitable[str]]
 """Runs a turn, and returns its answer as JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The CPU of a turn in µs, by round."""
-
-    name: str
-    proxy: list[float] = field(default_factory=list)
-    litellm: list[float] = field(default_factory=list)
+def measure(place: servers.Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
+    """Return the rows. Raises ``Broken`` if an answer lacks the upstream's text."""
+    with servers.pinned(place.core):
+        return asyncio.run(_measure(f"{place.upstream.url}/v1", scale, [name for name in FUNCTIONS if name in apis]))
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="Few rounds.")
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every round to FILE.")
-def main(quick: bool, file: Path | None) -> None:
-    """Measure translated turns, and print the table."""
-    own, other = servers.cores()
-    with servers.upstream(other) as upstream, servers.pinned(own):
-        url = f"http://127.0.0.1:{upstream.port}/v1"
-        lines = asyncio.run(measure(url, rounds=2 if quick else 9, turns=5 if quick else 100))
-    show(lines)
-    write_json(file, [{"name": line.name, "proxy": line.proxy, "litellm": line.litellm} for line in lines])
-
-
-async def measure(url: str, rounds: int, turns: int) -> list[Line]:
-    """Return the lines. Raises ``Broken`` if an answer lacks the upstream's text."""
+async def _measure(url: str, scale: Scale, apis: Sequence[str]) -> list[Row]:
     litellm = await library.load()
     # LiteLLM looks for its server in each call. Without the server's packages, it would compile that module each time.
     sys.modules["litellm.proxy.proxy_server"] = cast(ModuleType, SimpleNamespace(llm_router=None))
     relay = RelayTransport(Address(url), upstream="main", api_key="sk-bench", headers={})
-    lines = []
-    for name, function in FUNCTIONS.items():
-        for size, length in SIZES.items():
-            api = APIS[name]
-            body = api.conversation("bench", length) if length else api.small()
-            both = ours(api, body, relay), theirs(getattr(litellm, function), body, url)
-            line = Line(f"/v1/{name}, {size}")
-            for turn in both:
-                if "keep the service fast" not in await turn():
-                    raise Broken(f"{line.name}: the answer has another text")
-            for _ in range(rounds):
-                for turn, figures in zip(both, (line.proxy, line.litellm), strict=True):
-                    began = time.process_time()
-                    for _ in range(turns):
-                        await turn()
-                    figures.append(MICRO * (time.process_time() - began) / turns)
-            lines.append(line)
+    rows = []
+    for api, size in ((api, size) for api in apis for size in SIZES):
+        body = APIS[api].conversation("bench", SIZES[size]) if SIZES[size] else APIS[api].small()
+        row = Row(f"/v1/{api}, {size}, translated: CPU", "µs", compared="LiteLLM")
+        both = _ours(APIS[api], body, relay), _theirs(getattr(litellm, FUNCTIONS[api]), body, url)
+        for turn in both:
+            if TEXT[:30] not in await turn():
+                raise Broken(f"{row.name}: the answer has another text")
+        for _ in range(scale.rounds):
+            for turn, ours in zip(both, (True, False), strict=True):
+                began = time.process_time()
+                for _ in range(scale.translated):
+                    await turn()
+                row.add(MICRO * (time.process_time() - began) / scale.translated, ours=ours)
+        rows.append(row)
     await relay.aclose()
-    return lines
+    return rows
 
 
-def ours(api: Api, body: bytes, relay: RelayTransport) -> Turn:
+def _ours(api: Api, body: bytes, relay: RelayTransport) -> Turn:
     """Return the turn over the proxy's bridge."""
     bridge = Bridge("responses" if api.name == "responses" else "messages", "chat", relay)
 
@@ -99,7 +74,7 @@ def ours(api: Api, body: bytes, relay: RelayTransport) -> Turn:
     return turn
 
 
-def theirs(function: Callable[..., Awaitable[Any]], body: bytes, url: str) -> Turn:
+def _theirs(function: Callable[..., Awaitable[Any]], body: bytes, url: str) -> Turn:
     """Return the turn by a function of LiteLLM, from the body to the answer's JSON."""
 
     async def turn() -> str:
@@ -109,18 +84,3 @@ def theirs(function: Callable[..., Awaitable[Any]], body: bytes, url: str) -> Tu
         return msgspec.json.encode(made).decode()
 
     return turn
-
-
-def show(lines: list[Line]) -> None:
-    """Print the table: medians of all rounds, and the ratio."""
-    table = Table(title="CPU of a translated turn, in µs")
-    for name in ("turn", "LiteLLM", "proxy", "ratio"):
-        table.add_column(name, justify="left" if name == "turn" else "right")
-    for line in lines:
-        theirs, own = median(line.litellm), median(line.proxy)
-        table.add_row(line.name, digits(theirs), digits(own), f"{own / theirs:.2f} ×")
-    Console(width=100).print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,16 +14,12 @@ from itertools import chain, groupby
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from bench import DATA, ROOT
 from bench.compare import recoveries, traffic
 from bench.compare.case import Case
 from bench.compare.side import SAMPLE_SECONDS, Side, running
-from bench.compare.table import SHARE, Result, show
-
-ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT.parent / "shared" / "data"
-"""Recorded sessions and the error catalogue aren't part of the project. They may be in a folder next to it."""
+from bench.compare.table import SHARE, Result, shown
 
 PAUSES = (SAMPLE_SECONDS, 5 * SAMPLE_SECONDS, 10 * SAMPLE_SECONDS)
 """Seconds, for the first run of a group and for the next ones."""
@@ -38,9 +34,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--before", required=True, type=_FOLDER, help="Checkout of the version to compare with.")
 @click.option("--after", default=ROOT, type=_FOLDER, help="Checkout to compare. Default: this one.")
 @click.option("--data", default=DATA, type=click.Path(path_type=Path), help="Folder of the sessions and the catalogue.")
-@click.option("--sessions", type=click.IntRange(0), help="Most requests for each recording and window. Default: all.")
-@click.option("--bodies", type=click.IntRange(0), help="Most fidelity bodies. Default: all.")
-@click.option("--errors", type=click.IntRange(0), help="Most lines of the overflow catalogue. Default: all.")
+@click.option("--most", type=click.IntRange(0), help="Most requests of each recording, API's spellings, and catalogue.")
 @click.option("--generated", default=GENERATED, show_default=True, type=click.IntRange(0), help="Generated requests.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the generated requests.")
 @click.option("--only", multiple=True, help="Compare only groups whose name contains this text. Can be repeated.")
@@ -49,29 +43,26 @@ def main(
     before: Path,
     after: Path,
     data: Path,
-    sessions: int | None,
-    bodies: int | None,
-    errors: int | None,
+    most: int | None,
     generated: int,
     seed: int,
     only: tuple[str, ...],
     jobs: int,
 ) -> None:
     """Prove that two versions of the proxy send, return, and record the same. The exit status is 1 if they don't."""
-    console = Console(width=max(160, Console().width))
     parts = [
-        _recordings(data, sessions, console),
-        traffic.fidelity(bodies),
-        _catalogue(data, errors, console),
+        _if_there(data / "sessions", traffic.recorded, most),
+        traffic.fidelity(most),
+        _if_there(data / "overflow-errors.jsonl", traffic.errors, most),
         recoveries.generated(generated, seed),
     ]
     cases = (case for case in chain(*parts) if not only or any(text in case.group for text in only))
     result = compare(before.resolve(), after.resolve(), cases, partial(print, file=sys.stderr, flush=True), jobs)
-    show(result, console)
+    click.echo(shown(result))
     enough = result.recovered >= SHARE or generated < GENERATED or bool(only)
-    console.print(f"{result.recovered:.0%} of the generated requests met a recovery.")
+    click.echo(f"{result.recovered:.0%} of the generated requests met a recovery.")
     if not enough:
-        console.print(f"At least {SHARE:.0%} must meet one. The comparison proves too little.")
+        click.echo(f"At least {SHARE:.0%} must meet one. The comparison proves too little.")
     sys.exit(0 if result.same and enough else 1)
 
 
@@ -122,20 +113,11 @@ def _compare_group(before: Path, after: Path, cases: Sequence[Case], pause: floa
     return result
 
 
-def _recordings(data: Path, most: int | None, console: Console) -> Iterable[Case]:
-    folder = data / "sessions"
-    if not folder.is_dir():
-        console.print(f"Skipped the recorded sessions: {folder} doesn't exist.")
+def _if_there(place: Path, cases: Callable[[Path, int | None], Iterable[Case]], most: int | None) -> Iterable[Case]:
+    if not place.exists():
+        click.echo(f"Skipped: {place} doesn't exist.")
         return ()
-    return traffic.recorded(folder, most)
-
-
-def _catalogue(data: Path, most: int | None, console: Console) -> Iterable[Case]:
-    file = data / "overflow-errors.jsonl"
-    if not file.is_file():
-        console.print(f"Skipped the overflow catalogue: {file} doesn't exist.")
-        return ()
-    return traffic.errors(file, most)
+    return cases(place, most)
 
 
 if __name__ == "__main__":

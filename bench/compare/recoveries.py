@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from bench.compare.case import Case, Reply
+from bench.compare.case import Case, Reply, always
 from bench.compare.setup import BUDGETS, NOTHING_AHEAD, PLAIN_POLICIES, small_model
 from bench.compare.upstream import asks_compaction, decoded
 from tests.kit.generator import ANY_DIRT, conversation
@@ -94,15 +94,13 @@ class Talk:
             f"{self.family}, {self.api}", name, body, self.policy, replies, self.api, summary=summary, generated=True
         )
 
-    def reply(self, made: Answer, when: Callable[[Arrived], bool] | None = None) -> Reply:
+    def reply(self, made: Answer, when: Callable[[Arrived], bool] = always) -> Reply:
         """Return an answer as the client asked for it."""
-        steps = made.steps(self.api, stream=self.stream)
-        return Reply(steps) if when is None else Reply(steps, when)
+        return Reply(made.steps(self.api, stream=self.stream), when)
 
-    def refusal(self, message: str, code: str | None = None, when: Callable[[Arrived], bool] | None = None) -> Reply:
+    def refusal(self, message: str, code: str | None = None, when: Callable[[Arrived], bool] = always) -> Reply:
         """Return an error of status 400 in the API's shape."""
-        steps = [answer(json.dumps(error_body(self.api, message, code)).encode(), "400 Bad Request")]
-        return Reply(steps) if when is None else Reply(steps, when)
+        return Reply([answer(json.dumps(error_body(self.api, message, code)).encode(), "400 Bad Request")], when)
 
     def goes_on(self, *messages: Any, text: str = "And what does that mean for the release?") -> None:
         """Add messages, and a question of the user's."""

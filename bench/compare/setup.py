@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tests.kit.generator import PIN, SMALL_STAGES
 
@@ -94,11 +91,10 @@ def key(policy: str) -> str:
     return f"sk-compare-{policy}"
 
 
-def configuration(upstream: str, database: Path) -> str:
-    """Return the configuration as YAML. ``upstream`` is a root URL."""
+def settings(upstream: str) -> dict[str, Any]:
+    """Return the configuration. ``upstream`` is a root URL."""
     base = {"base_url": f"{upstream}/v1", "ask_limits": False}
-    settings = {
-        "store": {"url": f"sqlite:///{database}"},
+    return {
         "admin": {"keys": [_digest(ADMIN)]},
         "prices": {"*": PRICES},
         "upstreams": {"main": {"provider": "openai", **base}, "claude": {"provider": "anthropic", **base}},
@@ -108,7 +104,6 @@ def configuration(upstream: str, database: Path) -> str:
             name: {"policy": name, "keys": [_digest(key(name))], "limits": LIMITS.get(name, {})} for name in POLICIES
         },
     }
-    return yaml.safe_dump(settings, sort_keys=False)
 
 
 def _prefix(api: str) -> str:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
+from bench import servers
 from bench.compare import observed
 from bench.compare.case import Case
-from bench.compare.setup import configuration
+from bench.compare.setup import settings
 from bench.compare.upstream import Answers, Upstream, is_summary
-from bench.servers import free_port
 from tests.kit.client import Got, ask
 from tests.kit.raw_upstream import Arrived
 
-START_SECONDS = 60.0
 SETTLE_SECONDS = 30.0
 """Longest wait for work that the proxy does after its response."""
 
@@ -50,18 +46,11 @@ class NotSettled(Exception):
 
 
 class Side:
-    """A version under test. ``process`` is its server."""
+    """A version under test."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        port: int,
-        upstream: Upstream,
-        answers: Answers,
-        pool: ThreadPoolExecutor,
-    ) -> None:
-        self._process = process
-        self._url = f"http://127.0.0.1:{port}"
+    def __init__(self, server: servers.Server, upstream: Upstream, answers: Answers, pool: ThreadPoolExecutor) -> None:
+        self._server = server
+        self._url = server.url
         self._upstream = upstream
         self._answers = answers
         self._ids: list[str | None] = []
@@ -92,16 +81,6 @@ class Side:
         time.sleep(WRITE_SECONDS)
         return observed.records(self._url, self._ids), observed.metrics(self._url)
 
-    def wait_ready(self) -> None:
-        """Wait until the server responds. Raises ``RuntimeError`` if it doesn't."""
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until and self._process.poll() is None:
-            with contextlib.suppress(OSError):
-                if ask(self._url, "/livez", None).status == 200:
-                    return
-            time.sleep(0.05)
-        raise RuntimeError("the server did not start")
-
     def _settle(self, pause: float) -> None:
         """Wait until the proxy has nothing left to do, such as a summary in the background."""
         until = time.monotonic() + SETTLE_SECONDS
@@ -117,36 +96,19 @@ class Side:
 
     def _state(self) -> tuple[float, int, bool]:
         """Return the server's CPU seconds, the number of requests it sent upstream, and whether a thread runs."""
-        pid = self._process.pid
-        # This clock id is the one of clock_getcpuclockid(3) for another process.
-        return time.clock_gettime((~pid << 3) | 2), len(self._upstream.arrived), _runs(pid)
+        return self._server.cpu, len(self._upstream.arrived), _runs(self._server.pid)
 
 
 @contextlib.contextmanager
 def running(checkout: Path, folder: Path) -> Iterator[Side]:
     """Start the version in ``checkout``. ``folder`` is empty and takes its configuration, store, and log."""
-    answers = Answers()
-    with Upstream(answers) as upstream, (folder / "log").open("wb") as log, ThreadPoolExecutor(1) as pool:
-        file = folder / "config.yaml"
-        file.write_text(configuration(upstream.url, folder / "store.db"), encoding="utf-8")
-        port = free_port()
-        command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
-        environment = {**os.environ, "PYTHONPATH": str(checkout)}
-        process = subprocess.Popen(command, cwd=checkout, env=environment, stdout=log, stderr=log)
-        try:
-            side = Side(process, port, upstream, answers, pool)
-            side.wait_ready()
-            yield side
-        except BaseException:
-            sys.stderr.write(f"{checkout}:\n" + (folder / "log").read_text(errors="replace")[-2_000:])
-            raise
-        finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    answers, environment = Answers(), {"PYTHONPATH": str(checkout)}
+    with (
+        Upstream(answers) as upstream,
+        servers.proxy(settings(upstream.url), folder, checkout=checkout, environment=environment) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        yield Side(server, upstream, answers, pool)
 
 
 def _asked(url: str, case: Case) -> Got:

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.compare.case import Case
 from bench.compare.observed import Record, recoveries
 from bench.compare.side import Seen
+from bench.table import table
 
 SHOWN = 5
 AROUND = 60
@@ -125,18 +123,24 @@ def first_difference(before: Seen, after: Seen) -> str:
     return "none"
 
 
-def show(result: Result, console: Console) -> None:
-    """Print the table and the first differences."""
-    names = ("cases", "identical", "records differ", "metrics", "compacted", "summary requests", "recovered", "causes")
-    table = Table("", *names)
-    for column in table.columns[1:-1]:
-        column.justify = "right"
+def shown(result: Result) -> str:
+    """Return the table and the first differences."""
+    names = (
+        "group",
+        "cases",
+        "identical",
+        "records differ",
+        "metrics",
+        "compacted",
+        "summaries",
+        "recovered",
+        "causes",
+    )
+    rows = []
     for name, group in result.groups.items():
         cases = group.identical + group.different
         metrics = "differ" if group.metrics_differ else "same"
         causes = ", ".join(f"{cause} {count}" for cause, count in group.causes.most_common())
         figures = (cases, group.identical, group.recorded_differently, metrics, group.compacted, group.summaries)
-        table.add_row(name, *map(str, figures), str(group.recovered), causes)
-    console.print(table)
-    for difference in result.differences:
-        console.print(difference, markup=False, highlight=False, soft_wrap=True)
+        rows.append([name, *figures, group.recovered, causes])
+    return "\n".join([table(names, rows, left={"causes"}), *result.differences])

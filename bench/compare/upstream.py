@@ -22,7 +22,6 @@ READS = 20
 
 _SUMMARIZER = json.dumps(SUMMARIZER).encode()[:-1]
 _NOTES = b"</write_notes>"
-_SUMMARIZE = b'"compaction":{"type":"summarize"'
 _SUMMARY = """\
 - The task is to keep the service fast.
 - Files were read one by one; nothing was changed so far.
@@ -61,8 +60,6 @@ class Answers:
     def _steps(self, arrived: Arrived) -> Sequence[Step]:
         if self._left and self._left[0].when(arrived):
             return self._left.pop(0).steps
-        if _SUMMARIZE in arrived.body:
-            return [_block(arrived)]
         if arrived.method == "GET" or asks_compaction(arrived):
             return [_compacted(arrived)]
         stream = decoded(arrived).get("stream") is True
@@ -86,7 +83,7 @@ def is_summary(arrived: Arrived) -> bool:
 
 def asks_compaction(arrived: Arrived) -> bool:
     """Return whether the proxy asks the provider of the conversation to compact it."""
-    return arrived.target.partition("?")[0].endswith("/compact") or _SUMMARIZE in arrived.body
+    return arrived.target.partition("?")[0].endswith("/compact")
 
 
 def api_of(arrived: Arrived) -> str:
@@ -116,16 +113,6 @@ def _summary(arrived: Arrived) -> Sequence[Step]:
         return [answer(b'{"error": {"message": "out of order"}}', "500 Internal Server Error")]
     notes = f"<notes>\n{text}\n</notes>" if _NOTES in arrived.body else text
     return Answer(notes, prompt=tokens).steps(api, stream=decoded(arrived).get("stream") is True)
-
-
-def _block(arrived: Arrived) -> bytes:
-    """Return Anthropic's answer to a request to compact."""
-    text = _SUMMARY.format(_digest(arrived))
-    block = {"type": "compaction", "content": text, "signature": _digest(arrived) * 8}
-    cost = {"type": "compaction", "input_tokens": len(arrived.body) // 4, "output_tokens": 100}
-    usage = {"input_tokens": 0, "output_tokens": 0, "iterations": [cost]}
-    made = {"id": "msg_compare", "type": "message", "role": "assistant", "model": "compare", "usage": usage}
-    return answer(json.dumps(made | {"content": [block], "stop_reason": "compaction"}).encode())
 
 
 def _compacted(arrived: Arrived) -> bytes:

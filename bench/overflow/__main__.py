@@ -1,19 +1,17 @@
-"""``python -m bench.overflow``."""
+"""``python -m bench.overflow``: the recognition of overflow errors, compared with LiteLLM's."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from bench.overflow import litellm_side
-from bench.overflow.forms import FORMS, in_forms_of
 from bench.overflow.lines import CATALOGUE, Line, lines
-from bench.overflow.scores import Score, leaving_out, ours, score
-from bench.overflow.table import raw, show
-from bench.table import write_json
+from bench.overflow.scores import FIGURES, Score, leaving_out, ours, score
+from bench.table import NOTHING, percent, table
+
+COLUMNS = ("recognizer", "overflows", "recognized", "others", "false alarms", "traps", *FIGURES)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -23,17 +21,20 @@ from bench.table import write_json
     default=CATALOGUE,
     help="Labeled responses, one JSON object per line.",
 )
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write all scores to FILE.")
-def main(catalogue: Path, file: Path | None) -> None:
+def main(catalogue: Path) -> None:
     """Compare recognizers of overflow errors on a catalogue of responses, and print the table.
 
-    Ambiguous responses are skipped. Two rows test responses of providers without rules: each response is read
-    without the rows and codes of its own provider. The second of them also leaves out the ones shared with other
-    providers. The rows of the APIs test each error message in all error forms of that API, without its status and code.
+    Ambiguous responses are skipped. One row tests responses of providers without rules: each response is read without
+    the rows and codes of its own provider. Figures are the share that was read correctly, of the recognized lines with
+    the figure.
     """
     scores = measure(lines(catalogue))
-    show(scores, Console(width=max(160, Console().width)))
-    write_json(file, raw(scores))
+    click.echo(table(COLUMNS, map(_cells, scores)))
+    first = scores[0]
+    wrong = {"missed": first.missed, "false alarm": first.alarms, "trap": first.trapped, **first.wrong}
+    for name, ids in wrong.items():
+        if ids:
+            click.echo(f"{first.name}, {name}: {', '.join(ids)}")
 
 
 def measure(of: list[Line]) -> list[Score]:
@@ -42,10 +43,14 @@ def measure(of: list[Line]) -> list[Score]:
         score("compaction-proxy", of, ours),
         score("LiteLLM, exception classes", of, litellm_side.by_exception, reads_figures=False),
         score("LiteLLM, phrases", of, litellm_side.by_words, reads_figures=False),
-        score("without the provider's rules", of, partial(leaving_out, shared=False)),
-        score("… and without shared rules", of, partial(leaving_out, shared=True)),
-        *(score(f"in the error forms of {api}", in_forms_of(api, of), ours) for api in FORMS),
+        score("without rules that name the provider", of, leaving_out),
     ]
+
+
+def _cells(score: Score) -> list[str]:
+    shares = [percent(score.share(figure)) if score.reads_figures else NOTHING for figure in FIGURES]
+    counts = (score.overflows, percent(score.recall), score.others, len(score.alarms), len(score.trapped))
+    return [score.name, *map(str, counts), *shares]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CATALOGUE = Path(__file__).parents[3] / "shared" / "data" / "overflow-errors.jsonl"
+from bench import DATA
+
+CATALOGUE = DATA / "overflow-errors.jsonl"
 REMEDIES = {"lower_max_tokens": "lower_output"}
 FINISHED = frozenset({"silent", "truncated", "normal", "output_exhausted"})
 """Kinds of lines with status 200 and without an error."""

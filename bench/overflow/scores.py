@@ -73,14 +73,13 @@ def silent(answer: Finished, counted: int, window: int | None) -> Overflow | Non
     return cut_prompt(answer, counted + grown, grown // 4, before, window)
 
 
-def leaving_out(line: Line, *, shared: bool) -> Overflow | None:
-    """Recognize a response without the rows and codes of its provider alone, or without ``shared`` ones too."""
+def leaving_out(line: Line) -> Overflow | None:
+    """Recognize a response without the rows and codes that name its provider."""
     if line.silent:
         return ours(line)
-    some = any if shared else all
 
     def remains(source: str) -> bool:
-        return not some(is_of(name, line.provider) for name in source.split(","))
+        return not any(is_of(name, line.provider) for name in source.split(","))
 
     rows = [row for row in ROWS if remains(row.source)]
     codes = [code for code, source in CODES.items() if remains(source)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 Message = dict[str, Any]
 
@@ -36,6 +38,38 @@ class Conversation:
         roles = [message["role"] for message in self.messages]
         ends = [i for i in range(1, len(roles)) if roles[i] == "assistant" != roles[i - 1]]
         return ends if roles[-1] == "assistant" else [*ends, len(roles)]
+
+
+@dataclass
+class Outcome:
+    """The prompts as indexes into ``messages``, which has every message once.
+
+    ``reads`` has the tokens of each request for a summary. ``archived`` has the archived messages of each id that a
+    prompt names, or is ``None`` if the engine has no archive.
+    """
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+    archived: dict[str, list[dict[str, Any]]] | None = None
+
+
+class Prompts:
+    """Collect prompts from the bytes of their messages."""
+
+    def __init__(self) -> None:
+        self.outcome = Outcome()
+        self._places: dict[bytes, int] = {}
+
+    def add(self, raws: Sequence[bytes]) -> None:
+        """Add a prompt."""
+        self.outcome.prompts.append([self._place(bytes(raw)) for raw in raws])
+
+    def _place(self, raw: bytes) -> int:
+        place = self._places.setdefault(raw, len(self._places))
+        if place == len(self.outcome.messages):
+            self.outcome.messages.append(msgspec.json.decode(raw))
+        return place
 
 
 class _Writer:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
-from bench.quality.conversations import Conversation, Message
+from bench.quality.conversations import Conversation, Message, Outcome, Prompts
 from bench.quality.judge import named_ids
-from bench.quality.outcome import Outcome, Prompts
 from bench.quality.summarizer import SUMMARIZERS, Summarizer
 from proxy.compaction.rules import Envelope, SectionLimits, section_limits
-from proxy.compaction.summary_message import Counts
 from proxy.config import Policy
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import parse
@@ -23,7 +23,7 @@ from proxy.limits.budget import budget, reserved_output
 from proxy.limits.profiles import Profile
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.job import CompactionInput, Explanation
+from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.rules import rules_for
 from proxy.pipeline.summary_models import TranscriptWriter
 from proxy.store import open_store
@@ -92,20 +92,18 @@ async def _no_models(tokens: int) -> Sequence[UpstreamSummaryModel]:
     return ()
 
 
-def _case(
-    raws: Sequence[bytes], window: int, counter: ChatCounter, policy: Policy, tenant: str, models: Models
-) -> CompactionInput:
+def _case(raws: Sequence[bytes], window: int, counter: ChatCounter, tenant: str, models: Models) -> CompactionInput:
     """Return a request with these messages."""
     return CompactionInput(
         body=parse(b'{"model":"' + MODEL.encode() + b'","messages":[' + b",".join(raws) + b"]}"),
         counter=counter,
-        policy=policy,
+        policy=POLICY,
         mode="enforce",
         budget=input_budget(window),
         tenant=tenant,
         upstream=MODEL,
         writers=(TranscriptWriter(models),),
-        rules=rules_for(policy, window_known=True),
+        rules=rules_for(POLICY, window_known=True),
     )
 
 
@@ -140,7 +138,7 @@ class Engine:
             return cast("Sequence[UpstreamSummaryModel]", (model,))
 
         for end in conversation.requests():
-            outcome = await self._compactor.compact(_case(raws[:end], window, counter, POLICY, tenant, models))
+            outcome = await self._compactor.compact(_case(raws[:end], window, counter, tenant, models))
             prompts.add(raws[:end] if outcome.messages is None else outcome.messages)
             await _settled()
         prompts.outcome.archived = await self._looked_up(prompts.outcome, tenant)
@@ -148,37 +146,11 @@ class Engine:
 
     async def last_prompt(self, conversation: Conversation, window: int) -> list[Message]:
         """Return the prompt of the conversation's last request, sent alone. No model writes its summary."""
-        return (await self.last_outcome(conversation, window))[0]
-
-    async def last_outcome(self, conversation: Conversation, window: int) -> tuple[list[Message], Mapping[str, Counts]]:
-        """Return the prompt of ``last_prompt``, and the counts of names in its record."""
         raws = [msgspec.json.encode(message) for message in conversation.messages]
-        case = _case(raws, window, self._counter(window), POLICY, f"{conversation.name} {window} alone", _no_models)
+        case = _case(raws, window, self._counter(window), f"{conversation.name} {window} alone", _no_models)
         outcome = await self._compactor.compact(case)
         await _settled()
-        prompt = [msgspec.json.decode(raw) for raw in (raws if outcome.messages is None else outcome.messages)]
-        return prompt, outcome.retention
-
-    async def explain(self, conversation: Conversation, window: int, policy: Policy) -> Explanation:
-        """Return what a policy would do to the whole conversation, without a summary."""
-        raws = [msgspec.json.encode(message) for message in conversation.messages]
-        case = _case(raws, window, self._counter(window), policy, conversation.name, _no_models)
-        return await self._compactor.explain(case)
-
-    async def reduced(self, conversation: Conversation, window: int, policy: Policy) -> int:
-        """Return the tokens of the conversation after a policy's cheap stages were applied to every message."""
-        counter = self._counter(window)
-        raws = [msgspec.json.encode(message) for message in conversation.messages]
-        case = _case(raws, window, counter, policy, conversation.name, _no_models)
-        turns = await self._remembered.turns(case.body.units, counter)
-        total = counter.overhead(case.body.overhead_fields())
-        stages = case.rules.applied_to(turns, counter.format)
-        for index, original in enumerate(turns):
-            turn = original
-            for stage in stages:
-                turn = stage.reduce(index, turn) or turn
-            total += turn.facts.tokens
-        return total
+        return [msgspec.json.decode(raw) for raw in (raws if outcome.messages is None else outcome.messages)]
 
     def _counter(self, window: int) -> ChatCounter:
         return self._counters.setdefault(window, ChatCounter(profile(window)))
@@ -199,3 +171,14 @@ class Engine:
         await self._archive.aclose()
         await self._store.aclose()
         self._remembered.close()
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[Engine]:
+    """Run an engine until the block ends. Its store is in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        engine = Engine(Path(folder))
+        try:
+            yield engine
+        finally:
+            await engine.aclose()

@@ -16,8 +16,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
-from bench.quality.conversations import Conversation, Message
-from bench.quality.outcome import Outcome
+from bench.quality.conversations import Conversation, Message, Outcome
 from proxy.compaction import keeps
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.units import arguments_of, calls_of, text_of
@@ -50,7 +49,7 @@ class Share:
 class Figures:
     """The figures of an engine on a kind of conversation. ``Judge.add`` adds one conversation.
 
-    All but the last four are shares from 0 to 1. A dropped message is one that isn't in the prompt unchanged.
+    All but the last three are shares from 0 to 1. A dropped message is one that isn't in the prompt unchanged.
     """
 
     over: Share = field(default_factory=Share)
@@ -61,8 +60,6 @@ class Figures:
     """Facts of dropped messages that are in the prompt nevertheless."""
     archive: Share = field(default_factory=Share)
     """Facts of dropped messages that are in the prompt, or in the archive under an id in the prompt."""
-    all_facts: Share = field(default_factory=Share)
-    """Facts of all messages that are in the prompt."""
     paths: Share = field(default_factory=Share)
     """Files named by dropped calls whose path is in the prompt."""
     users: Share = field(default_factory=Share)
@@ -77,8 +74,6 @@ class Figures:
     """Requests for a summary, per conversation."""
     read: Share = field(default_factory=Share)
     """Tokens of the requests for a summary, per conversation."""
-    judged: Share = field(default_factory=Share)
-    """Requests used for the figures, per conversation."""
 
     def values(self) -> dict[str, float | None]:
         return {part.name: getattr(self, part.name).value for part in fields(self)}
@@ -106,9 +101,7 @@ class Judge:
         figures.read.add(sum(outcome.reads), 1)
         self._stays(figures.stays, sent, outcome.prompts)
         reach = _Reach(outcome, conversation.facts)
-        chosen = _spread(large)
-        figures.judged.add(len(chosen), 1)
-        for number in chosen:
+        for number in _spread(large):
             before = messages[: ends[number]]
             reached = reach.through_archive(outcome.prompts[number])
             if any(message.value.get("role") not in ("system", "developer") for message in prompts[number]):
@@ -222,8 +215,6 @@ def _judge(
     figures.facts.add(len(readable), len(lost))
     if reached is not None:
         figures.archive.add(len(readable | (reached & set(lost))), len(lost))
-    present = [fact for fact, index in facts.items() if index < len(before)]
-    figures.all_facts.add(sum(fact in text for fact in present), len(present))
     paths = {path for i in dropped for path in _paths(before[i].value)}
     figures.paths.add(len(readable_paths(paths, text)), len(paths))
     users = {i: text_of(before[i].value) in text for i in range(len(before)) if before[i].role == "user"}

@@ -7,18 +7,18 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, Any
 
-from bench.quality.conversations import Conversation
+from bench import ROOT
+from bench.quality.conversations import Conversation, Message, Outcome
 from bench.quality.engine import TOKENIZER, shares
-from bench.quality.outcome import Outcome
 from proxy.tokens.text import check
 
-ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-bench" / "bin" / "python"
+"""The interpreter of the environment with LangChain, which ``scripts/bench`` creates."""
+
 MIDDLEWARE = "SummarizationMiddleware"
 TUNED = "SummarizationMiddleware, tuned"
-TRIMMING = "trim_messages"
 
 
 class LangChain:
@@ -51,6 +51,13 @@ class LangChain:
         self._jobs.flush()
         return Outcome(**self._answer())
 
+    def last_prompt(
+        self, conversation: Conversation, window: int, method: str, ends: Sequence[int] | None = None
+    ) -> list[Message]:
+        """Return the prompt of the last request, with a summary model that extracts identifiers."""
+        outcome = self.replay(conversation, window, method, "extract", ends)
+        return [outcome.messages[place] for place in outcome.prompts[-1]]
+
     def _answer(self) -> Any:
         line = self._outcomes.readline()
         if not line:
@@ -59,12 +66,15 @@ class LangChain:
 
 
 @contextmanager
-def langchain(python: Path) -> Iterator[LangChain]:
-    """Start LangChain with the interpreter of its environment. Stop it at the end of the block."""
+def langchain() -> Iterator[LangChain | None]:
+    """Start LangChain with the interpreter of its environment until the block ends. Without it, yield ``None``."""
+    if not PYTHON.exists():
+        yield None
+        return
     # The encoding is the project's copy, and tracing is off.
     environment = {"TIKTOKEN_CACHE_DIR": str(check(TOKENIZER).parent), "LANGSMITH_TRACING": "false"}
     with subprocess.Popen(
-        [python, "-m", "bench.quality.langchain_side"],
+        [PYTHON, "-m", "bench.quality.langchain_side"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -26,7 +26,6 @@ from langchain_core.messages import (
     convert_to_messages,
     convert_to_openai_messages,
 )
-from langchain_core.messages.utils import count_tokens_approximately, trim_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.runtime import Runtime
 
@@ -104,20 +103,6 @@ def _middleware(job: Job, reads: list[int], **settings: Any) -> Iterator[list[Ba
         yield head + state
 
 
-def _trimming(job: Job, reads: list[int]) -> Iterator[list[BaseMessage]]:
-    """Trim as LangChain's documentation recommends for chat histories, to the same share of the window."""
-    messages = _converted(job)
-    for end in job["ends"]:
-        yield trim_messages(
-            messages[:end],
-            max_tokens=int(job["window"] * TRIGGER),
-            token_counter=count_tokens_approximately,
-            strategy="last",
-            start_on="human",
-            include_system=True,
-        )
-
-
 @cache
 def _size(text: str) -> int:
     return _count(text)
@@ -137,7 +122,6 @@ METHODS: dict[str, Callable[[Job, list[int]], Iterator[list[BaseMessage]]]] = {
     # By default LangChain estimates tokens as a quarter of the characters. It summarizes the newest 4,000 tokens of the
     # replaced messages, starting at a user message. In a long tool loop this leaves nothing to summarize.
     "SummarizationMiddleware, tuned": partial(_middleware, token_counter=_exactly, trim_tokens_to_summarize=None),
-    "trim_messages": _trimming,
 }
 
 

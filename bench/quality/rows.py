@@ -1,26 +1,31 @@
-"""Select the conversations, and compute the rows of the table."""
+"""Select the conversations, and compute the figures of each engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from bench.quality import dirt, sessions
+from bench.quality import dirt
 from bench.quality.conversations import SHAPES, Conversation
 from bench.quality.engine import TOKENIZER, Engine, shares
 from bench.quality.judge import Figures, Judge
-from bench.quality.langchain import MIDDLEWARE, TRIMMING, TUNED, LangChain
-from bench.quality.stages import Alone, alone
+from bench.quality.langchain import MIDDLEWARE, TUNED, LangChain
+from bench.quality.text import OURS
 from proxy.dialects.chat.counting import ChatCounter
+from proxy.dialects.chat.units import text_of
 from proxy.limits.profiles import Profile
 
-OURS = "compaction-proxy"
 SUMMARIZERS = ("echo", "extract")
-DIRTY = ", dirty"
 
 WORDS_PER_WINDOW_TOKEN = 2.5
 """Words of a generated conversation per token of the window. It's compacted several times."""
+
+# Reservations, flights, users, and payment methods of an airline are words with a digit.
+_IDENTIFIER = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z_])\w{6,60}\b")
 
 
 @dataclass(frozen=True)
@@ -33,18 +38,6 @@ class Case:
     summarizers: tuple[str, ...] = SUMMARIZERS
 
 
-@dataclass(frozen=True)
-class Row:
-    """The figures of an engine for a case. ``summarizer`` is empty if the engine has none."""
-
-    case: str
-    window: int
-    conversations: int
-    summarizer: str
-    engine: str
-    figures: Figures
-
-
 def cases(folder: Path | None, *, seeds: int, windows: Sequence[int]) -> list[Case]:
     """Return all cases. ``folder`` may have recorded sessions. ``None`` selects generated conversations only."""
     found = []
@@ -55,50 +48,53 @@ def cases(folder: Path | None, *, seeds: int, windows: Sequence[int]) -> list[Ca
     for shape, make in SHAPES.items():
         made = [make(seed, int(windows[0] * WORDS_PER_WINDOW_TOKEN)) for seed in range(seeds)]
         dirty = [dirt.dirtied(conversation, kind) for kind in dirt.KINDS for conversation in made]
-        found.append(Case(shape + DIRTY, windows[0], dirty, ("echo",)))
-    if folder is None:
-        return found
-    coding = sessions.coding(folder)
-    found += [Case("coding session", window, coding) for window in (32_768, 65_536, 131_072) if coding]
-    airline = sessions.airline(folder)
-    return [*found, *([Case("airline sessions", 4_096, airline)] if airline else [])]
+        found.append(Case(f"{shape}, dirty", windows[0], dirty, ("echo",)))
+    return found if folder is None else [*found, *_recorded(folder)]
 
 
-async def measure_stages(folder: Path, recorded: Path) -> list[Alone]:
-    """Measure the cheap stages alone on recorded sessions. ``folder`` is for the engine's store."""
-    engine = Engine(folder)
-    try:
-        return [await alone(engine, conversation) for conversation in sessions.coding(recorded)]
-    finally:
-        await engine.aclose()
+def _recorded(folder: Path) -> Iterator[Case]:
+    """Yield a long coding session, and forty conversations of airline customers, if the folder has them."""
+    coding, airline = folder / "coding-a.json", folder / "airline-40.json"
+    if coding.exists():
+        session = Conversation("coding session", json.loads(coding.read_text())["messages"])
+        for window in (32_768, 65_536, 131_072):
+            yield Case("coding session", window, [session])
+    if airline.exists():
+        sessions = enumerate(json.loads(airline.read_text()))
+        yield Case("airline sessions", 4_096, [_airline(number, session) for number, session in sessions])
 
 
-async def measure(chosen: Sequence[Case], folder: Path, other: LangChain, step: Callable[[], None]) -> list[Row]:
-    """Return the rows of all cases. ``folder`` is for the engine's store."""
-    engine = Engine(folder)
+def _airline(number: int, session: Mapping[str, Any]) -> Conversation:
+    """Return a conversation. Its facts are identifiers, each with the first message that contains it."""
+    facts: dict[str, int] = {}
+    for index, message in enumerate(session["messages"]):
+        if index:  # The first message is the airline's policy, which all conversations share.
+            for identifier in _IDENTIFIER.findall(text_of(message)):
+                facts.setdefault(identifier, index)
+    return Conversation(f"airline {number}", session["messages"], facts)
+
+
+async def measure(case: Case, engine: Engine, other: LangChain | None) -> dict[str, dict[str, Figures]]:
+    """Return the figures of a case by engine and summarizer."""
     judge = Judge(ChatCounter(Profile("bench", tokenizer=TOKENIZER)))
-    rows = []
-    try:
-        for case in chosen:
-            for name, summarizer in engines(case):
-                figures = Figures()
-                for conversation in case.conversations:
-                    if name == OURS:
-                        outcome = await engine.replay(conversation, case.window, summarizer)
-                    else:
-                        outcome = other.replay(conversation, case.window, name, summarizer)
-                    judge.add(figures, conversation, outcome, case.window, shares(case.window).users)
-                rows.append(Row(case.name, case.window, len(case.conversations), summarizer, name, figures))
-                step()
-    finally:
-        await engine.aclose()
-    return rows
+    found: dict[str, dict[str, Figures]] = {}
+    for name, summarizer in engines(case):
+        figures = Figures()
+        for conversation in case.conversations:
+            if name == OURS:
+                outcome = await engine.replay(conversation, case.window, summarizer)
+            elif other is None:
+                continue
+            else:
+                outcome = other.replay(conversation, case.window, name, summarizer)
+            judge.add(figures, conversation, outcome, case.window, shares(case.window).users)
+        found.setdefault(name, {})[summarizer] = figures
+    return found
 
 
 def engines(case: Case) -> Iterator[tuple[str, str]]:
-    """Yield every engine with every summarizer. Trimming has none."""
+    """Yield every engine with every summarizer."""
     for summarizer in case.summarizers:
         yield OURS, summarizer
         yield MIDDLEWARE, summarizer
         yield TUNED, summarizer
-    yield TRIMMING, ""

@@ -20,20 +20,16 @@ from typing import Any
 
 import aiohttp
 import click
-import psutil
 import yaml
-from rich.console import Console
-from rich.table import Table
 
-from bench.servers import free_port
-from proxy.summary.store import KIND, REMEMBERED
+from bench import servers
+from bench.table import table
 from soak.chaos.load import Load, Tally
 from soak.chaos.upstream import WINDOWS, Seen, Upstream
 from soak.chaos.watching import Sample, Watcher, slope
-from soak.processes import running
 
 WARM_UP = 8.0
-"""Minutes before the measurement. By then the proxy's caches are full: see ``Found.stored``."""
+"""Minutes before the measurement. By then the proxy's caches are full."""
 
 LEAST_SAMPLES = 20
 """A slope needs at least this number of samples."""
@@ -71,14 +67,12 @@ def main(minutes: float, warm_up: float, rate: float, seed: int) -> None:
 class Found:
     """The result of a run.
 
-    ``steady`` has the samples under load after the warm-up, ``stored`` the number of stored summaries at the end of the
-    warm-up, and ``log`` the proxy's output.
+    ``steady`` has the samples under load after the warm-up, and ``log`` the proxy's output.
     """
 
     tally: Tally
     seen: Seen
     steady: list[Sample]
-    stored: int
     before: Sample
     after: Sample
     edits: dict[str, int]
@@ -110,35 +104,22 @@ async def examined(
 
     ``every`` is the time between two edits, and ``rest`` the time after the last request, both in seconds.
     """
-    upstream = Upstream(seed)
-    async with upstream.serving() as upstream_port:
-        file = folder / "config.yaml"
-        file.write_text(_configuration(folder, upstream_port))
-        port = free_port()
-        url, log = f"http://127.0.0.1:{port}", folder / "proxy.log"
-        command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
-        starting = running(command, log, f"{url}/livez", 60)
-        pid = await asyncio.to_thread(starting.__enter__)
-        try:
-            watcher = Watcher(pid, url)
-            unlimited = aiohttp.TCPConnector(limit=0)
-            async with aiohttp.ClientSession(timeout=ANSWER_WITHIN, connector=unlimited, trust_env=False) as http:
-                load = Load(http, url, seed)
-                for _ in range(40):
-                    await load.one()
-                await asyncio.sleep(3)
-                before = await watcher.sample()
-                disturbances = _Disturbances(folder, file, upstream_port, pid, every)
-                warm = asyncio.create_task(_stored_after(warm_up, folder))
-                await _under_load(load, watcher, warm_up + seconds, rate, disturbances)
-                steady = [sample for sample in watcher.samples if sample.at > before.at + warm_up]
-                stored = await warm
-            await asyncio.sleep(rest)
-            after = await _at_rest(watcher, before)
-        finally:
-            await asyncio.to_thread(starting.__exit__, None, None, None)
-        output = log.read_text(errors="replace")
-        return Found(load.tally, upstream.seen, steady, stored, before, after, disturbances.edits, output)
+    with Upstream(seed) as upstream, servers.proxy(_settings(upstream.url), folder) as server:
+        watcher = Watcher(server)
+        unlimited = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(timeout=ANSWER_WITHIN, connector=unlimited, trust_env=False) as http:
+            load = Load(http, server.url, seed)
+            for _ in range(40):
+                await load.one()
+            await asyncio.sleep(3)
+            before = await watcher.sample()
+            disturbances = _Disturbances(folder, upstream.url, server, every)
+            await _under_load(load, watcher, warm_up + seconds, rate, disturbances)
+            steady = [sample for sample in watcher.samples if sample.at > before.at + warm_up]
+        await asyncio.sleep(rest)
+        after = await _at_rest(watcher, before)
+    output = server.log.read_text(errors="replace")
+    return Found(load.tally, upstream.seen, steady, before, after, disturbances.edits, output)
 
 
 async def _at_rest(watcher: Watcher, before: Sample) -> Sample:
@@ -184,27 +165,26 @@ async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float,
 class _Disturbances:
     """Lock the store and edit the configuration."""
 
-    def __init__(self, folder: Path, file: Path, port: int, pid: int, every: float) -> None:
+    def __init__(self, folder: Path, upstream: str, server: servers.Server, every: float) -> None:
         self.edits = {"right": 0, "wrong": 0}
         self._folder = folder
-        self._file = file
-        self._port = port
+        self._upstream = upstream
+        self._server = server
         self._every = every
-        self._process = psutil.Process(pid)
 
     async def edit(self) -> None:
         """Edit the configuration, every third time into an invalid one. Send SIGHUP after every fifth edit."""
         for number in range(1_000_000):
             await asyncio.sleep(self._every)
             wrong = WRONG_EDITS[number // 3 % len(WRONG_EDITS)] if number % 3 == 2 else None
-            self._write(_configuration(self._folder, self._port, TRIGGERS[number % len(TRIGGERS)], wrong))
+            self._write(TRIGGERS[number % len(TRIGGERS)], wrong)
             self.edits["wrong" if wrong else "right"] += 1
-            if number % 5 == 4 and hasattr(signal, "SIGHUP"):
-                self._process.send_signal(signal.SIGHUP)
+            if number % 5 == 4:
+                self._server.process.send_signal(signal.SIGHUP)
 
     async def settle(self) -> None:
         """Write a valid configuration."""
-        self._write(_configuration(self._folder, self._port))
+        self._write(TRIGGERS[0])
         await asyncio.sleep(3)
 
     async def lock(self) -> None:
@@ -217,37 +197,28 @@ class _Disturbances:
                     store.execute("BEGIN EXCLUSIVE")
                 await asyncio.sleep(LOCKED_FOR)
 
-    def _write(self, text: str) -> None:
-        new = self._file.with_suffix(".new")
-        new.write_text(text)
-        new.replace(self._file)
+    def _write(self, trigger: float, wrong: str | None = None) -> None:
+        store = {"store": {"url": f"sqlite:///{self._folder}/store.db"}}
+        text = yaml.safe_dump({**store, **_settings(self._upstream, trigger)}, sort_keys=False)
+        new = self._folder / "config.new"
+        new.write_text(text if wrong is None else f"{text}  broken:\n    {wrong}\n")
+        new.replace(self._folder / "config.yaml")
 
 
-def _configuration(folder: Path, port: int, trigger: float = 0.85, wrong: str | None = None) -> str:
+def _settings(upstream: str, trigger: float = TRIGGERS[0]) -> dict[str, Any]:
+    """Return the configuration. Its last section is the policies, so that an invalid one can be added."""
     profile = {"context_window": max(WINDOWS.values()), "tokenizer": "o200k_base"}
-    settings: dict[str, Any] = {
-        "store": {"url": f"sqlite:///{folder}/store.db"},
-        "upstreams": {"main": {"base_url": f"http://127.0.0.1:{port}/v1", "api_key": "sk-upstream"}},
+    return {
+        "upstreams": {"main": {"base_url": f"{upstream}/v1", "api_key": "sk-upstream"}},
         "models": [{"match": "*", "upstream": "main", "profile": profile}],
         "policies": {"default": {"trigger": {"fraction": trigger}}},
     }
-    text = yaml.safe_dump(settings, sort_keys=False)
-    return text if wrong is None else f"{text}  broken:\n    {wrong}\n"
-
-
-async def _stored_after(seconds: float, folder: Path) -> int:
-    """Return the number of summaries in the store after ``seconds``."""
-    await asyncio.sleep(seconds)
-    store = sqlite3.connect(f"file:{folder}/store.db?mode=ro", uri=True)
-    with contextlib.closing(store):
-        return int(store.execute("SELECT count(*) FROM entries WHERE kind = ?", (KIND,)).fetchone()[0])
 
 
 def report(found: Found, minutes: float) -> int:
     """Print the result. Return 1 if it misses a target, else 0."""
     tally, seen, edits, before, after = found.tally, found.seen, found.edits, found.before, found.after
     growth, flat = _growth(found.steady)
-    table = Table("figure", "result", "target")
     rows: list[tuple[str, str, str, bool]] = [
         ("requests", f"{sum(tally.done.values()):,} in {minutes:g} min: {_listed(tally.done)}", "", True),
         ("responses to conversations", _listed(tally.compacted), "", True),
@@ -257,30 +228,19 @@ def report(found: Found, minutes: float) -> int:
         ("crashes in the log", str(len(found.crashes)), "0", not found.crashes),
         ("edits, valid and invalid", f"{edits['right']}, {edits['wrong']}", "", True),
         ("invalid edits in the log", str(found.reported), f"{edits['wrong']}", found.reported >= edits["wrong"]),
-        ("tasks, before and after", f"{before.tasks}, {after.tasks}", "no more", after.tasks <= before.tasks),
-        ("sockets", f"{before.sockets}, {after.sockets}", "no more", after.sockets <= before.sockets),
-        (
-            "descriptors",
-            f"{before.descriptors}, {after.descriptors}",
-            "no more",
-            after.descriptors <= before.descriptors,
-        ),
+        *(_no_more(name, getattr(before, name), getattr(after, name)) for name in ("tasks", "sockets", "descriptors")),
         ("memory, MB", f"{before.memory / 1e6:.0f}, {after.memory / 1e6:.0f}", "", True),
-        (
-            "summaries stored before the measurement",
-            f"{found.stored:,}",
-            f"{REMEMBERED}",
-            found.stored >= REMEMBERED or len(found.steady) < LEAST_SAMPLES,
-        ),
         ("growth of memory, kB a minute", growth, "not above 0", flat),
     ]
-    for name, figure, target, met in rows:
-        table.add_row(name, figure, target if met else f"[red]{target}[/red]")
-    console = Console(width=160)
-    console.print(table)
+    shown = [(name, figure, target if met else f"{target}, missed") for name, figure, target, met in rows]
+    click.echo(table(("figure", "result", "target"), shown, left={"result", "target"}))
     for line in [*tally.wrong[:10], *seen.wrong[:10], *found.crashes[:10]]:
-        console.print(line, markup=False)
+        click.echo(line)
     return 0 if all(met for *_, met in rows) else 1
+
+
+def _no_more(name: str, before: int, after: int) -> tuple[str, str, str, bool]:
+    return f"{name}, before and after", f"{before}, {after}", "no more", after <= before
 
 
 def _growth(steady: Sequence[Sample]) -> tuple[str, bool]:

@@ -22,20 +22,8 @@ LONGEST = 60
 KINDS = (("session", 45), ("small", 25), ("leave", 10), ("break", 14), ("other", 4), ("models", 2))
 """The kinds of requests, and their frequency in percent."""
 
-WORDS = (
-    "harbour",
-    "ticket",
-    "deploy",
-    "orange",
-    "window",
-    "lantern",
-    "gravel",
-    "signal",
-    "meadow",
-    "copper",
-    "letter",
-    "engine",
-)
+_TEXT = "harbour ticket deploy orange window lantern gravel signal meadow copper letter engine"
+WORDS = _TEXT.split()
 
 
 @dataclass

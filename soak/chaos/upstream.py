@@ -5,18 +5,16 @@ A response contains a digest of the last message, so that the client detects a w
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import json
 import random
-import socket
-import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
+from tests.kit.three_apis import Answer, event
 from tests.kit.upstream import faults
 
 FAULT = "x-soak-fault"
@@ -43,162 +41,76 @@ class Seen:
 
     requests: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    open: int = 0
 
 
-class Upstream:
+class Upstream(RawUpstream):
     """The upstream server."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__(self._steps)
         self.seen = Seen()
         self._random = random.Random(seed)  # noqa: S311 - no secret
 
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[int]:
-        """Serve on loopback, and yield the port."""
-        server = await asyncio.start_server(self._connection, "127.0.0.1", 0, limit=1 << 24)
-        try:
-            yield server.sockets[0].getsockname()[1]
-        finally:
-            server.close()
-
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.seen.open += 1
-        try:
-            while await self._exchange(reader, writer):
-                pass
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            self.seen.open -= 1
-            writer.close()
-
-    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Serve a request. Return whether the connection stays open."""
-        head = await reader.readuntil(b"\r\n\r\n")
-        lines = head.decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-        raw = await _body(reader, headers)
-        path = lines[0].split(" ")[1]
-        if path != "/v1/chat/completions":
+    def _steps(self, arrived: Arrived) -> Sequence[Step]:
+        """Return the answer to a request."""
+        self.arrived.clear()
+        if arrived.target != "/v1/chat/completions":
             self.seen.requests["other"] += 1
-            writer.write(_plain(200, {"path": path, "digest": hashlib.blake2b(raw, digest_size=20).hexdigest()}))
-            await writer.drain()
-            return True
-        body = json.loads(raw)
-        fault = headers.get(FAULT, "")
+            return [_plain(200, {"digest": hashlib.blake2b(arrived.body, digest_size=20).hexdigest()})]
+        body = json.loads(arrived.body)
+        fault = arrived.header(FAULT) or ""
         last = str(body["messages"][-1].get("content") or "")
         if not fault and not last.startswith("turn "):
-            return await self._summary(writer)
-        self._judge(body)
+            return self._summary()
+        self.seen.wrong += map(str, faults(body)[:1])
         size = sum(len(str(m.get("content") or "")) + len(str(m.get("tool_calls") or "")) for m in body["messages"])
-        tokens = size // BYTES_A_TOKEN
-        window = WINDOWS[body["model"]]
+        tokens, window = size // BYTES_A_TOKEN, WINDOWS[body["model"]]
         if tokens > window:
             self.seen.requests["refused as too long"] += 1
             text = f"maximum context length is {window} tokens. However, your messages resulted in {tokens} tokens."
             error = {"message": f"This model's {text}", "type": "invalid_request_error"}
-            writer.write(_plain(400, {"error": {**error, "code": "context_length_exceeded"}}))
-            await writer.drain()
-            return True
+            return [_plain(400, {"error": {**error, "code": "context_length_exceeded"}})]
         self.seen.requests[fault.partition(":")[0] or "answered"] += 1
-        return await self._answer(writer, fault, digest_of(last), tokens, stream=bool(body.get("stream")))
+        return _answered(fault, Answer(digest_of(last), prompt=tokens), stream=bool(body.get("stream")))
 
-    async def _summary(self, writer: asyncio.StreamWriter) -> bool:
+    def _summary(self) -> Sequence[Step]:
         self.seen.requests["summary"] += 1
-        await asyncio.sleep(self._random.uniform(0.01, 0.4))
-        if self._random.random() < SUMMARY_FAILS:
-            writer.write(_plain(500, {"error": {"message": "No summary today.", "type": "server_error"}}))
-        else:
-            writer.write(_plain(200, _completion(SUMMARY, 500)))
-        await writer.drain()
-        return True
-
-    def _judge(self, body: dict[str, Any]) -> None:
-        found = faults(body)
-        if found:
-            self.seen.wrong.append(f"{found[0]}")
-
-    async def _answer(
-        self, writer: asyncio.StreamWriter, fault: str, content: str, tokens: int, *, stream: bool
-    ) -> bool:
-        name, _, argument = fault.partition(":")
-        if name == "reset before":
-            return _reset(writer)
-        if name == "status":
-            writer.write(_plain(int(argument), {"error": {"message": f"Status {argument}.", "type": "soak"}}))
-            await writer.drain()
-            return True
-        if name == "silent":
-            await asyncio.sleep(float(argument))
-        if not stream:
-            whole = _plain(200, _completion(content, tokens))
-            cut = int(argument) % len(whole) if name == "reset" else len(whole)
-            writer.write(whole[:cut])
-            await writer.drain()
-            return _reset(writer) if name == "reset" else True
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        left = int(argument) if name == "reset" else None
-        for event in _events(content, tokens):
-            data = b"%x\r\n%s\r\n" % (len(event), event)
-            if left is not None and len(data) > left:
-                writer.write(data[:left])
-                await writer.drain()
-                return _reset(writer)
-            left = None if left is None else left - len(data)
-            writer.write(data)
-            await writer.drain()
-            await asyncio.sleep(0.002 if name != "slow" else 0.2)
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        return True
+        failed = self._random.random() < SUMMARY_FAILS
+        error = {"error": {"message": "No summary today.", "type": "server_error"}}
+        made = _plain(500, error) if failed else answer(Answer(SUMMARY, prompt=500).parts("chat", stream=False)[1])
+        return [self._random.uniform(0.01, 0.4), made]
 
 
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    if headers.get("transfer-encoding", "").lower() != "chunked":
-        return await reader.readexactly(int(headers.get("content-length") or 0))
-    body = b""
-    while size := int(await reader.readline(), 16):
-        body += await reader.readexactly(size)
-        await reader.readline()
-    await reader.readline()
-    return body
-
-
-def _reset(writer: asyncio.StreamWriter) -> bool:
-    """Reset the connection."""
-    connection: socket.socket = writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
-    return False
+def _answered(fault: str, made: Answer, *, stream: bool) -> Sequence[Step]:
+    name, _, argument = fault.partition(":")
+    if name == "reset before":
+        return [End.RESET]
+    if name == "status":
+        return [_plain(int(argument), {"error": {"message": f"Status {argument}.", "type": "soak"}})]
+    silence: list[Step] = [float(argument)] if name == "silent" else []
+    parts: list[bytes]
+    if stream:
+        parts = [*(chunk(one) for one in _events(made)), chunk(b"")]
+    else:
+        parts = [answer(made.parts("chat", stream=False)[1])]
+    pause = 0.2 if name == "slow" else 0.002
+    steps: list[Step] = [step for part in parts for step in (part, pause)] if stream else [*parts]
+    if name == "reset":
+        whole = sum(map(len, parts))
+        steps = [b"".join(parts)[: int(argument) % whole], End.RESET]
+    return [*silence, *([stream_head()] if stream else []), *steps]
 
 
 def _plain(status: int, value: Any) -> bytes:
-    body = json.dumps(value).encode()
-    return b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-        status,
-        len(body),
-        body,
-    )
+    return answer(json.dumps(value).encode(), f"{status} X")
 
 
-def _completion(content: str, tokens: int) -> dict[str, Any]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": tokens, "completion_tokens": 40, "total_tokens": tokens + 40}
-    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-
-
-def _events(content: str, tokens: int) -> Iterator[bytes]:
-    pieces = [content[start : start + PIECE] for start in range(0, len(content), PIECE)]
+def _events(made: Answer) -> Iterator[bytes]:
+    """Yield the events of a stream with many small pieces of text."""
+    pieces = [made.text[start : start + PIECE] for start in range(0, len(made.text), PIECE)]
     base = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
-    usage = {"prompt_tokens": tokens, "completion_tokens": 40, "total_tokens": tokens + 40}
-    for delta, reason in [
-        ({"role": "assistant", "content": ""}, None),
-        *(({"content": p}, None) for p in pieces),
-        ({}, "stop"),
-    ]:
-        chunk: dict[str, Any] = {**base, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-        if reason:
-            chunk["usage"] = usage
-        yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
+    usage = {"prompt_tokens": made.prompt, "completion_tokens": 40, "total_tokens": made.prompt + 40}
+    for delta in ({"role": "assistant", "content": ""}, *({"content": piece} for piece in pieces)):
+        yield event({**base, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    yield event({**base, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": usage})
     yield b"data: [DONE]\n\n"

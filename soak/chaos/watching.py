@@ -13,6 +13,8 @@ from math import sqrt
 import aiohttp
 import psutil
 
+from bench.servers import Server
+
 _TASKS = re.compile(r"^compaction_tasks ([\d.e+]+)$", re.MULTILINE)
 
 
@@ -35,10 +37,10 @@ class Sample:
 class Watcher:
     """Sample a process."""
 
-    def __init__(self, pid: int, url: str) -> None:
+    def __init__(self, server: Server) -> None:
         self.samples: list[Sample] = []
-        self._process = psutil.Process(pid)
-        self._url = url
+        self._process = psutil.Process(server.pid)
+        self._url = server.url
         self._begun = time.monotonic()
 
     async def sample(self) -> Sample:

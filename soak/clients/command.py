@@ -9,21 +9,17 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 import httpx
-import yaml
-from rich.console import Console
-from rich.table import Table
 
-from bench.servers import free_port
-from bench.table import MARKS, write_json
+from bench import servers
+from bench.table import table
 from proxy.recall.tool import NAME
 from proxy.server.loopback import serve
-from soak import processes
 from soak.clients.install import NotInstalled
 from soak.clients.programs import CLIENTS, Api, Client
 from soak.clients.scripts import DONE, Loop, Reading
@@ -41,16 +37,6 @@ CLAUDE_RATIO = 1.6
 """Tokens per token of ``o200k_base``, as the proxy assumes for Claude Code's default model."""
 
 StandIn = StrictChat | StrictResponses | StrictMessages
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a run. ``window`` is ``None`` for the client's default. ``variables`` are for the client."""
-
-    window: int | None = None
-    ratio: float = CLAUDE_RATIO
-    bridge: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -87,24 +73,18 @@ class Row:
     "--client", "names", type=click.Choice(list(CLIENTS)), multiple=True, help="May be repeated. Default: all of them."
 )
 @click.option("--window", type=int, help="Tokens of the upstream's context. Default: 30,000, or 60,000 for agents.")
-@click.option("--ratio", default=CLAUDE_RATIO, show_default=True, help="Anthropic's tokens per token of o200k_base.")
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the client's environment.")
 @click.option("--bridge", is_flag=True, help="The upstream has only chat completions, with a strict chat template.")
 @click.option("--turns", default=TURNS, show_default=True, help="Turns of a session, or tool results of an agent.")
 @click.option("--recall", is_flag=True, help="Let the models read archived messages by the proxy's tool.")
-@click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every count to FILE.")
 @click.option(
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep installations and logs in this folder."
 )
 def main(
     names: Sequence[str],
     window: int | None,
-    ratio: float,
     bridge: bool,
-    variables: Sequence[str],
     turns: int,
     recall: bool,
-    file: Path | None,
     keep: Path | None,
 ) -> None:
     """Install real clients, and drive each with default settings through the proxy to a strict stand-in.
@@ -120,18 +100,24 @@ def main(
             print(f"{name} ...", file=sys.stderr)
             place = folder / name.replace(" ", "-").lower()
             place.mkdir(parents=True, exist_ok=True)
-            pairs = {name: value for name, _, value in (one.partition("=") for one in variables)}
-            options = Options(window, ratio, bridge, pairs)
-            rows.append(check(name, CLIENTS[name], options, turns, place, recall=recall))
-    show(rows, window or WINDOW, turns)
-    write_json(file, [asdict(row) | {"met": row.met(turns)} for row in rows])
+            rows.append(check(name, CLIENTS[name], window, turns, place, bridge=bridge, recall=recall))
+    show(rows, turns)
     sys.exit(1 if any(row.met(turns) is False for row in rows) else 0)
 
 
-def check(name: str, client: Client, options: Options, turns: int, folder: Path, *, recall: bool = False) -> Row:
-    """Install and drive a client. Return the results."""
+def check(
+    name: str,
+    client: Client,
+    window: int | None,
+    turns: int,
+    folder: Path,
+    *,
+    bridge: bool = False,
+    recall: bool = False,
+) -> Row:
+    """Install and drive a client. Return the results. Without a ``window``, the client has its default."""
     row = Row(name)
-    options = replace(options, bridge=options.bridge or client.bridge)
+    bridge = bridge or client.bridge
     try:
         row.version = client.installed(folder / "installed")
     except NotInstalled as error:
@@ -141,21 +127,17 @@ def check(name: str, client: Client, options: Options, turns: int, folder: Path,
         step if client.tool is None else Loop(client.tool, -(-turns // client.asks)).step,
         lambda: recall and f'"name": "{NAME}", "description"' in json.dumps(upstream.requests[-1].body),
     )
-    window = options.window or int(WINDOW * client.windows)
-    upstream = _stand_in(client.api, window, options, reading.step)
+    window = window or int(WINDOW * client.windows)
+    upstream = _stand_in(client.api, window, reading.step, bridge=bridge)
     work = folder / "work"
     work.mkdir(exist_ok=True)
     for stored in folder.glob("store.db*"):  # of an earlier run with the same conversation
         stored.unlink()
     with ExitStack() as stack:
         address = stack.enter_context(serve(upstream.app))
-        configuration = folder / "config.yaml"
-        configuration.write_text(
-            yaml.safe_dump(settings(address, window, folder, client.api, recall, bridge=options.bridge)),
-            encoding="utf-8",
-        )
-        url = stack.enter_context(processes.proxy(configuration, free_port(), folder / "proxy.log"))
-        environment = _environment({**client.variables(url), **options.variables}, work, turns)
+        configuration = settings(address, window, client.api, recall, bridge=bridge)
+        url = stack.enter_context(servers.proxy(configuration, folder)).url
+        environment = _environment(client.variables(url), work, turns)
         lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
         row.compacted = _compacted(url)
     _fill(row, client, lines, upstream)
@@ -167,17 +149,15 @@ def check(name: str, client: Client, options: Options, turns: int, folder: Path,
     return row
 
 
-def _stand_in(api: Api, window: int, options: Options, script: Script) -> StandIn:
-    if options.bridge:
+def _stand_in(api: Api, window: int, script: Script, *, bridge: bool) -> StandIn:
+    if bridge:
         return StrictChat(window, script=script, alternate=True, max_output=window)
     if api == "messages":
-        return StrictMessages(window, check="off", ratio=options.ratio, script=script)
+        return StrictMessages(window, check="off", ratio=CLAUDE_RATIO, script=script)
     return StrictChat(window, script=script) if api == "chat" else StrictResponses(window, script=script)
 
 
-def settings(
-    upstream: str, window: int, folder: Path, api: str, recall: bool, *, bridge: bool = False
-) -> dict[str, Any]:
+def settings(upstream: str, window: int, api: str, recall: bool, *, bridge: bool = False) -> dict[str, Any]:
     """Return the proxy's configuration. Only the window of chat completions includes the output."""
     limits: dict[str, Any] = {"max_output_tokens": MAX_OUTPUT} if api == "chat" else {"max_input_tokens": window}
     if bridge:
@@ -185,7 +165,6 @@ def settings(
     profile = {"context_window": window, "max_output_tokens": 4_000, **limits}
     speaks = ["chat"] if bridge else ["chat", "responses", "messages"]
     return {
-        "store": {"url": f"sqlite:///{folder}/store.db"},
         "upstreams": {"main": {"base_url": f"{upstream}/v1", "speaks": speaks}},
         "models": [{"match": "*", "upstream": "main", "profile": {**profile, "tokenizer": "o200k_base"}}],
         "policies": {"default": {"recall": {"tool": "auto" if recall else "off"}}},
@@ -217,7 +196,7 @@ def _output(
                 check=False,
             )
             if done.returncode:
-                row.errors.append(f"exit status {done.returncode}: {processes.tail(log, 3)[-300:]}")
+                row.errors.append(f"exit status {done.returncode}: {servers.tail(log, 3)[-300:]}")
         except (OSError, subprocess.TimeoutExpired) as error:
             row.errors.append(str(error)[:300])
     printed = output.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -287,21 +266,17 @@ def _compacted(url: str) -> int:
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if '"compacted"' in line)
 
 
-def show(rows: Sequence[Row], window: int, turns: int) -> None:
+def show(rows: Sequence[Row], turns: int) -> None:
     """Print all rows, and the errors below."""
-    console = Console(width=max(150, Console().width))
-    table = Table(title=f"Sessions of {turns} turns or tool results over a window of {window:,} tokens")
-    table.add_column("client")
-    table.add_column("version")
-    for name in ("turns", "results", "errors", "requests", "compacted", "summaries", "reads", "refused", "faults"):
-        table.add_column(name, justify="right")
-    table.add_column("met", justify="center")
-    for row in rows:
-        numbers = [row.turns, row.results, len(row.errors), row.requests, row.compacted, row.summaries]
-        reads = "" if row.reads is None else row.reads
-        cells = map(str, [*numbers, reads, row.refused, len(row.faults)])
-        table.add_row(row.client, row.version, *cells, MARKS[row.met(turns)])
-    console.print(table)
+    names = ("turns", "results", "errors", "requests", "compacted", "summaries", "reads", "refused", "faults", "met")
+    click.echo(table(("client", "version", *names), (_cells(row, turns) for row in rows), left={"version"}))
     for row in rows:
         for text in [*row.errors, *row.faults, *([f"not installed: {row.skipped}"] if row.skipped else [])]:
-            console.print(f"{row.client}: {text}", markup=False, highlight=False, soft_wrap=True)
+            click.echo(f"{row.client}: {text}")
+
+
+def _cells(row: Row, turns: int) -> list[object]:
+    numbers = [row.turns, row.results, len(row.errors), row.requests, row.compacted, row.summaries]
+    reads = "" if row.reads is None else row.reads
+    met = {True: "yes", False: "no", None: ""}[row.met(turns)]
+    return [row.client, row.version, *numbers, reads, row.refused, len(row.faults), met]

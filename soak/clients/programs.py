@@ -6,9 +6,9 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from soak.clients import install
 
@@ -39,6 +39,12 @@ class Tool:
     arguments: Mapping[str, object] | str
     loads: Tool | None = None
     others: Sequence[Tool] = ()
+
+
+SHELL = Tool("bash", {"command": NUMBERS, "description": "Print numbers"})
+BASH = replace(SHELL, name="Bash")
+EXEC = Tool("exec_command", {"cmd": NUMBERS, "max_output_tokens": 9_000})
+LOOKUP_TOOLS = [Tool(name, {"number": "START"}) for name in LOOKUPS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,10 @@ def _claude_variables(url: str) -> dict[str, str]:
     return {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": "sk-ant-soak", "DISABLE_AUTOUPDATER": "1"}
 
 
+def _claude_searching(url: str) -> dict[str, str]:
+    return {**_claude_variables(url), "ENABLE_TOOL_SEARCH": "true"}
+
+
 def _opencode(folder: Path, work: Path, url: str) -> list[str]:
     provider = {"openai": {"options": {"baseURL": f"{url}/v1", "apiKey": "sk-soak"}}}
     settings = {"provider": provider, "autoupdate": False, "share": "disabled", "small_model": f"openai/{MODEL}"}
@@ -167,19 +177,24 @@ def _opencode(folder: Path, work: Path, url: str) -> list[str]:
     return [_binary(folder, "opencode"), "run", "--format", "json", "--model", f"openai/{MODEL}", TASK]
 
 
-def _copilot(api: Api) -> Client:
-    def command(folder: Path, work: Path, url: str) -> list[str]:
-        return [_binary(folder, "copilot"), "-p", TASK, "--allow-all", "--no-auto-update", "--output-format", "json"]
+def _agent(
+    package: str,
+    command: Callable[[Path, Path, str], list[str]],
+    tool: Tool,
+    variables: Variables = lambda url: {},
+    windows: float = 2,
+    **more: Any,
+) -> Client:
+    """Return an agent with a command line, which calls one tool."""
+    return Client("npm", (package,), command, variables, tool=tool, windows=windows, **more)
 
-    return Client(
-        "npm",
-        ("@github/copilot",),
-        command,
-        lambda url: _copilot_variables(url, api),
-        api=api,
-        windows=2,
-        tool=Tool("bash", {"command": NUMBERS, "description": "Print numbers"}),
-    )
+
+def _copilot(api: Api) -> Client:
+    return _agent("@github/copilot", _copilot_command, SHELL, lambda url: _copilot_variables(url, api), api=api)
+
+
+def _copilot_command(folder: Path, work: Path, url: str) -> list[str]:
+    return [_binary(folder, "copilot"), "-p", TASK, "--allow-all", "--no-auto-update", "--output-format", "json"]
 
 
 def _copilot_variables(url: str, api: str) -> dict[str, str]:
@@ -238,112 +253,60 @@ CLIENTS = {
     "AI SDK, messages": _javascript(
         "ai_sdk", "ai", "@ai-sdk/anthropic", variables=lambda url: _anthropic(url, "/v1"), api="messages"
     ),
-    "codex": Client(
-        "npm",
-        ("@openai/codex",),
-        _codex,
-        _openai,
-        tool=Tool("exec_command", {"cmd": NUMBERS, "max_output_tokens": 9_000}),
-    ),
-    "Claude Code": Client(
-        "npm",
-        ("@anthropic-ai/claude-code",),
-        _claude,
-        _claude_variables,
-        api="messages",
-        windows=2,
-        tool=Tool("Bash", {"command": NUMBERS, "description": "Print numbers"}),
-    ),
-    "codex, continued": Client(
-        "npm",
-        ("@openai/codex",),
+    "codex": _agent("@openai/codex", _codex, EXEC, _openai, windows=1),
+    "Claude Code": _agent("@anthropic-ai/claude-code", _claude, BASH, _claude_variables, api="messages"),
+    "codex, continued": _agent(
+        "@openai/codex",
         _continued_codex,
+        Tool("exec", f'text(await tools.exec_command({{cmd: "{NUMBERS}", max_output_tokens: 9000}}))'),
         _openai,
-        tool=Tool("exec", f'text(await tools.exec_command({{cmd: "{NUMBERS}", max_output_tokens: 9000}}))'),
+        windows=1,
         asks=2,
         keeps=('"additional_tools"', RULE, "<environment_context>"),
     ),
-    "codex, MCP servers": Client(
-        "npm",
-        ("@openai/codex",),
+    "codex, MCP servers": _agent(
+        "@openai/codex",
         _codex_with_servers,
+        replace(EXEC, loads=Tool("tool_search", {"query": "lookup", "limit": 8}), others=LOOKUP_TOOLS),
         _openai,
+        windows=1,
         bridge=True,
-        tool=Tool(
-            "exec_command",
-            {"cmd": NUMBERS, "max_output_tokens": 9_000},
-            loads=Tool("tool_search", {"query": "lookup", "limit": 8}),
-            others=[Tool(name, {"number": "START"}) for name in LOOKUPS],
-        ),
         keeps=[f'"{name}", "description"' for name in LOOKUPS],
     ),
-    "Claude Code, continued": Client(
-        "npm",
-        ("@anthropic-ai/claude-code",),
+    "Claude Code, continued": _agent(
+        "@anthropic-ai/claude-code",
         _continued_claude,
-        lambda url: {**_claude_variables(url), "ENABLE_TOOL_SEARCH": "true"},
+        Tool(LOOKUP, {"number": "START"}, Tool("ToolSearch", {"query": f"select:{LOOKUP}", "max_results": 1})),
+        _claude_searching,
         api="messages",
-        windows=2,
-        tool=Tool(LOOKUP, {"number": "START"}, Tool("ToolSearch", {"query": f"select:{LOOKUP}", "max_results": 1})),
         asks=2,
         keeps=('"tool_reference"', RULE, "Available agent types", "skills are available"),
     ),
-    "Claude Code, MCP servers": Client(
-        "npm",
-        ("@anthropic-ai/claude-code",),
+    "Claude Code, MCP servers": _agent(
+        "@anthropic-ai/claude-code",
         _claude_with_servers,
-        lambda url: {**_claude_variables(url), "ENABLE_TOOL_SEARCH": "true"},
-        api="messages",
-        windows=2,
-        bridge=True,
-        tool=Tool(
-            "Bash",
-            {"command": NUMBERS, "description": "Print numbers"},
+        replace(
+            BASH,
             loads=Tool("ToolSearch", {"query": f"select:{','.join(LOOKUPS)}", "max_results": len(LOOKUPS)}),
-            others=[Tool(name, {"number": "START"}) for name in LOOKUPS],
+            others=LOOKUP_TOOLS,
         ),
+        _claude_searching,
+        api="messages",
+        bridge=True,
         keeps=[f'"{name}", "description"' for name in LOOKUPS],
     ),
-    "opencode": Client(
-        "npm", ("opencode-ai",), _opencode, _openai, tool=Tool("bash", {"command": NUMBERS, "description": "Print"})
-    ),
+    "opencode": _agent("opencode-ai", _opencode, SHELL, _openai, windows=1),
     "Copilot": _copilot("chat"),
     "Copilot, responses": _copilot("responses"),
     "Copilot, messages": _copilot("messages"),
-    "Qwen Code": Client(
-        "npm",
-        ("@qwen-code/qwen-code",),
+    "Qwen Code": _agent(
+        "@qwen-code/qwen-code",
         _qwen,
-        lambda url: {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-soak"},
+        Tool("run_shell_command", {"command": NUMBERS, "is_background": False}),
+        _openai,
         api="chat",
-        windows=2,
-        tool=Tool("run_shell_command", {"command": NUMBERS, "is_background": False}),
     ),
-    "pi": Client(
-        "npm",
-        ("@mariozechner/pi-coding-agent",),
-        _pi,
-        lambda url: {},
-        api="chat",
-        windows=2,
-        tool=Tool("bash", {"command": NUMBERS}),
-    ),
-    "Continue": Client(
-        "npm",
-        ("@continuedev/cli",),
-        _continue,
-        lambda url: {},
-        api="chat",
-        windows=2,
-        tool=Tool("Bash", {"command": NUMBERS}),
-    ),
-    "Cline": Client(
-        "npm",
-        ("cline",),
-        _cline,
-        lambda url: {},
-        api="chat",
-        windows=2,
-        tool=Tool("run_commands", {"commands": [NUMBERS]}),
-    ),
+    "pi": _agent("@mariozechner/pi-coding-agent", _pi, Tool("bash", {"command": NUMBERS}), api="chat"),
+    "Continue": _agent("@continuedev/cli", _continue, Tool("Bash", {"command": NUMBERS}), api="chat"),
+    "Cline": _agent("cline", _cline, Tool("run_commands", {"commands": [NUMBERS]}), api="chat"),
 }

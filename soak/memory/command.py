@@ -18,17 +18,13 @@ from typing import Any
 
 import aiohttp
 import click
-import psutil
-import yaml
-from aiohttp import web
 
-from bench.servers import free_port
-from soak.processes import running
-from tests.kit.three_apis import Answer, request
+from bench import servers
+from tests.kit.raw_upstream import Arrived, RawUpstream, Step
+from tests.kit.three_apis import APIS, PATHS, Answer, request
 
 TEAMS = 13
 WINDOW = 4_000
-APIS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 LEVEL_AFTER = 20_000
 """Requests after which memory must not grow anymore."""
 
@@ -73,24 +69,23 @@ def main(minutes: float, rate: float, requests: int, cache_memory: str, seed: in
 class Load:
     """Send conversations, and sample the proxy."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, pid: int, seed: int) -> None:
+    def __init__(self, http: aiohttp.ClientSession, server: servers.Server, seed: int) -> None:
         self.samples: list[Sample] = []
         self.failed: list[str] = []
         self.compacted = self.sent = 0
         self._http = http
-        self._url = url
-        self._process = psutil.Process(pid)
+        self._server = server
         self._chance = random.Random(seed)  # noqa: S311 - no secret
-        self._cpu = self._seconds()
+        self._cpu = server.cpu
 
     async def one(self, number: int) -> None:
         """Send both requests of a conversation."""
-        api = [*APIS][number % len(APIS)]
+        api = APIS[number % len(APIS)]
         messages = conversation(self._chance, number, large=number % 2 == 0)
         for turn in range(2):
             raw = request(api, "m", messages, stream=False)
             headers = {"authorization": f"Bearer {key_of(number % TEAMS)}", "content-type": "application/json"}
-            async with self._http.post(self._url + APIS[api], data=raw, headers=headers) as answer:
+            async with self._http.post(self._server.url + PATHS[api], data=raw, headers=headers) as answer:
                 text = await answer.text()
                 self.compacted += answer.headers.get("x-compaction") == "compacted"
             if answer.status != 200:
@@ -103,35 +98,22 @@ class Load:
     def sample(self) -> None:
         """Take a sample."""
         before = self.samples[-1].requests if self.samples else 0
-        seconds, since = self._seconds(), self.sent - before
-        sample = Sample(self.sent, self._process.memory_info().rss, (seconds - self._cpu) / max(1, since))
+        seconds, since = self._server.cpu, self.sent - before
+        sample = Sample(self.sent, self._server.memory, (seconds - self._cpu) / max(1, since))
         self.samples.append(sample)
         self._cpu = seconds
         click.echo(f"{sample.requests:,} requests: {sample.memory / 1e6:.0f} MB, {sample.cpu * 1e3:.1f} ms of CPU each")
 
-    def _seconds(self) -> float:
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
-
 
 async def loaded(folder: Path, seconds: float, rate: float, most: int, seed: int, memory: str = "256MB") -> Load:
     """Run the load for ``seconds``, or until ``most`` requests were sent."""
-    upstream, runner = await _upstream()
-    file, port, log = folder / "config.yaml", free_port(), folder / "proxy.log"
-    file.write_text(yaml.safe_dump(_settings(folder, upstream, memory)))
-    command = [sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
-    starting = running(command, log, f"http://127.0.0.1:{port}/livez", 60)
-    pid = await asyncio.to_thread(starting.__enter__)
-    try:
+    with Upstream() as upstream, servers.proxy(_settings(upstream.url, memory), folder) as server:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(trust_env=False, connector=connector) as http:
-            load = Load(http, f"http://127.0.0.1:{port}", pid, seed)
+            load = Load(http, server, seed)
             await _under_load(load, seconds, rate, most)
             if not load.samples:
                 load.sample()
-    finally:
-        await asyncio.to_thread(starting.__exit__, None, None, None)
-        await runner.cleanup()
     return load
 
 
@@ -169,32 +151,26 @@ def key_of(team: int) -> str:
     return f"cp-team-{team}"
 
 
-async def _upstream() -> tuple[int, web.AppRunner]:
-    """Start an upstream that answers every request, and return its port."""
+class Upstream(RawUpstream):
+    """An upstream that answers every request with another text."""
 
-    async def answered(asked: web.Request) -> web.Response:
-        api = next(api for api, path in APIS.items() if path == asked.path)
-        digest = hashlib.sha256(await asked.read()).hexdigest()
-        _, body = Answer(text=SUMMARY.format(digest), id=digest[:20]).parts(api, stream=False)
-        return web.Response(body=body, content_type="application/json")
+    def __init__(self) -> None:
+        super().__init__(self._steps)
 
-    app = web.Application(client_max_size=1 << 26)
-    app.add_routes([web.post(path, answered) for path in APIS.values()])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    return port, runner
+    def _steps(self, arrived: Arrived) -> Sequence[Step]:
+        self.arrived.clear()
+        api = next(api for api, path in PATHS.items() if path == arrived.target)
+        digest = hashlib.sha256(arrived.body).hexdigest()
+        return Answer(text=SUMMARY.format(digest), id=digest[:20]).steps(api, stream=False)
 
 
-def _settings(folder: Path, upstream: int, memory: str) -> dict[str, Any]:
+def _settings(upstream: str, memory: str) -> dict[str, Any]:
     digests = [hashlib.sha256(key_of(team).encode()).hexdigest() for team in range(TEAMS)]
     profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
     return {
         "auth": {"mode": "keys"},
         "server": {"cache_memory": memory},
-        "store": {"url": f"sqlite:///{folder}/store.db"},
-        "upstreams": {"main": {"base_url": f"http://127.0.0.1:{upstream}/v1", "api_key": "sk-up", "speaks": [*APIS]}},
+        "upstreams": {"main": {"base_url": f"{upstream}/v1", "api_key": "sk-up", "speaks": [*APIS]}},
         "models": [{"match": "*", "upstream": "main", "profile": profile}],
         "teams": {f"team-{team}": {"keys": [f"sha256:{digest}"]} for team, digest in enumerate(digests)},
     }

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.full
 def test_a_version_behaves_like_itself(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.compare", "--before", str(ROOT), "--data", str(tmp_path)]
-    command += ["--bodies", "2", "--generated", "40", "--only", "fidelity bodies, chat", "--only", "recall, responses"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    command += ["--most", "2", "--generated", "40", "--only", "fidelity bodies, chat", "--only", "recall, responses"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("Skipped") == 2
     assert "recall, responses" in run.stdout

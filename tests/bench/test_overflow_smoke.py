@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from bench.overflow.__main__ import main, measure
 from bench.overflow.lines import Line, lines
 from bench.overflow.scores import is_of, ours, score
-from proxy.dialects.chat.answers import ChatAnswers
 from proxy.overflow import Overflow
-from proxy.overflow.silent import Finished
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(name: str, message: str, **fields: Any) -> dict[str, Any]:
@@ -76,17 +72,13 @@ def catalogue(folder: Path) -> Path:
 
 @pytest.mark.full
 def test_it_runs_and_prints_ours_beside_theirs(tmp_path: Path) -> None:
-    file = tmp_path / "scores.json"
-    command = [sys.executable, "-m", "bench.overflow", "--catalogue", str(catalogue(tmp_path)), "--json", str(file)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert run.returncode == 0, run.stderr
-    mine, exceptions, words, left_out, _, *in_forms = json.loads(file.read_bytes())
-    assert (mine["overflows"], mine["others"], mine["found"], mine["false_alarms"]) == (3, 1, 3, [])
-    assert mine["wrong"] == {name: [] for name in mine["wrong"]}
-    assert words["missed"] == exceptions["missed"] == ["ours", "cut"]
-    assert left_out["missed"] == []
-    assert [(one["overflows"], one["missed"]) for one in in_forms] == [(4, []), (6, []), (4, [])]
-    assert "LiteLLM" in run.stdout
+    mine, exceptions, words, left_out = measure(lines(catalogue(tmp_path)))
+    assert (mine.overflows, mine.others, mine.found, mine.alarms) == (3, 1, 3, [])
+    assert mine.wrong == {name: [] for name in mine.wrong}
+    assert words.missed == exceptions.missed == ["ours", "cut"]
+    assert left_out.missed == []
+    shown = CliRunner().invoke(main, ["--catalogue", str(catalogue(tmp_path))], catch_exceptions=False)
+    assert all(one.name in shown.output for one in (mine, exceptions, words, left_out)), shown.output
 
 
 def test_a_wrong_reading_counts_against_whoever_made_it(tmp_path: Path) -> None:
@@ -106,16 +98,6 @@ def test_ours_knows_the_size_of_the_request(tmp_path: Path) -> None:
     read = ours(cut)
     assert read is not None
     assert (read.kind, read.limit) == ("silent", 8192)
-
-
-def test_a_stream_is_put_together() -> None:
-    events = [
-        {"type": "message_start", "message": {"usage": {"input_tokens": 900, "output_tokens": 1}}},
-        {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 2}},
-    ]
-    body = "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in events).encode()
-    usage = {"input_tokens": 900, "output_tokens": 2}
-    assert ChatAnswers().read_usage(body) == Finished("max_tokens", 900, 2, empty=True, usage=usage)
 
 
 def test_sources_are_told_apart() -> None:

@@ -12,7 +12,7 @@ import pytest
 from proxy.recall.tool import NAME
 from proxy.server.loopback import serve
 from soak.clients import install
-from soak.clients.command import TURNS, Options, Row, check
+from soak.clients.command import TURNS, Row, check
 from soak.clients.install import NotInstalled
 from soak.clients.programs import CLIENTS, DRIVERS, TASK, Client, Tool
 from soak.clients.scripts import DONE, WAYS, Loop, Reading
@@ -48,7 +48,7 @@ def python(code: str, tool: Tool | None = None) -> Client:
 
 @pytest.mark.full
 def test_a_session_with_references_reaches_its_end(tmp_path: Path) -> None:
-    row = check("session", python(SESSION), Options(8_000), 24, tmp_path)
+    row = check("session", python(SESSION), 8_000, 24, tmp_path)
     assert (row.errors, row.faults, row.refused, row.skipped) == ([], [], 0, "")
     assert (row.turns, row.version) == (24, "1.0")
     assert row.results >= 12
@@ -59,7 +59,7 @@ def test_a_session_with_references_reaches_its_end(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_client_count(tmp_path: Path) -> None:
-    row = check("failing", python(FAILING), Options(8_000), 24, tmp_path)
+    row = check("failing", python(FAILING), 8_000, 24, tmp_path)
     assert row.errors == ["exit status 1: ", "RuntimeError: no"]
     assert row.met(24) is False
 
@@ -69,7 +69,7 @@ def test_a_client_that_cannot_be_installed_is_skipped(tmp_path: Path, monkeypatc
         raise NotInstalled("no such package")
 
     monkeypatch.setattr(install, "pip", fail)
-    row = check("missing", python(SESSION), Options(8_000), 24, tmp_path)
+    row = check("missing", python(SESSION), 8_000, 24, tmp_path)
     assert (row.skipped, row.met(24)) == ("no such package", None)
 
 

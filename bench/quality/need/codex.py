@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bench.quality.conversations import Message
-from bench.quality.need.text import Case, occurring, tokens, values
+from bench.quality.need.case import Case, occurring, tokens
+from bench.quality.text import values
 from proxy.dialects.chat.units import arguments_of
 
 CUT = 100_000

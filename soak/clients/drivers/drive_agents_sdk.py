@@ -6,30 +6,10 @@ import asyncio
 from typing import Any
 
 from agents import Agent, Runner, function_tool, set_tracing_disabled
-from soak_common import MODEL, SYSTEM, drive, found, question
+from soak_common import MODEL, SYSTEM, TOOLS, drive, question
 
 set_tracing_disabled(True)
-
-
-@function_tool
-def read(target: str) -> str:
-    """Read a file."""
-    return found("read", target)
-
-
-@function_tool
-def search(target: str) -> str:
-    """Search a file."""
-    return found("search", target)
-
-
-@function_tool
-def run(target: str) -> str:
-    """Run a file."""
-    return found("run", target)
-
-
-agent = Agent(name="engineer", instructions=SYSTEM, tools=[read, search, run], model=MODEL)
+agent = Agent(name="engineer", instructions=SYSTEM, tools=[function_tool(each) for each in TOOLS.values()], model=MODEL)
 history: list[Any] = []
 
 

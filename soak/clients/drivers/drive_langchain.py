@@ -7,28 +7,9 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.tools import tool
-from soak_common import MODEL, SYSTEM, drive, found, question
+from soak_common import MODEL, SYSTEM, TOOLS, drive, question
 
-
-@tool
-def read(target: str) -> str:
-    """Read a file."""
-    return found("read", target)
-
-
-@tool
-def search(target: str) -> str:
-    """Search a file."""
-    return found("search", target)
-
-
-@tool
-def run(target: str) -> str:
-    """Run a file."""
-    return found("run", target)
-
-
-TOOLS: dict[str, Any] = {"read": read, "search": search, "run": run}
+tools: dict[str, Any] = {name: tool(each) for name, each in TOOLS.items()}
 chat: Any
 if os.environ["SOAK_API"] == "messages":
     from langchain_anthropic import ChatAnthropic
@@ -38,7 +19,7 @@ else:
     from langchain_openai import ChatOpenAI
 
     chat = ChatOpenAI(model=MODEL, use_responses_api=True)
-model = chat.bind_tools(list(TOOLS.values()))
+model = chat.bind_tools(list(tools.values()))
 history: list[Any] = [SystemMessage(SYSTEM)]
 
 
@@ -50,7 +31,7 @@ def turn(part: int) -> str:
         history.append(answer)
         if not answer.tool_calls:
             return str(answer.text)
-        history.extend(TOOLS[call["name"]].invoke(call) for call in answer.tool_calls)
+        history.extend(tools[call["name"]].invoke(call) for call in answer.tool_calls)
 
 
 def streamed() -> Any:

@@ -8,25 +8,9 @@ from typing import Any
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai import OpenAIResponses
-from soak_common import MODEL, SYSTEM, drive, found, question
+from soak_common import MODEL, SYSTEM, TOOLS, drive, question
 
-
-def read(target: str) -> str:
-    """Read a file."""
-    return found("read", target)
-
-
-def search(target: str) -> str:
-    """Search a file."""
-    return found("search", target)
-
-
-def run(target: str) -> str:
-    """Run a file."""
-    return found("run", target)
-
-
-TOOLS = {function.__name__: FunctionTool.from_defaults(fn=function) for function in (read, search, run)}
+tools = [FunctionTool.from_defaults(fn=each) for each in TOOLS.values()]
 llm = OpenAIResponses(model=MODEL, api_base=os.environ["OPENAI_BASE_URL"])
 history: list[Any] = [ChatMessage(role="system", content=SYSTEM)]
 
@@ -35,7 +19,6 @@ def turn(part: int) -> str:
     """Run the agent's loop on a question. Every second turn is streamed."""
     history.append(ChatMessage(role="user", content=question(part)))
     while True:
-        tools = list(TOOLS.values())
         if part % 2:
             answer: Any = llm.chat_with_tools(tools, chat_history=history)
         else:

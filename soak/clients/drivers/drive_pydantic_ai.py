@@ -8,30 +8,10 @@ from collections.abc import AsyncIterable
 from typing import Any
 
 from pydantic_ai import Agent
-from soak_common import MODEL, SYSTEM, drive, found, question
+from soak_common import MODEL, SYSTEM, TOOLS, drive, question
 
 provider = "anthropic" if os.environ["SOAK_API"] == "messages" else "openai"
-agent = Agent(f"{provider}:{MODEL}", instructions=SYSTEM)
-
-
-@agent.tool_plain
-def read(target: str) -> str:
-    """Read a file."""
-    return found("read", target)
-
-
-@agent.tool_plain
-def search(target: str) -> str:
-    """Search a file."""
-    return found("search", target)
-
-
-@agent.tool_plain
-def run(target: str) -> str:
-    """Run a file."""
-    return found("run", target)
-
-
+agent = Agent(f"{provider}:{MODEL}", instructions=SYSTEM, tools=list(TOOLS.values()))
 history: list[Any] = []
 
 

@@ -25,6 +25,24 @@ def found(name: str, target: str) -> str:
     return "\n".join(f"{target}:{line} value of {name} = {line * 7919 % 10007}" for line in range(size // 40))
 
 
+def read(target: str) -> str:
+    """Read a file."""
+    return found("read", target)
+
+
+def search(target: str) -> str:
+    """Search a file."""
+    return found("search", target)
+
+
+def run(target: str) -> str:
+    """Run a file."""
+    return found("run", target)
+
+
+TOOLS = {"read": read, "search": search, "run": run}
+
+
 def drive(turn: Callable[[int], str]) -> None:
     """Run the turns of a session. Each returns the answer's text. Report every turn as a line of JSON."""
     errors = 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from functools import partial
 from typing import Any
 
 import pytest
 
-from bench.overflow.forms import FORMS, in_forms_of
 from bench.overflow.lines import CATALOGUE, lines
 from bench.overflow.scores import leaving_out, ours, score
 from proxy.overflow import EchoedRequest, Overflow, recognise
 from proxy.overflow.figures import Scope
+from tests.kit.error_forms import in_forms_of
+from tests.kit.three_apis import APIS
 
 
 def wire(**error: Any) -> bytes:
@@ -757,11 +757,11 @@ def test_catalogue() -> None:
     assert (whole.alarms, whole.trapped) == ([], [])
     for figure in ("limit", "scope", "counted", "output", "remedy"):
         assert (whole.share(figure) or 0) >= 0.99, (figure, whole.wrong[figure])
-    unknown = score("left out", answers, partial(leaving_out, shared=True))
+    unknown = score("left out", answers, leaving_out)
     assert unknown.recall >= 0.97, unknown.missed
     assert (unknown.alarms, unknown.trapped) == ([], [])
     assert (unknown.share("limit") or 0) >= 0.98, unknown.wrong["limit"]
-    for api in FORMS:
+    for api in APIS:
         of_api = score(api, in_forms_of(api, answers), ours)
         assert of_api.recall >= 0.98, of_api.missed
         assert (of_api.alarms, of_api.trapped) == ([], [])
