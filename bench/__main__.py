@@ -24,7 +24,7 @@ GROUPS: dict[str, Callable[[servers.Place, Scale, Sequence[str]], list[Row]]] = 
     "translation": translation.measure,
     "instructions": instructions.measure,
 }
-"""What measures each group of rows, for some of the APIs."""
+"""The function that measures each group of rows, for some of the APIs."""
 
 USUAL = ("requests", "turns", "compaction", "beside")
 

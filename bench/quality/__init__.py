@@ -1,1 +1,1 @@
-"""What prompts keep: the engine's, LangChain's, and those with the newest messages only."""
+"""Compare the prompts of the engine, of LangChain, and of the newest messages alone."""
