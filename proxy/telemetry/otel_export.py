@@ -17,12 +17,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 import structlog
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.metrics.export import (
-    MetricExportResult,
-    MetricsData,
-    ResourceMetrics,
-    ScopeMetrics,
-)
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
@@ -30,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from proxy import __version__
 from proxy.telemetry.operations import FindUpstream, OperationMetrics
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.tracing import NAME, SCOPE, Spans, Tracing
+from proxy.telemetry.tracing import NAME, Spans, Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -72,35 +68,17 @@ class _SpanExporter(OTLPSpanExporter):
         return result
 
 
-class _MetricExport:
-    """Exports the histograms at intervals, in a thread. The SDK's reader takes only histograms of the SDK."""
+class _MetricExporter(OTLPMetricExporter):
+    """The same for metrics."""
 
-    def __init__(self, operations: OperationMetrics, exporter: OTLPMetricExporter, resource: Resource) -> None:
-        self._operations = operations
-        self._exporter = exporter
-        self._resource = resource
+    def __init__(self, endpoint: str | None, headers: Mapping[str, str]) -> None:
+        super().__init__(endpoint=_url(endpoint, "metrics"), headers=dict(headers))
         self._health = _Health("metrics")
-        self._interval = _interval()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="otel-metrics")
-        self._thread.start()
 
-    def _run(self) -> None:
-        while not self._closing.wait(self._interval):
-            self._export()
-        self._export()
-
-    def _export(self) -> None:
-        if metrics := self._operations.collect():
-            scoped = ScopeMetrics(SCOPE, metrics, "")
-            result = self._exporter.export(MetricsData([ResourceMetrics(self._resource, [scoped], "")]))
-            self._health.note(failed=result is not MetricExportResult.SUCCESS)
-
-    def shutdown(self) -> None:
-        """Export the last values, and end the thread."""
-        self._closing.set()
-        self._thread.join()
-        self._exporter.shutdown()
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object) -> MetricExportResult:
+        result = super().export(metrics_data, timeout_millis, **kwargs)
+        self._health.note(failed=result is not MetricExportResult.SUCCESS)
+        return result
 
 
 class OtelExport:
@@ -131,10 +109,11 @@ class OtelExport:
             self.sinks.append(Spans(upstreams, resource, processor.on_end).add)
             self._closers.append((processor.shutdown, spans.shutdown))
         if metrics:
-            series = OTLPMetricExporter(endpoint=_url(endpoint, "metrics"), headers=dict(headers))
-            operations = OperationMetrics(upstreams, models, delta=_wants_delta())
-            self.sinks.append(operations.add)
-            self._closers.append((_MetricExport(operations, series, resource).shutdown, series.shutdown))
+            series = _MetricExporter(endpoint, headers)
+            reader = PeriodicExportingMetricReader(series, 1000 * _interval())
+            meters = MeterProvider([reader], resource, shutdown_on_exit=False)
+            self.sinks.append(OperationMetrics(meters.get_meter(NAME, __version__), upstreams, models).add)
+            self._closers.append((meters.shutdown, series.shutdown))
 
     async def aclose(self) -> None:
         """Send the spans and metrics that wait, and give up after ``CLOSING_SECONDS``."""
@@ -180,11 +159,6 @@ def _interval() -> float:
         return milliseconds / 1000
     log.warning("otel.variable_ignored", variable=name, used=INTERVAL_SECONDS)
     return INTERVAL_SECONDS
-
-
-def _wants_delta() -> bool:
-    preference = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "")
-    return preference.strip().lower() in ("delta", "lowmemory")
 
 
 def _url(endpoint: str | None, signal: str) -> str | None:

@@ -8,9 +8,9 @@ from proxy.config.server import INSTALL
 
 pytest.importorskip("opentelemetry.sdk", reason=f"run: {INSTALL}")
 
-from opentelemetry.sdk.metrics.export import AggregationTemporality, Histogram, Metric
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
-from proxy.telemetry import operations as module
 from proxy.telemetry.operations import OperationMetrics
 from proxy.telemetry.record import RequestRecord, Usage
 from proxy.telemetry.trace_context import Trace
@@ -25,21 +25,27 @@ def summary(milliseconds: float = 30.0, model: str = "small", **values: object) 
     return made
 
 
-def metrics(*, delta: bool = False) -> OperationMetrics:
-    return OperationMetrics(lambda name: ("openai", None), lambda: frozenset({"small"}), delta=delta)
-
-
-def histogram(metric: Metric) -> Histogram:
-    assert isinstance(metric.data, Histogram)
-    return metric.data
+def histograms(*records: RequestRecord) -> list[list[HistogramDataPoint]]:
+    """The points of both histograms after these records."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    sink = OperationMetrics(provider.get_meter("test"), lambda name: ("openai", None), lambda: frozenset({"small"}))
+    for record in records:
+        sink.add(record)
+    found = reader.get_metrics_data()
+    provider.shutdown()
+    assert found is not None
+    (scope,) = found.resource_metrics[0].scope_metrics
+    return [
+        [point for point in metric.data.data_points if isinstance(point, HistogramDataPoint)]
+        for metric in scope.metrics
+    ]
 
 
 def test_values_fall_into_buckets_by_labels() -> None:
-    found = metrics()
-    for record in (summary(10.0), summary(30.0), summary(5_000_000.0), summary(status=500, usage=None, team="search")):
-        found.add(record)
-    durations, usage = found.collect()
-    one, other = histogram(durations).data_points
+    failed = summary(status=500, usage=None, team="search")
+    durations, usage = histograms(summary(10.0), summary(30.0), summary(5_000_000.0), failed)
+    one, other = durations
     assert (one.count, one.min, one.max) == (3, 0.01, 5_000.0)
     assert [index for index, count in enumerate(one.bucket_counts) if count] == [0, 2, 14]
     assert len(one.explicit_bounds) + 1 == len(one.bucket_counts)
@@ -52,28 +58,13 @@ def test_values_fall_into_buckets_by_labels() -> None:
         "compaction.team": "search",
         "error.type": "500",
     }
-    sums = {str((point.attributes or {})["gen_ai.token.type"]): point.sum for point in histogram(usage).data_points}
-    assert sums == {"input": 300, "output": 21}
-    assert histogram(usage).aggregation_temporality is AggregationTemporality.CUMULATIVE
+    assert {str((point.attributes or {})["gen_ai.token.type"]): point.sum for point in usage} == {
+        "input": 300,
+        "output": 21,
+    }
 
 
-def test_collections_are_cumulative_or_deltas() -> None:
-    total, added = metrics(), metrics(delta=True)
-    for found in (total, added):
-        found.add(summary())
-        found.collect()
-        found.add(summary())
-    assert histogram(total.collect()[0]).data_points[0].count == 2
-    delta = histogram(added.collect()[0])
-    assert (delta.data_points[0].count, delta.aggregation_temporality) == (1, AggregationTemporality.DELTA)
-    assert added.collect() == []
-
-
-def test_a_client_creates_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_SERIES", 2)
-    found = metrics()
-    for number in range(20):
-        found.add(summary(model=f"made-up-{number}", team=f"team-{number % 3}"))
-    points = histogram(found.collect()[0]).data_points
-    assert len(points) == 2
-    assert all("gen_ai.request.model" not in (point.attributes or {}) for point in points)
+def test_a_client_creates_no_series() -> None:
+    durations, _ = histograms(*(summary(model=f"made-up-{number}") for number in range(20)))
+    (point,) = durations
+    assert "gen_ai.request.model" not in (point.attributes or {})
