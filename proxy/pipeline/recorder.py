@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from time import perf_counter
 
 import structlog
@@ -15,8 +13,7 @@ from starlette.types import Scope
 from proxy.http.request_body import Sent
 from proxy.records.model import RecordStore
 from proxy.store import Refused, StoreFailed
-from proxy.store.guarded import Change, CircuitBreaker
-from proxy.store.tenant_cache import cancelled
+from proxy.store.tenant_cache import Place, Waiting, WriteBehind
 from proxy.telemetry.metrics import RECORDS
 from proxy.telemetry.record import RECORD, RequestRecord, current, new_id
 from proxy.telemetry.trace_context import Trace
@@ -24,10 +21,7 @@ from proxy.telemetry.trace_context import Trace
 log = structlog.get_logger(__name__)
 
 WAITING = 4_000
-"""Records that may wait to be written. The proxy drops the oldest ones over that."""
-
-BATCH = 500
-"""Records per write."""
+"""Records that may wait to be written. The proxy drops further ones."""
 
 LARGEST_PRICE = 10**17
 """US dollars times 10^12. A higher price of one request follows from a wrong figure, and counts as unknown."""
@@ -36,16 +30,10 @@ TENANTS = 4_000
 """Tenants to remember. The set starts again when it is full."""
 
 PAUSE_SECONDS = 0.5
-"""Seconds between two writes."""
+"""Seconds between two writes, unless many records wait."""
 
 WRITE_SECONDS = 5.0
 """Timeout of a write."""
-
-CLOSING_SECONDS = 5.0
-"""Seconds to write the last records when the process ends."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
-"""Seconds without a write after repeated failures. The pause doubles after each failed attempt."""
 
 ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"})
 """Paths without ids."""
@@ -57,6 +45,9 @@ Sink = Callable[[RequestRecord], None]
 
 BeginTrace = Callable[[Scope], Trace]
 """Returns the trace of a request that has just arrived."""
+
+
+_WRITTEN, _DROPPED = RECORDS.labels(outcome="written"), RECORDS.labels(outcome="dropped")
 
 
 class Recorder:
@@ -74,11 +65,10 @@ class Recorder:
         self._seconds = seconds
         self._sinks = sinks
         self._begin_trace = begin_trace
-        self._waiting: deque[RequestRecord] = deque()
         self._tenants: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._closing = False
-        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, report=_report)
+        self._writes: WriteBehind[RequestRecord] = WriteBehind(
+            "record", self._write, WAITING, _failed, _ended, gather_seconds=PAUSE_SECONDS
+        )
 
     def begin(self, scope: Scope) -> RequestRecord:
         """Return the record of a request that has just arrived, and put it into the scope and the task's context."""
@@ -118,98 +108,51 @@ class Recorder:
         if len(self._tenants) >= TENANTS:
             self._tenants.clear()
         self._tenants.add(record.tenant)
-        self._waiting.append(record)
-        if len(self._waiting) > WAITING:
-            self._waiting.popleft()
-            RECORDS.labels(outcome="dropped").inc()
-        if (self._task is None or self._task.done()) and not self._closing:
-            # The task writes the records of many requests, so its log lines name none.
-            self._task = asyncio.get_running_loop().create_task(self._write_soon(), context=Context())
+        if not self._writes.put((record.tenant, record.id), record, 1, 0.0):
+            _DROPPED.inc()
 
     @property
     def failing(self) -> bool:
-        """Return whether writes failed repeatedly, and none has succeeded since."""
-        return self._breaker.is_open("records")
+        """Return whether the last write failed."""
+        return self._writes.failing
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the waiting records of forgotten tenants. Return the tenants that this process has recorded."""
         tenants = {tenant for tenant in self._tenants if forgotten(tenant)}
-        self._waiting = deque(record for record in self._waiting if record.tenant not in tenants)
+        self._writes.forget(forgotten)
         return tenants
 
-    async def flush(self) -> None:
-        """Write all waiting records now. Raises ``StoreFailed``."""
-        while self._waiting:
-            await self._write_batch()
-
     async def aclose(self) -> None:
-        """Write the waiting records, and give up after ``CLOSING_SECONDS``."""
-        self._closing = True
-        if self._task is not None:
-            await cancelled(self._task)
-        try:
-            async with asyncio.timeout(CLOSING_SECONDS):
-                await self.flush()
-        except (StoreFailed, TimeoutError) as failure:
-            log.warning("records.not_written", records=len(self._waiting), reason=str(failure) or "timeout")
+        """Write the waiting records, and give up if the store fails for too long."""
+        if left := await self._writes.aclose():
+            log.warning("records.not_written", records=left)
 
-    async def _write_soon(self) -> None:
-        while self._waiting:
-            await asyncio.sleep(PAUSE_SECONDS)
-            attempt = self._breaker.attempt("records")
-            if attempt is None:
-                continue
-            try:
-                with attempt:
-                    await self.flush()
-            except StoreFailed as failure:
-                log.warning("records.write_failed", reason=str(failure), waiting=len(self._waiting))
-
-    async def _write_batch(self) -> None:
-        """Write the oldest records. If the store can't hold one of them, write them one at a time and drop that one."""
-        batch = self._taken(BATCH)
-        try:
-            await self._write(batch)
-        except Refused:
-            self._put_back(batch)
-            for _ in range(len(batch)):
-                await self._write_one()
-
-    async def _write_one(self) -> None:
-        taken = self._taken(1)
-        try:
-            await self._write(taken)
-        except Refused as error:
-            RECORDS.labels(outcome="dropped").inc(len(taken))
-            for one in taken:
-                log.exception("records.record_dropped", record=one.id, team=one.team, reason=str(error))
-
-    def _taken(self, most: int) -> list[RequestRecord]:
-        return [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
-
-    async def _write(self, batch: list[RequestRecord]) -> None:
-        """Write records. If the store doesn't work, they wait again. Raises ``StoreFailed``."""
+    async def _write(self, batch: Sequence[tuple[Place, Waiting[RequestRecord]]]) -> None:
+        """Write records. The store skips those that it already has. Raises ``StoreFailed``, and ``Refused`` for one."""
         if self._store is None:
             return
         try:
             async with asyncio.timeout(WRITE_SECONDS):
-                await self._store.write(batch, self._seconds())
-        except Refused:
+                await self._store.write([waiting.value for _, waiting in batch], self._seconds())
+        except StoreFailed:
             raise
-        except (StoreFailed, TimeoutError, asyncio.CancelledError) as error:
-            self._put_back(batch)
-            if isinstance(error, TimeoutError):
-                raise StoreFailed(f"no answer within {WRITE_SECONDS:g} s") from None
-            raise
+        except TimeoutError:
+            raise StoreFailed(f"no answer within {WRITE_SECONDS:g} s") from None
         except Exception as error:  # from the encoder of a store, or a fault of the proxy
+            log.exception("store.write_failed", kind="record", reason=type(error).__name__)
             raise Refused(type(error).__name__) from error
-        RECORDS.labels(outcome="written").inc(len(batch))
 
-    def _put_back(self, batch: list[RequestRecord]) -> None:
-        # A write that is still running may succeed. The store skips records that it already has.
-        room = max(0, WAITING - len(self._waiting))
-        RECORDS.labels(outcome="dropped").inc(max(0, len(batch) - room))
-        self._waiting.extendleft(reversed(batch[max(0, len(batch) - room) :]))
+
+def _failed(records: int, reason: str) -> None:
+    log.warning("records.write_failed", reason=reason, records=records)
+
+
+def _ended(place: Place, waiting: Waiting[RequestRecord], written: bool) -> None:
+    if written:
+        _WRITTEN.inc()
+        return
+    _DROPPED.inc()
+    log.error("records.record_dropped", record=waiting.value.id, team=waiting.value.team)
 
 
 def _ms(seconds: float) -> float:
@@ -222,7 +165,3 @@ def _shown(path: str) -> str:
         return path
     names = path.split("/", 3)
     return "/".join([*names[:3], *("…" for _ in names[3:])])[:80]
-
-
-def _report(change: Change, key: object, pause: float) -> None:
-    log.warning(f"records.breaker_{change}", pause=pause)

@@ -109,17 +109,20 @@ class WriteBehind(Generic[V]):
         most: int,
         failed: Callable[[int, str], None],
         ended: Callable[[Place, Waiting[V], bool], None],
+        gather_seconds: float = GATHER_SECONDS,
     ) -> None:
         """``write`` stores values. It raises ``StoreFailed``, and ``Refused`` if one of them is at fault.
 
         ``most`` is the maximum size of what waits, in bytes. ``failed`` gets the number of values of a failed write,
         and the reason. ``ended`` gets each value that was written or dropped, and whether it was written.
+        ``gather_seconds`` is the time to wait for further values before a write.
         """
         self._kind = kind
         self._store_batch = write
         self._most = most
         self._failed = failed
         self._ended = ended
+        self._gather_seconds = gather_seconds
         self._gauge = STORE_WAITING.labels(kind=kind)
         self._waiting: dict[Place, Waiting[V]] = {}
         self._bytes = 0
@@ -145,6 +148,11 @@ class WriteBehind(Generic[V]):
     def bytes(self) -> int:
         """Return the size of what waits."""
         return self._bytes
+
+    @property
+    def failing(self) -> bool:
+        """Return whether the last write failed."""
+        return self._pause > 0
 
     def get(self, place: Place) -> V | None:
         """Return a value that waits."""
@@ -237,19 +245,19 @@ class WriteBehind(Generic[V]):
 
     async def _gather(self) -> None:
         """Wait a moment, because each write costs as much as some more values in it."""
-        if not self._wanted.is_set():
+        if not (self._wanted.is_set() or self._hurry.is_set()):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GATHER_SECONDS):
+                async with asyncio.timeout(self._gather_seconds):
                     await self._wanted.wait()
         self._wanted.clear()
 
     async def _write_all(self) -> None:
         try:
-            await self._gather()
-            while batch := self._batch():
+            while self._waiting:
+                await self._gather()
                 self._gauge.set(len(self._waiting))
                 async with self._turn:
-                    await self._write(batch)
+                    await self._write(self._batch())
                 self._attempted.set()
                 self._attempted.clear()
                 if not self._pause or not self._waiting:

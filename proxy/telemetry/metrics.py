@@ -177,7 +177,7 @@ STORE_UNREADABLE = _counter(
 STORE_WAITING = _gauge(
     "compaction_store_waiting",
     "Entries that wait to be written to the store.",
-    {"kind": "`archive.2`, `item`, `facts`, `prompt`, `summary`, `recall`, `limit`, `tenant_ratio`, `background`"},
+    {"kind": "`archive.2`, `item`, `prompt`, `summary`, `recall`, `limit`, `tenant_ratio`, `background`, `record`"},
     note="Under load, they wait up to two seconds. More means that the store fails or is too slow.",
 )
 RECORDS = _counter("compaction_records", "Records of requests by outcome.", {"outcome": "`written`, `dropped`"})

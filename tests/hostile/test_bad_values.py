@@ -122,7 +122,8 @@ def test_a_record_that_the_store_cannot_hold_is_dropped_alone(tmp_path: Path, mo
     assert len(records_in(tmp_path / "c.db")) == 4
     dropped = [line for line in logs if line["event"] == "records.record_dropped"]
     assert [line["record"] for line in dropped] == bad
-    assert all(line["reason"].startswith("OverflowError") for line in dropped)
+    failed = [line for line in logs if line["event"] == "records.write_failed"]
+    assert all(line["reason"].startswith("OverflowError") for line in failed)
 
 
 def broken(folder: Path, statement: str, id: str) -> None:
