@@ -34,7 +34,7 @@ from proxy.limits.profiles import Profiles
 from proxy.pipeline.runtime import Runtime
 from proxy.server.maintenance import Maintenance
 from proxy.server.reload import Reload, on_signal
-from proxy.telemetry.exposition import exposition, keep_sampling
+from proxy.telemetry.exposition import exposition
 from proxy.telemetry.logs import unhandled
 from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT
 from proxy.upstream.litellm.library import TESTED, untested_version
@@ -166,11 +166,9 @@ class Proxy:
         if (installed := untested_version()) is not None:
             log.warning("litellm.untested", installed=installed, tested=TESTED)
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
-        sampling = asyncio.create_task(keep_sampling())
         self._maintenance.start()
         yield
         self.service.draining = True
-        sampling.cancel()
         if following is not None:
             following.cancel()
             await asyncio.wait([following])

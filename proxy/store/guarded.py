@@ -65,11 +65,6 @@ class CircuitBreaker:
     def __len__(self) -> int:
         return len(self._states)
 
-    def is_open(self, key: Hashable) -> bool:
-        """Return whether calls with this key failed repeatedly, and none has succeeded since."""
-        state = self._states.get(key)
-        return state is not None and state.until is not None
-
     def is_failing(self, key: Hashable) -> bool:
         """Return whether the last completed call with this key failed."""
         return key in self._states

@@ -6,40 +6,22 @@ so counters never decrease.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from proxy.telemetry.metrics import REGISTRY, TASKS
+from proxy.telemetry.metrics import REGISTRY
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable with the folder. prometheus_client reads it on import."""
 
-SAMPLE_SECONDS = 5.0
-"""Seconds between two samples of a process's tasks, memory, and CPU."""
-
-_OWN = ProcessCollector(registry=None)
-_WORKER = FOLDER in os.environ
-_SUMS: dict[str, Gauge] = {}
-_cpu_counted = 0.0
-
-if _WORKER:
-    for _name, _help in (
-        ("process_virtual_memory_bytes", "Virtual memory size in bytes."),
-        ("process_resident_memory_bytes", "Resident memory size in bytes."),
-        ("process_open_fds", "Number of open file descriptors."),
-    ):
-        _SUMS[_name] = Gauge(_name, _help, registry=REGISTRY, multiprocess_mode="livesum")
-    _CPU = Counter("process_cpu_seconds", "Total user and system CPU time spent in seconds.", registry=REGISTRY)
-else:
-    REGISTRY.register(_OWN)
+if FOLDER not in os.environ:
+    REGISTRY.register(ProcessCollector(registry=None))
 
 
 class WorkerSums(Collector):
@@ -67,32 +49,5 @@ def registry() -> CollectorRegistry:
 
 
 def exposition() -> bytes:
-    """Return all metrics in Prometheus' text format. Call it on the event loop, whose tasks it counts."""
-    sample()
+    """Return all metrics in Prometheus' text format."""
     return generate_latest(registry())
-
-
-def sample() -> None:
-    """Measure this process. Call it on the event loop."""
-    TASKS.set(len(asyncio.all_tasks()))
-    if not _WORKER:
-        return
-    for family in _OWN.collect():
-        for measured in family.samples:
-            if (gauge := _SUMS.get(measured.name)) is not None:
-                gauge.set(measured.value)
-    _count_cpu()
-
-
-def _count_cpu() -> None:
-    global _cpu_counted
-    now = time.process_time()
-    _CPU.inc(now - _cpu_counted)
-    _cpu_counted = now
-
-
-async def keep_sampling() -> None:
-    """Measure this process until the task is cancelled. A scrape may reach another worker, or the parent."""
-    while True:
-        sample()
-        await asyncio.sleep(SAMPLE_SECONDS)

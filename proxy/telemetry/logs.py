@@ -15,8 +15,7 @@ from typing import Any, Literal
 
 import structlog
 from structlog.stdlib import ProcessorFormatter
-from structlog.tracebacks import ExceptionDictTransformer
-from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from proxy.constants import PICO
 from proxy.telemetry.record import RequestRecord, current, shown_model
@@ -44,8 +43,6 @@ SLOW_MS = 1_000.0
 
 _CHANGED = frozenset({"refused", "failed", "compacted"})
 
-_frames = ExceptionDictTransformer(show_locals=False)
-
 
 def configure(
     level: Literal["debug", "info", "warning", "error"] = "info", form: Literal["auto", "json", "text"] = "auto"
@@ -57,7 +54,7 @@ def configure(
         request_names,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _exception_text if text else structlog.processors.ExceptionRenderer(as_data),
+        _exception_text,
     ]
     if text:
         shared.append(_printable)
@@ -104,14 +101,6 @@ def words_of(error: BaseException) -> str:
     return str(error) if safe else LEFT_OUT
 
 
-def as_data(exc_info: ExcInfo) -> list[dict[str, Any]]:
-    """Return an exception and its causes as data for a JSON line."""
-    stacks = _frames(exc_info)
-    silent = {type(error).__name__ for error in _all(exc_info[1]) if words_of(error) == LEFT_OUT}
-    _silenced(stacks, silent)
-    return stacks
-
-
 def as_text(error: BaseException) -> str:
     """Return an exception and its causes as readable text."""
     parts = []
@@ -149,18 +138,6 @@ def _all(error: BaseException) -> list[BaseException]:
         waiting += [] if before is None else [before]
         waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
     return errors
-
-
-def _silenced(part: Any, silent: set[str]) -> None:
-    """Remove the messages of some exception types from log data."""
-    if isinstance(part, dict):
-        if part.get("exc_type") in silent:
-            part |= {"exc_value": LEFT_OUT, "exc_notes": []}
-        for inner in part.values():
-            _silenced(inner, silent)
-    elif isinstance(part, list | tuple):
-        for inner in part:
-            _silenced(inner, silent)
 
 
 def request_names(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:

@@ -218,7 +218,6 @@ REQUESTS_IN_FLIGHT = _gauge(
     "Requests that the proxy serves now. A stream counts until it ends.",
     note="`server.max_concurrent` limits them.",
 )
-TASKS = _gauge("compaction_tasks", "Tasks on the event loop.")
 
 
 @cache

@@ -56,9 +56,9 @@ def test_it_opens_after_consecutive_failures_of_one_key() -> None:
         calls.allowed(TimeoutError())
     calls.allowed()
     for _ in range(FAILURES):
-        assert not calls.breaker.is_open(KEY)
+        assert calls.breaker.attempt(KEY) is not None
         assert calls.allowed(TimeoutError())
-    assert calls.breaker.is_open(KEY)
+    assert calls.breaker.attempt(KEY) is None
     assert not calls.allowed()
     assert calls.allowed(key=("other", "main small"))
     assert calls.allowed(key=("tenant", "main large"))

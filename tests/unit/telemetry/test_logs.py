@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from proxy.telemetry.logs import LEFT_OUT, as_data, as_text, words_of
+from proxy.telemetry.logs import LEFT_OUT, as_text, words_of
 
 LOGGED = """
 import structlog
@@ -92,7 +92,7 @@ def test_lines_of_libraries_have_the_same_format_and_no_debug_lines(form: str) -
         assert [line["event"] for line in lines] == events
         assert [line.get("logger") for line in lines[:2]] == ["uvicorn.error", "aiohttp.client"]
         assert lines[0].keys() == {"event", "logger", "level", "timestamp"}
-        assert [line["exception"][0]["exc_type"] for line in lines[4:]] == ["ValueError", "ValueError"]
+        assert [line["exception"].splitlines()[-1] for line in lines[4:]] == [f"ValueError: {LEFT_OUT}"] * 2
     else:
         assert [done.stderr.count(name) for name in ("2 lines", "x.debugged", "crashed", "Traceback")] == [2, 1, 2, 0]
 
@@ -143,9 +143,7 @@ def test_a_fault_is_told_with_all_that_led_to_it() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         second()
     text = as_text(caught.value)
-    stacks = repr(as_data((caught.type, caught.value, caught.tb)))
     for word in ("first", "second", "DISK FULL", "ExceptionGroup", "KeyError", "A TYPE"):
         assert word in text
-        assert word in stacks
     assert text.index("DISK FULL") < text.index("ExceptionGroup: ")
-    assert "SECRET" not in text + stacks
+    assert "SECRET" not in text
