@@ -25,7 +25,7 @@ from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
-from proxy.endpoints.reply import Hide, send_answer, send_error_event, send_rest
+from proxy.endpoints.reply import Hide, send_answer, send_error_event
 from proxy.endpoints.restrictions import check_body, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.headers import Own
@@ -181,7 +181,7 @@ class Conversations:
         hide = without_usage if reply.sent.asks_usage else None
         del reply  # it has the messages that were sent, and a stream may take hours
         await self._forward(exchange, start, headers, watch.tap, hide, send)
-        await watch.ended()
+        watch.ended()
         return watch
 
     async def _forward(
@@ -194,16 +194,15 @@ class Conversations:
         send: Send,
     ) -> None:
         """Send the response to the client."""
-        heartbeat, forward = exchange.heartbeat, send_answer
+        heartbeat = exchange.heartbeat
         if heartbeat is not None and heartbeat.begun:
             await heartbeat.stop()
-            forward = send_rest
         else:
             headers += identity(exchange)
         shape, linger = self._dialect.errors, limit_of(exchange.caller) is not None
-        await forward(send, start, headers, tap, shape=shape, hide=hide, heartbeat=heartbeat, linger=linger)
+        await send_answer(send, start, headers, tap, shape=shape, hide=hide, heartbeat=heartbeat, linger=linger)
         if tap is not None:
-            await tap.finish()
+            tap.finish()
 
     def _headers(self, exchange: Exchange, reply: Reply) -> list[tuple[str, str]]:
         headers = done(reply.sent, len(reply.run.retries))

@@ -299,7 +299,6 @@ class ForwardedCall:
         if is_json(context.scope):
             meter.sent = sent
         if not self._model:
-            await meter.unpack()
             guess = _FIELD.search(head)
             guessed = "" if guess is None else guess[1].decode("utf-8", "replace")
             self._model = model_in(head, self._kind) or meter.model or guessed

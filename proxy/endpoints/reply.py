@@ -55,17 +55,26 @@ async def send_answer(
     ``tap`` receives the bytes that arrive. ``shape`` is that of the error event which ends an interrupted stream.
     ``hide`` changes the events of a stream, and ``heartbeat`` fills its silences. With ``linger``, the rest of a stream
     is read for ``LINGER_SECONDS`` after the client has left, because the usage comes last.
+
+    If the heartbeat has sent the head of an event stream, a comment reports ``extra``, the headers that weren't known
+    then. A response that isn't a stream becomes an error event.
     """
-    answer = start.answer
+    answer, begun = start.answer, heartbeat is not None and heartbeat.begun
     headers = [pair for pair in answer.headers if not pair[0].startswith("x-compaction")]
     if start.is_stream and (hide is not None or not start.complete):
         # If the stream breaks, an error event replaces the missing part, so the length changes.
         headers = [pair for pair in headers if pair[0] != "content-length"]
     try:
+        if begun:
+            comment = sse.comment(", ".join(f"{name}: {value}" for name, value in extra))
+            await send({"type": "http.response.body", "body": comment, "more_body": True})
         if tap is not None:
             await tap.begin(start.first)
-        await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
-        if start.complete:
+        if not begun:
+            await send({"type": "http.response.start", "status": answer.status, "headers": encoded([*headers, *extra])})
+        if begun and (not start.is_stream or answer.status >= 400):
+            await send({"type": "http.response.body", "body": _event(await _error_of(start, shape), shape)})
+        elif start.complete:
             await send({"type": "http.response.body", "body": _shown(start, hide)})
         elif start.is_stream:
             await _send_events(send, start, tap, shape, hide, heartbeat, linger=linger)
@@ -73,37 +82,6 @@ async def send_answer(
             await _send_bytes(send, start, tap)
     finally:
         await answer.close()
-
-
-async def send_rest(
-    send: Send,
-    start: ResponseStart,
-    extra: Headers,
-    tap: Tap | None = None,
-    *,
-    shape: ErrorShape = "openai",
-    hide: Hide | None = None,
-    heartbeat: sse.Heartbeat | None = None,
-    linger: bool = False,
-) -> None:
-    """Send a response whose head, that of an event stream, has been sent. Any other response becomes an error event.
-
-    ``extra`` is the headers that weren't known then. A comment reports them. This always closes the upstream's request.
-    The last five arguments are those of ``send_answer``.
-    """
-    comment = ", ".join(f"{name}: {value}" for name, value in extra)
-    try:
-        await send({"type": "http.response.body", "body": sse.comment(comment), "more_body": True})
-        if tap is not None:
-            await tap.begin(start.first)
-        if not start.is_stream or start.answer.status >= 400:
-            await send({"type": "http.response.body", "body": _event(await _error_of(start, shape), shape)})
-        elif start.complete:
-            await send({"type": "http.response.body", "body": _shown(start, hide)})
-        else:
-            await _send_events(send, start, tap, shape, hide, heartbeat, linger=linger)
-    finally:
-        await start.answer.close()
 
 
 async def send_error_event(send: Send, error: ProxyError, shape: ErrorShape = "openai") -> None:

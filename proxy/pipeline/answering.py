@@ -33,7 +33,7 @@ from proxy.pipeline.rules import request_rules
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import describe_call, outgoing, resend, send
 from proxy.pipeline.summary_models import TranscriptWriter, has_summary_model, note_conditions, summary_models
-from proxy.pipeline.watching import Watch
+from proxy.pipeline.watching import Tap, Watch
 from proxy.upstream.transport import Outgoing, Transport
 
 log = structlog.get_logger(__name__)
@@ -195,7 +195,8 @@ class Answering:
         start, sent, held = reply.start, reply.sent, 0
         sent.describe(exchange.record)
         room = self.runtime.stores.archive.writes.room if sent.outcome.verdict == "compacted" else None
-        watch = Watch(exchange, item_reader(self.runtime, exchange, start, sent.outcome), room)
+        reader = item_reader(self.runtime, exchange, start, sent.outcome)
+        watch = Watch(exchange, Tap(reader, start.answer, room) if reader or room else None)
         if start.answer.status == 200:
             if reply.run.learns and (feedback := self.feedback.prepare(exchange, start, sent)) is not None:
                 held = feedback.size

@@ -44,8 +44,8 @@ RESPONSES = 10_000
 BACKGROUND_SECONDS = DAY
 """Seconds for which a response in the background is remembered."""
 
-PACKED_BYTES = 6_400_000
-"""Bytes of a compressed answer to keep, and of its text."""
+UNPACKED_BYTES = 1_000_000
+"""Bytes that a chunk of a compressed answer may become."""
 
 _FAILS = re.compile(
     rb'"error"(?!\s{0,9}:\s{0,9}null)|^(?:event: ?\S{0,64}(?:error|exception)|error:)|"response\.failed"', re.I | re.M
@@ -54,7 +54,7 @@ _WITHOUT_NAMES = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"error"|"type"\s{0,
 """The events that end a failed answer: a search that finds more, and those that may have no error object."""
 
 INLINE_BYTES = 32_768
-"""Bytes that are decompressed or counted on the event loop. More are in a thread."""
+"""Characters that are counted on the event loop. More are counted in a thread."""
 
 PriceOf = Callable[[Usage, bool], Cost]
 """Returns the price of a usage. The second argument is true for the call that the client gets the answer of."""
@@ -70,11 +70,9 @@ class Meter:
     """
 
     __slots__ = (
-        "_encoding",
         "_end",
-        "_packed",
-        "_packed_size",
         "_tail",
+        "_unpacking",
         "complete",
         "error",
         "free",
@@ -95,9 +93,7 @@ class Meter:
         self.status = 0
         self.writes = True
         self._tail = tail
-        self._encoding = ""
-        self._packed: list[bytes] = []
-        self._packed_size = 0
+        self._unpacking: Unpacking | None = None
         self._end: Finished | None = None
 
     def __enter__(self) -> Meter:
@@ -123,33 +119,19 @@ class Meter:
         self.status = answer.status
         self.free = answer.status >= 300
         if is_encoded(answer):
-            self._encoding = header(answer, "content-encoding")
+            self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES)
         answer.body = _Watched(answer.body, self)
 
     def add(self, chunk: bytes) -> None:
         """Add a chunk of the answer."""
-        if not self._encoding:
+        unpacking = self._unpacking
+        if unpacking is not None:
+            unpacking.feed(chunk)
+            if unpacking.ended:
+                self._tail.lost += len(chunk)
+            chunk = unpacking.take()
+        if chunk:
             self._tail.add(chunk)
-        elif self._packed_size <= PACKED_BYTES:
-            self._packed.append(chunk)
-            self._packed_size += len(chunk)
-        else:
-            self._tail.lost += len(chunk)
-
-    async def unpack(self) -> None:
-        """Decompress a compressed answer, as far as it arrived."""
-        if not self._packed:
-            return
-        body, unpacking = b"".join(self._packed), Unpacking(self._encoding, PACKED_BYTES)
-        self._packed = []
-        if len(body) <= INLINE_BYTES:
-            unpacking.feed(body)
-        else:
-            await asyncio.to_thread(unpacking.feed, body)
-        if unpacking.beginning:
-            self._tail.add(bytes(unpacking.beginning))
-        if unpacking.ended:
-            self._tail.lost += len(body)
 
     @property
     def model(self) -> str:
@@ -178,8 +160,6 @@ class Meter:
         self, tokens: Callable[[], Awaitable[int | None]], count: TextCounter | None, factor: Callable[[], float]
     ) -> Usage:
         """Return the usage of the call. For the arguments see ``Bill.settle``."""
-        if self._packed:
-            await self.unpack()
         end = self.end
         usage = Usage() if end is None else usage_of(end) or Usage()
         if not usage.input and self.error is None:
@@ -285,7 +265,6 @@ class Bill:
         meters, self._meters = self._meters, []
         last = next((meter for meter in reversed(meters) if not meter.free), None)
         for meter in meters:
-            await meter.unpack()
             call = record.calls[meter.place] if meter.place is not None and meter.place < len(record.calls) else None
             if meter.end_failed():
                 if meter is meters[-1]:

@@ -178,7 +178,6 @@ async def _price_by_answer(runtime: Runtime, exchange: Exchange) -> None:
     meter, known = exchange.bill.last, exchange.bill.price_of
     if meter is None:
         return
-    await meter.unpack()
     if not meter.model or meter.model == exchange.route.model:
         return
     route = Route(exchange.route.upstream, meter.model, None)

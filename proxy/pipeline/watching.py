@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
+from proxy.dialects.answers import ItemReader
+from proxy.http.decompression import Unpacking
 from proxy.overflow.silent import Finished
 from proxy.pipeline.attempt import Departure
+from proxy.pipeline.billing import UNPACKED_BYTES
 from proxy.pipeline.exchange import Exchange
-from proxy.pipeline.response_start import ResponseStart
-
-
-class AnswerReader(ABC):
-    """Reads an answer as it passes."""
-
-    @abstractmethod
-    def add(self, chunk: bytes) -> None:
-        """Add a chunk, as it arrived from the upstream."""
-
-    @abstractmethod
-    async def finish(self) -> None:
-        """Read what only the end of the answer completes."""
+from proxy.pipeline.response_start import ResponseStart, header, is_encoded
+from proxy.upstream.transport import Answer
 
 
 class Tap:
-    """Receives the bytes of an answer before the client does."""
+    """Reads the items of an answer as it passes, before the client gets it."""
 
-    def __init__(self, reader: AnswerReader | None, room: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, reader: ItemReader | None, answer: Answer, room: Callable[[], Awaitable[None]] | None) -> None:
         """``room`` waits while too many removed messages wait to be archived."""
         self._reader = reader
         self._room = room
+        packed = reader is not None and is_encoded(answer)
+        self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES) if packed else None
 
     async def begin(self, first: bytes) -> None:
         """Add the first bytes. If the archive is behind, let the client wait for it, so that little can be lost."""
@@ -38,14 +31,18 @@ class Tap:
         self.add(first)
 
     def add(self, chunk: bytes) -> None:
-        """Add a chunk."""
-        if self._reader is not None:
-            self._reader.add(chunk)
+        """Add a chunk, as it arrived from the upstream."""
+        if self._reader is None:
+            return
+        if self._unpacking is not None:
+            self._unpacking.feed(chunk)
+            chunk = self._unpacking.take()
+        self._reader.add(chunk)
 
-    async def finish(self) -> None:
+    def finish(self) -> None:
         """Read what wasn't known before the end."""
-        if self._reader is not None:
-            await self._reader.finish()
+        if self._reader is not None and (self._unpacking is None or not self._unpacking.ended):
+            self._reader.finish()
 
 
 class Watch:
@@ -58,11 +55,8 @@ class Watch:
       usage of several rounds isn't the size of one prompt.
     """
 
-    def __init__(
-        self, exchange: Exchange, reader: AnswerReader | None, room: Callable[[], Awaitable[None]] | None
-    ) -> None:
-        """For ``reader`` and ``room`` see ``Tap``."""
-        self.tap = None if reader is None and room is None else Tap(reader, room)
+    def __init__(self, exchange: Exchange, tap: Tap | None) -> None:
+        self.tap = tap
         self._exchange = exchange
         self._notes: list[Callable[[Finished], None]] = []
         self._lessons: list[Callable[[Finished], Awaitable[None]]] = []
@@ -90,12 +84,11 @@ class Watch:
         if not start.answer.keeps_request:
             exchange.memory.shrink(exchange.body.size + held)
 
-    async def ended(self) -> None:
+    def ended(self) -> None:
         """Take note of the end of a response."""
         meter = self._exchange.bill.last
         if meter is None or not (self._notes or self._lessons):
             return
-        await meter.unpack()
         if (end := meter.end) is None:
             return
         for note in self._notes:

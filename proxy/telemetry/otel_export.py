@@ -75,7 +75,9 @@ class _MetricExporter(OTLPMetricExporter):
         super().__init__(endpoint=_url(endpoint, "metrics"), headers=dict(headers))
         self._health = _Health("metrics")
 
-    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **kwargs: object) -> MetricExportResult:
+    def export(
+        self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: object
+    ) -> MetricExportResult:
         result = super().export(metrics_data, timeout_millis, **kwargs)
         self._health.note(failed=result is not MetricExportResult.SUCCESS)
         return result

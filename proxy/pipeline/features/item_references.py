@@ -9,23 +9,14 @@ from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.answers import ItemReader
 from proxy.dialects.request import Request
-from proxy.errors import RequestError
-from proxy.http.decompression import unpack
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import Outcome
-from proxy.pipeline.response_start import ResponseStart, header, is_encoded
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.watching import AnswerReader
 from proxy.upstream.bridge.completions import is_unique
-
-LARGEST = 4_000_000
-"""Bytes of a decompressed answer whose items are remembered."""
 
 PAUSES = (0.1, 0.2, 0.4)
 """Seconds between reads of items that another process may be writing."""
-
-INLINE_BYTES = 32_768
-"""Compressed bytes that are decompressed on the event loop. More are decompressed in a thread."""
 
 
 async def resolve(runtime: Runtime, exchange: Exchange) -> None:
@@ -74,7 +65,7 @@ def _key(id: str, place: str) -> str:
     return id if is_unique(id) else f"{id} {place}"
 
 
-def item_reader(runtime: Runtime, exchange: Exchange, start: ResponseStart, outcome: Outcome) -> AnswerReader | None:
+def item_reader(runtime: Runtime, exchange: Exchange, start: ResponseStart, outcome: Outcome) -> ItemReader | None:
     """Return a reader that remembers the items of an answer; ``None`` if no later request can refer to them.
 
     The proxy remembers items only if the policy keeps an archive.
@@ -84,49 +75,4 @@ def item_reader(runtime: Runtime, exchange: Exchange, start: ResponseStart, outc
         return None
     keep = partial(runtime.stores.items.keep, exchange.caller.tenant, seconds=archive.days * DAY)
     place = exchange.body.place()
-    reader = exchange.dialect.item_reader(lambda id, item: keep(_key(id, place), item))
-    if reader is None:
-        return None
-    return _Packed(reader, header(start.answer, "content-encoding")) if is_encoded(start.answer) else _Plain(reader)
-
-
-class _Plain(AnswerReader):
-    """Reads the items of an answer as it passes."""
-
-    def __init__(self, reader: ItemReader) -> None:
-        self._reader = reader
-
-    def add(self, chunk: bytes) -> None:
-        self._reader.add(chunk)
-
-    async def finish(self) -> None:
-        self._reader.finish()
-
-
-class _Packed(AnswerReader):
-    """Collects a compressed answer, and reads its items at the end."""
-
-    def __init__(self, reader: ItemReader, encoding: str) -> None:
-        self._reader = reader
-        self._encoding = encoding
-        self._body: bytearray | None = bytearray()
-
-    def add(self, chunk: bytes) -> None:
-        if self._body is not None:
-            self._body += chunk
-            if len(self._body) > LARGEST:
-                self._body = None
-
-    async def finish(self) -> None:
-        if self._body is None:
-            return
-        body = bytes(self._body)
-        try:
-            if len(body) <= INLINE_BYTES:
-                plain = unpack(body, self._encoding, LARGEST)
-            else:
-                plain = await asyncio.to_thread(unpack, body, self._encoding, LARGEST)
-        except RequestError:  # the client's parser judges it
-            return
-        self._reader.add(plain)
-        self._reader.finish()
+    return exchange.dialect.item_reader(lambda id, item: keep(_key(id, place), item))
