@@ -62,7 +62,6 @@ class Conversations:
         self.holders = self._answering.holders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
-        """Serve one request."""
         record = record_of(scope)
         record.api = self._dialect.name
         # A list, because `_settle` empties it: a request is settled once, and only if it has an exchange.
@@ -193,7 +192,6 @@ class Conversations:
         hide: Hide | None,
         send: Send,
     ) -> None:
-        """Send the response to the client."""
         heartbeat = exchange.heartbeat
         if heartbeat is not None and heartbeat.begun:
             await heartbeat.stop()

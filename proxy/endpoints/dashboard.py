@@ -105,7 +105,6 @@ class Dashboard:
 
     @property
     def routes(self) -> list[Route]:
-        """The routes of all pages."""
         return [
             Route(HOME, self._page(self._requests), methods=["GET"]),
             Route("/compaction/view/{id}", self._page(self._request), methods=["GET"]),

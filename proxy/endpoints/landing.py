@@ -24,7 +24,6 @@ PATHS = {
 
 
 async def landing(request: Request) -> Response:
-    """Return the addresses and paths as JSON."""
     origin = _origin(request)
     about = {
         "name": "compaction-proxy",

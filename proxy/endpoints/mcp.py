@@ -32,7 +32,6 @@ class McpEndpoint:
         self._tools: McpTools | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         try:
             await self._serve(scope, receive, send)
         except ClientLeft:

@@ -39,7 +39,6 @@ class ModelList:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
-        """Serve one request."""
         try:
             await drained(receive)
             with leaving(receive, send):

@@ -55,7 +55,6 @@ class PassThrough:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
-        """Serve one request."""
         try:
             await self._serve(scope, receive, send)
         except ClientLeft:
@@ -426,5 +425,4 @@ def is_json(scope: Scope) -> bool:
 
 
 def has_body(scope: Scope) -> bool:
-    """Return whether the request has a body."""
     return header(scope, b"content-length") not in (None, "0") or header(scope, b"transfer-encoding") is not None

@@ -125,7 +125,6 @@ def keyless_hint(viewer: Viewer, link: AdminLink | None) -> tuple[str, str] | No
 
 
 def figure(value: int | None) -> str:
-    """Return a number with separators."""
     return "–" if value is None else f"{value:,}"
 
 

@@ -74,7 +74,6 @@ class RecordEndpoints:
 
     @property
     def routes(self) -> list[Route]:
-        """The routes of all endpoints."""
         answers = {
             REQUESTS: self._requests,
             REQUEST: self._request,
@@ -228,7 +227,6 @@ class ArchiveEndpoint:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         try:
             body = await self._body(scope)
         except MethodNotAllowed as error:

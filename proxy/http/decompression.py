@@ -160,7 +160,6 @@ class Unpacking:
         return not self._decoders
 
     def feed(self, data: bytes) -> None:
-        """Decompress the next bytes."""
         if not self._decoders:
             return
         pieces = _slices(data)

@@ -249,7 +249,6 @@ def on_loopback(host: str) -> bool:
 
 
 def without_port(host: str) -> str:
-    """Return the name in a ``Host`` header."""
     name, colon, port = host.rpartition(":")
     return name if colon and (port.isdigit() or not port) else host
 

@@ -37,7 +37,6 @@ class EventSplitter:
         return self.take(_end_of_events(self.unfinished, start))
 
     def take(self, size: int) -> bytes:
-        """Remove and return the first bytes."""
         taken = bytes(memoryview(self.unfinished)[:size])
         del self.unfinished[:size]
         return taken
@@ -86,7 +85,6 @@ def comment(text: str) -> bytes:
 
 
 def split_events(events: bytes) -> Iterator[list[bytes]]:
-    """Yield the lines of each whole event."""
     whole = events[: _end_of_events(events)].removeprefix(_BYTE_ORDER_MARK)
     for event in whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
         yield event.split(b"\n")

@@ -85,7 +85,6 @@ class Answering:
         return await self.through(transport, exchange)
 
     async def through(self, transport: Transport, exchange: Exchange) -> Reply:
-        """Answer a request through a transport."""
         run = _Run(self, exchange)
         if exchange.counter is None:
             return await self._unmeasured(transport, run)

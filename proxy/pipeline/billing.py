@@ -123,7 +123,6 @@ class Meter:
         answer.body = _Watched(answer.body, self)
 
     def add(self, chunk: bytes) -> None:
-        """Add a chunk of the answer."""
         unpacking = self._unpacking
         if unpacking is not None:
             unpacking.feed(chunk)
@@ -312,7 +311,6 @@ class BackgroundResponses:
         self._pending = ReplicatedMap(store, "background", Pending, RESPONSES, clock)
 
     def begin(self, tenant: str, id: str, model: str, record: RequestRecord) -> None:
-        """Remember the estimate in a record."""
         if record.usage is not None and record.usage.estimated:
             until = self._clock() + BACKGROUND_SECONDS
             self._pending.put(tenant, "", id, Pending(until, model, record.usage, record.cost))
@@ -356,9 +354,7 @@ class BackgroundResponses:
             return True
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the responses of forgotten tenants, and return those tenants."""
         return self._pending.forget(forgotten)
 
     async def aclose(self) -> None:
-        """Write what waits to the store."""
         await self._pending.aclose()

@@ -96,7 +96,6 @@ class TokenBudgets:
         self._budgets: LRUCache[tuple[object, ...], tuple[Profile, Policy, TokenBudget]] = LRUCache(BUDGETS)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the observations of forgotten tenants, and return those tenants."""
         return drop(self._filled, forgotten, 2) | drop(self._unconfirmed, forgotten, 2)
 
     def of(self, exchange: Exchange) -> TokenBudget:

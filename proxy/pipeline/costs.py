@@ -89,7 +89,6 @@ class Costs:
         )
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the conversations of forgotten tenants, and return those tenants."""
         return drop(self._seen, forgotten)
 
 

@@ -235,7 +235,6 @@ class FactsCache:
         return await self._thread.run(work, tenant, size)
 
     def close(self) -> None:
-        """End the thread."""
         self._thread.close()
 
 

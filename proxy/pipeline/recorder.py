@@ -96,7 +96,6 @@ class Recorder:
         self.add(record)
 
     def add(self, record: RequestRecord) -> None:
-        """Add a finished record."""
         cost = record.cost
         if cost is not None and max(cost.sent, cost.as_received, cost.forecast or 0) > LARGEST_PRICE:
             log.warning("records.price_ignored", record=record.id, team=record.team, model=record.model)

@@ -59,7 +59,6 @@ async def replay(
 
 
 def facts(found: Replay, policy: Policy) -> list[tuple[str, str]]:
-    """Return the result as names and values."""
     explanation, profile = found.explanation, found.profile
     plan, head = explanation.plan, explanation.head
     budget = "unknown" if explanation.budget is None else f"{explanation.budget:,} tokens"

@@ -234,7 +234,6 @@ class Runtime:
         return self.configuration.upstreams.forget(forgotten)
 
     async def settled(self) -> None:
-        """Wait for the writes in progress."""
         for cache in self.kept:
             await cache.settled()
 

@@ -164,5 +164,4 @@ def _describe_failure(
 
 
 def client_query(scope: Scope) -> str:
-    """Return the query string to forward."""
     return quote(scope["query_string"], safe="/?:@!$&'()*+,;=%-._~")

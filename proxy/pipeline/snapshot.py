@@ -98,7 +98,6 @@ class ConfigSnapshot:
         await self.limit_discovery.retire(successor.limit_discovery)
 
     async def aclose(self) -> None:
-        """Close everything."""
         await self.limit_discovery.aclose()
         await self.upstreams.aclose()
 

@@ -197,7 +197,6 @@ class Index:
         return Match(rank, self._entries[first], passages, self._passages[first] if asked else None)
 
     def close(self) -> None:
-        """Free its memory."""
         self._connection.close()
 
 

@@ -189,7 +189,6 @@ class ConversationArchive:
             return await _in_thread(partial(_answer, query, entries, count, max_tokens))
 
     def close(self) -> None:
-        """Drop what was read."""
         for entries in self._kept.values():
             entries.close()
         self._kept.clear()

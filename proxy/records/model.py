@@ -117,13 +117,11 @@ class LedgerSums:
     would_avoid: int = 0
 
     def add(self, other: LedgerSums) -> None:
-        """Add the sums of another row."""
         for name, amount in zip(SUMS, amounts_of(other), strict=True):
             if amount:
                 setattr(self, name, getattr(self, name) + amount)
 
     def add_record(self, record: RequestRecord) -> None:
-        """Add a record."""
         if record.kind == "summary":
             self._add_summary(record)
             return

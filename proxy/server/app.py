@@ -105,7 +105,6 @@ class Proxy:
         return self._rest.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection's scope."""
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return

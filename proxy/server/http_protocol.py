@@ -96,7 +96,6 @@ class BoundedProtocol(HttpToolsProtocol):
             running.message_event.set()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client."""
         if self._refused is not None:
             return
         if self._idle:
@@ -115,7 +114,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(LONG)
 
     def _read_on(self) -> None:
-        """Start with another parser."""
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
@@ -198,7 +196,6 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Finish a request's body."""
         if self._replayed is None:
             self._unread = 0
             super().on_message_complete()

@@ -54,19 +54,16 @@ class Server(uvicorn.Server):
                 self._loop.call_soon_threadsafe(self._ending.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See ``uvicorn.Server``."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
     async def main_loop(self) -> None:
-        """See ``uvicorn.Server``."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TICK):
                     await self._ending.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See ``uvicorn.Server``."""
         for server in self.servers:
             server.close()
         for listener in sockets or ():

@@ -64,7 +64,6 @@ class Maintenance:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, *holders: Holder) -> None:
-        """Let further holders forget tenants."""
         self._holders += holders
 
     def start(self) -> None:
@@ -73,7 +72,6 @@ class Maintenance:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def aclose(self) -> None:
-        """Stop the rounds."""
         if self._task is not None:
             await cancelled(self._task)
 

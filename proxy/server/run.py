@@ -148,7 +148,6 @@ class Single(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See ``uvicorn.Server``."""
         for one in sockets or ():
             try:
                 one.listen(self.config.backlog)  # uvloop ignores its failure
@@ -251,7 +250,6 @@ class WorkerPool(Multiprocess):
         self._replace = True
 
     def keep_subprocess_alive(self) -> None:
-        """See ``Multiprocess``."""
         worker = self.config.app
         if isinstance(worker, Worker) and worker.sources is not None:
             self._remember(worker.sources, worker.host)

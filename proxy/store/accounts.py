@@ -69,11 +69,9 @@ class Amount(NamedTuple):
     money: int = 0
 
     def plus(self, other: Amount) -> Amount:
-        """Return the sum."""
         return Amount(min(self.tokens + other.tokens, LARGEST), min(self.money + other.money, LARGEST))
 
     def minus(self, other: Amount) -> Amount:
-        """Return the difference."""
         return Amount(self.tokens - other.tokens, self.money - other.money)
 
 
@@ -153,14 +151,12 @@ class TeamAccounts:
         return account
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the amounts of forgotten tenants, and return those tenants."""
         teams = {team for team, _ in self._accounts if forgotten(f"team:{team}")}
         for key in [key for key in self._accounts if key[0] in teams]:
             self._accounts.pop(key).drop()
         return {f"team:{team}" for team in teams}
 
     async def aclose(self) -> None:
-        """Write pending amounts to the store."""
         for account in self._accounts.values():
             await account.aclose()
 

@@ -27,17 +27,14 @@ class CacheCapacity(NamedTuple):
 
     @property
     def facts(self) -> int:
-        """Return the part of the facts about messages."""
         return self.total // 2
 
     @property
     def items(self) -> int:
-        """Return the part of the items that clients may refer to."""
         return self.total // 4
 
     @property
     def summaries(self) -> int:
-        """Return the part of the summaries."""
         return self.total // 4
 
 

@@ -67,7 +67,6 @@ async def forgotten(store: ManagedStore) -> dict[str, float]:
 
 
 def digest(tenant: str) -> str:
-    """Return the SHA-256 of a tenant in hex."""
     return hashlib.sha256(tenant.encode()).hexdigest()
 
 

@@ -117,7 +117,6 @@ class ItemMemory(TenantCache[Item]):
                 self._sizes[tenant, id] = tokens // len(ids)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Forget the items of forgotten tenants, and return those tenants. A write in progress continues."""
         return super().forget(forgotten) | drop(self._sizes, forgotten) | drop(self._missed, forgotten)
 
     async def _stored(self, tenant: str, ids: Sequence[str]) -> dict[str, Item]:

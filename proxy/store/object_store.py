@@ -276,7 +276,6 @@ class ObjectsStore(Backend):
                 yield versions
 
     async def _counts(self) -> Counter[str]:
-        """Return the entries by codec."""
         if self._counted is not None:
             return self._counted
         counts: Counter[str] = Counter()

@@ -378,7 +378,6 @@ class RedisLimits:
         return Admission(decision.decode(), int(seconds))
 
     async def release(self, team: str, ids: Collection[str]) -> None:
-        """End the leases of requests."""
         with failures():
             await self._redis.zrem(_key(team, "running"), *ids)
 
@@ -389,7 +388,6 @@ class RedisLimits:
                 await self._redis.eval(_RENEW, 1, _key(team, "running"), LEASE_SECONDS, *ids)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await close(self._redis)
 
 

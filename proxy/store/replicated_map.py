@@ -124,7 +124,6 @@ class ReplicatedMap(TenantCache[V]):
         return super().forget(forgotten)
 
     async def aclose(self) -> None:
-        """Finish pending writes and cancel reads."""
         reads = [slot.reading for slot in self._slots.values() if slot.reading is not None]
         for read in reads:
             read.cancel()

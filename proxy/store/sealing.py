@@ -78,7 +78,6 @@ class AesGcmCodec:
         return self._digest(kind, name)
 
     def encrypt(self, content: Content) -> bytes:
-        """Return the bytes to store for an entry."""
         row = self.row_key(content.tenant, content.kind, content.key)
         return self.seal(row, msgspec.msgpack.encode(content))
 
@@ -95,7 +94,6 @@ class AesGcmCodec:
         return sealed
 
     def seal(self, row: RowKey, value: bytes) -> bytes:
-        """Return the encrypted value of a row."""
         nonce = os.urandom(_NONCE)
         return nonce + self._cipher.encrypt(nonce, value, _bound(row))
 

@@ -155,7 +155,6 @@ class WriteBehind(Generic[V]):
         return self._pause > 0
 
     def get(self, place: Place) -> V | None:
-        """Return a value that waits."""
         found = self._waiting.get(place)
         return None if found is None else found.value
 
@@ -200,14 +199,12 @@ class WriteBehind(Generic[V]):
         return place not in self._waiting
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the values of forgotten tenants, and return those tenants. A write in progress continues."""
         gone = [place for place in self._waiting if forgotten(place[0])]
         for place in gone:
             self._bytes -= self._waiting.pop(place).size
         return {place[0] for place in gone}
 
     async def settled(self) -> None:
-        """Wait until the write in progress has ended."""
         async with self._turn:
             return
 
@@ -420,11 +417,9 @@ class TenantCache(ABC, Generic[V]):
         return self._store is None or self.writes.put(place, value, self._size(value), seconds)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the values of forgotten tenants, and return those tenants. A write in progress continues."""
         return drop(self._memory, forgotten) | self.writes.forget(forgotten)
 
     async def settled(self) -> None:
-        """Wait until the write in progress has ended."""
         await self.writes.settled()
 
     async def aclose(self) -> None:
@@ -474,7 +469,6 @@ class TenantCache(ABC, Generic[V]):
         """Note that a value was written or dropped."""
 
     def _failed(self, entries: int, reason: str) -> None:
-        """Report a failed write."""
         log.warning("shared.not_written", kind=self._kind, error=reason, entries=entries)
 
     def _given_up(self, entries: int) -> None:

@@ -31,7 +31,6 @@ class WorkerSums(Collector):
         self._folder = Path(folder)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the sums."""
         # A worker creates each file empty, and then writes its head.
         files = [str(file) for file in self._folder.glob("*.db") if file.stat().st_size]
         metrics: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]

@@ -162,7 +162,6 @@ class RequestLog:
         self._requests = requests
 
     def add(self, record: RequestRecord) -> None:
-        """Log a finished request."""
         if record.kind != "request" or (which := self._requests()) == "none":
             return
         if which == "notable" and not is_notable(record):

@@ -96,7 +96,6 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     estimated: bool = False
 
     def plus(self, other: Usage) -> Usage:
-        """Return the usage of both."""
         return Usage(*(_sum(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__))
 
     def negative(self) -> Usage:
@@ -157,7 +156,6 @@ class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
     estimated: bool = False
 
     def plus(self, other: Cost) -> Cost:
-        """Return the price of both."""
         return Cost(
             self.sent + other.sent,
             self.as_received + other.as_received,

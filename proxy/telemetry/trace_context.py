@@ -49,7 +49,6 @@ class Trace(msgspec.Struct, eq=False, omit_defaults=True):
 
 
 def new_span() -> str:
-    """Return a random id for a span."""
     return f"{_random(64):016x}"
 
 

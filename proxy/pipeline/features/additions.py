@@ -94,7 +94,6 @@ class Additions:
         return ()
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the models of forgotten tenants, and return those tenants."""
         return drop(self._refusing, forgotten, 2) | drop(self._innocent, forgotten, 2)
 
 

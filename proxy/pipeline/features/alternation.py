@@ -51,5 +51,4 @@ class Alternation:
         return await run.attempt(attempt.budget, again, may_ask=False)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the models of forgotten tenants, and return those tenants."""
         return drop(self._strict, forgotten, 2)

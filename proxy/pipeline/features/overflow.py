@@ -66,7 +66,6 @@ class Overflows:
             self._bytes[exchange.place] = exchange.refused_bytes
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the bounds of forgotten tenants, and return those tenants."""
         return drop(self._bytes, forgotten, 2)
 
     async def early_end(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:

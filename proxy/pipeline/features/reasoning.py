@@ -140,5 +140,4 @@ class Reasoning:
         self._prompts.expire(exchange.conversation, messages, exchange.mark(messages))
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the models of forgotten tenants, and return those tenants."""
         return drop(self._demanding, forgotten, 2)

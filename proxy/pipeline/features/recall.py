@@ -195,7 +195,6 @@ class Recall:
         return rounds.stream(start) if start.is_stream else await rounds.whole(start)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the models of forgotten tenants, and return those tenants."""
         return drop(self._refusing, forgotten, 2)
 
 

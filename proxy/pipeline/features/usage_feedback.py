@@ -164,7 +164,6 @@ class UsageFeedback:
         self._turns: LRUCache[tuple[str, str], tuple[SentTurn, ...]] = LRUCache(CONVERSATIONS)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the turns of forgotten tenants, and return those tenants."""
         return drop(self._turns, forgotten)
 
     def prepare(self, exchange: Exchange, start: ResponseStart, sent: Departure) -> Feedback | None:
