@@ -10,18 +10,16 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import count, repeat
+from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import click
 import uvloop
 
-from bench import bodies
-from bench.bodies import APIS, CHAT
-from bench.client import Caller, concurrent, request
+from bench.bodies import APIS
+from bench.cases import Case, known, small
+from bench.client import Caller, concurrent
 from bench.compactions import SIZES
 from bench.rows import Row, Scale
 from bench.servers import Place, Server
@@ -35,36 +33,19 @@ REST_SECONDS, REST_CPU = 1.0, 0.1
 _TOTAL = re.compile(r"^totals: (\d+)", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Requests, of which ``times`` are sent over ``at_once`` connections after ``warm_up`` others."""
-
-    requests: Callable[[], Iterator[bytes]]
-    times: int
-    at_once: int = 1
-    warm_up: int = 10
-
-
-def cases(times: int, apis: Sequence[str]) -> dict[str, Case]:
-    """Return the fixed requests. ``times`` is the number of small ones."""
-    made = {
-        f"{name}, small, {AT_ONCE} at once": Case(
-            partial(repeat, request(APIS[name].small(), APIS[name].path)), times, AT_ONCE, warm_up=2 * AT_ONCE
-        )
-        for name in apis
-    }
-    turns = partial(CHAT.turns, "bench-1m", 100_000, bodies.SHORT_MESSAGES)
-    made["chat, 100 KB with a new last message"] = Case(lambda: map(request, turns()), times // 4)
-    made[SIZES[0].name] = Case(lambda: map(SIZES[0].conversation, count(1)), 1, warm_up=1)
-    return made
+def chosen(scale: Scale, apis: Sequence[str]) -> list[Case]:
+    """Return the fixed requests: small ones, a turn of 100 KB, and a first compaction."""
+    made = [case for api in apis for case in small(scale, APIS[api]) if case.at_once == AT_ONCE]
+    compaction = Case(map(SIZES[0].conversation, count(1)), 1, [Row(SIZES[0].name, "")], warm=1)
+    return [*made, known(scale, ["chat"], large=False)[0], compaction]
 
 
 def measure(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
-    """Return a row for each case. This takes minutes, because callgrind makes programs 50 times slower."""
+    """Return a row for each request. This takes minutes, because callgrind makes programs 50 times slower."""
     if shutil.which(PROGRAM) is None or shutil.which(CONTROL) is None:
         raise click.ClickException(MISSING)
-    chosen = cases(AT_ONCE * min(8, scale.rounds), apis)
-    rows = {name: Row(f"{name}: instructions", "thousand") for name in chosen}
+    cases = chosen(scale, apis)
+    rows = [Row(f"{case.rows[0].name.removesuffix(': CPU')}: instructions", "thousand") for case in cases]
     before = [PROGRAM, "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={place.folder / 'counted'}"]
     starts: tuple[contextlib.AbstractContextManager[Server], ...] = (
         place.passthrough(before=before),
@@ -72,21 +53,20 @@ def measure(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
     )
     for start, ours in zip(starts, (False, True), strict=True):
         with start as server:
-            for name, case in chosen.items():
-                click.echo(f"{'proxy' if ours else 'pass-through'}: {name}", err=True)
-                rows[name].add(_count(server, case, place.folder) / case.times / 1e3, ours=ours)
-    return [*rows.values()]
+            for row, case in zip(rows, cases, strict=True):
+                click.echo(f"{'proxy' if ours else 'pass-through'}: {row.name}", err=True)
+                row.add(_count(server, case, place.folder) / case.times / 1e3, ours=ours)
+    return rows
 
 
 def _count(server: Server, case: Case, folder: Path) -> int:
     """Return the instructions of all requests of a case."""
-    requests = case.requests()
     # The first request may load the tokenizer, which goes on after its response.
-    for times in (1, case.warm_up):
-        _send(server, requests, times, case.at_once)
+    for times in (1, case.warm):
+        _send(server, case.requests, times, case.at_once)
     _control("--instr=on", server)
     _control("--zero", server)
-    _send(server, requests, case.times, case.at_once)
+    _send(server, case.requests, case.times, case.at_once)
     _control("--dump", server)
     _control("--instr=off", server)
     newest = max(folder.glob("counted.*"), key=lambda file: file.stat().st_mtime_ns)

@@ -1,1 +1,1 @@
-"""Long checks that aren't part of the test suite: ``python -m soak NAME``."""
+"""Long checks that aren't part of the test suite. ``scripts/soak`` lists them."""

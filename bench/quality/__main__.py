@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -31,18 +30,6 @@ Figures are of requests larger than the window. Dropped facts: facts of messages
 but are still readable in it. With archive: also those in the archive under an id in the prompt. In budget: of the first
 and newest user messages that fit the tokens that the default policy reserves. Prefix stays: tokens of a prompt that
 also begin the next one. Tokens are per prompt; summary calls and the tokens that they read are per conversation."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The number of generated conversations of each kind, and the windows in tokens."""
-
-    seeds: int
-    windows: tuple[int, ...]
-
-
-FULL = Scale(2, (16_384, 32_768))
-QUICK = Scale(1, (16_384,))
 
 
 def _percent(value: float) -> str:
@@ -81,8 +68,7 @@ BY_SUMMARIZER = frozenset({"facts", "archive", "paths", "users", "users_in_budge
               help="The folder with recorded sessions. Without it the table has no rows for them.")  # fmt: skip
 def main(quick: bool, folder: Path) -> None:
     """Compare the engine with LangChain's on the same conversations, and print the table."""
-    scale = QUICK if quick else FULL
-    chosen = cases(None if quick else folder, seeds=scale.seeds, windows=scale.windows)
+    chosen = cases(None, seeds=1, windows=(16_384,)) if quick else cases(folder, seeds=2, windows=(16_384, 32_768))
     rows, versions = asyncio.run(compare(chosen))
     click.echo(table(("conversations", "engine", *COLUMNS), rows, left={"engine"}))
     named = ", ".join(f"{name} {version}" for name, version in versions.items())

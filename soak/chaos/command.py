@@ -39,6 +39,7 @@ TRIGGERS = tuple(0.80 + step / 100 for step in range(7))
 
 LOCKED_EVERY, LOCKED_FOR = 45.0, 6.0
 EDITED_EVERY = 6.0
+SEED = 1
 WRONG_EDITS = ("trigger: {fraktion: 0.8}", "keep: {fraction: 2}", "mode: enforced")
 
 ANSWER_WITHIN = aiohttp.ClientTimeout(total=90)
@@ -55,11 +56,10 @@ FINAL_SAMPLES = 30
 @click.option("--minutes", default=30.0, show_default=True, help="Minutes to measure.")
 @click.option("--warm-up", default=WARM_UP, show_default=True, help="Minutes of the same load before the measurement.")
 @click.option("--rate", default=20.0, show_default=True, help="Requests a second.")
-@click.option("--seed", default=1, show_default=True)
-def main(minutes: float, warm_up: float, rate: float, seed: int) -> None:
+def main(minutes: float, warm_up: float, rate: float) -> None:
     """Run the check and print the result. The exit status is 1 if a response was lost or wrong, or something leaked."""
     with tempfile.TemporaryDirectory() as folder:
-        found = asyncio.run(examined(Path(folder), minutes * 60, rate, seed, warm_up=warm_up * 60))
+        found = asyncio.run(examined(Path(folder), minutes * 60, rate, warm_up=warm_up * 60))
     sys.exit(report(found, warm_up + minutes))
 
 
@@ -94,7 +94,6 @@ async def examined(
     folder: Path,
     seconds: float,
     rate: float,
-    seed: int,
     *,
     warm_up: float = 0.0,
     every: float = EDITED_EVERY,
@@ -104,11 +103,11 @@ async def examined(
 
     ``every`` is the time between two edits, and ``rest`` the time after the last request, both in seconds.
     """
-    with Upstream(seed) as upstream, servers.proxy(_settings(upstream.url), folder) as server:
+    with Upstream(SEED) as upstream, servers.proxy(_settings(upstream.url), folder) as server:
         watcher = Watcher(server)
         unlimited = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=ANSWER_WITHIN, connector=unlimited, trust_env=False) as http:
-            load = Load(http, server.url, seed)
+            load = Load(http, server.url, SEED)
             for _ in range(40):
                 await load.one()
             await asyncio.sleep(3)
@@ -264,3 +263,7 @@ def _event(line: str) -> dict[str, Any] | None:
 
 def _listed(counts: Any) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""``python -m soak clients``."""
+"""Drive real clients with default settings, in sessions longer than the window."""
 
 from __future__ import annotations
 
@@ -280,3 +280,7 @@ def _cells(row: Row, turns: int) -> list[object]:
     reads = "" if row.reads is None else row.reads
     met = {True: "yes", False: "no", None: ""}[row.met(turns)]
     return [row.client, row.version, *numbers, reads, row.refused, len(row.faults), met]
+
+
+if __name__ == "__main__":
+    main()

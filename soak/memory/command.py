@@ -58,24 +58,23 @@ class Sample:
 @click.option("--rate", default=120.0, show_default=True, help="Requests a second; 0 for as many as possible.")
 @click.option("--requests", default=0, help="Stop after this number of requests.")
 @click.option("--cache-memory", default="256MB", show_default=True, help="The proxy's server.cache_memory.")
-@click.option("--seed", default=1, show_default=True)
-def main(minutes: float, rate: float, requests: int, cache_memory: str, seed: int) -> None:
+def main(minutes: float, rate: float, requests: int, cache_memory: str) -> None:
     """Run the check and print the samples. The exit status is 1 if memory or CPU time grew."""
     with tempfile.TemporaryDirectory() as folder:
-        load = asyncio.run(loaded(Path(folder), minutes * 60, rate, requests, seed, cache_memory))
+        load = asyncio.run(loaded(Path(folder), minutes * 60, rate, requests, cache_memory))
     sys.exit(report(load))
 
 
 class Load:
     """Send conversations, and sample the proxy."""
 
-    def __init__(self, http: aiohttp.ClientSession, server: servers.Server, seed: int) -> None:
+    def __init__(self, http: aiohttp.ClientSession, server: servers.Server) -> None:
         self.samples: list[Sample] = []
         self.failed: list[str] = []
         self.compacted = self.sent = 0
         self._http = http
         self._server = server
-        self._chance = random.Random(seed)  # noqa: S311 - no secret
+        self._chance = random.Random(1)  # noqa: S311 - no secret
         self._cpu = server.cpu
 
     async def one(self, number: int) -> None:
@@ -105,12 +104,12 @@ class Load:
         click.echo(f"{sample.requests:,} requests: {sample.memory / 1e6:.0f} MB, {sample.cpu * 1e3:.1f} ms of CPU each")
 
 
-async def loaded(folder: Path, seconds: float, rate: float, most: int, seed: int, memory: str = "256MB") -> Load:
+async def loaded(folder: Path, seconds: float, rate: float, most: int, memory: str = "256MB") -> Load:
     """Run the load for ``seconds``, or until ``most`` requests were sent."""
     with Upstream() as upstream, servers.proxy(_settings(upstream.url, memory), folder) as server:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(trust_env=False, connector=connector) as http:
-            load = Load(http, server, seed)
+            load = Load(http, server)
             await _under_load(load, seconds, rate, most)
             if not load.samples:
                 load.sample()
@@ -202,3 +201,7 @@ def grown(samples: Sequence[Sample]) -> list[str]:
 
 def _mean(samples: Sequence[Sample], name: str) -> float:
     return sum(float(getattr(sample, name)) for sample in samples) / len(samples)
+
+
+if __name__ == "__main__":
+    main()

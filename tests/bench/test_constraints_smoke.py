@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.quality import constraints, langchain
-from bench.quality.constraints import FORMS, OWN, READ, Session, cases, demands, main, stated
+from bench.quality.constraints import FORMS, OWN, READ, Session, demands, main, stated
 from bench.quality.conversations import tool_loop
 from tests.kit.upstream import faults
 
@@ -45,12 +45,6 @@ def test_a_demand_is_in_the_middle_and_never_before_a_result(form: str) -> None:
     assert places == sorted(places)
     for place in places:
         assert faults({"messages": [*session.messages[:place], *inserted, *session.messages[place:]]}) == []
-
-
-def test_each_demand_has_its_turn() -> None:
-    listed = list(cases(["a", "b", "c"], 3, 2))
-    assert len(listed) == 3 * len(constraints.DEPTHS) * 2
-    assert {text for _, _, text in listed} == {"a", "b", "c"}
 
 
 def test_it_prints_ours_beside_the_newest_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from bench.quality.need import codex
 from bench.quality.need.__main__ import main
 from bench.quality.need.case import Case, Found, scored, summed
 from bench.quality.need.sources import codex_sessions, support
-from bench.quality.text import NEWEST, OURS, newest
+from bench.quality.text import NEWEST, OURS
 from tests.kit.upstream import faults
 
 
@@ -46,13 +46,6 @@ def test_names_are_counted_in_the_prompt_and_in_the_rest() -> None:
     score = scored(Case("one", history, ["src/x.go"], ["early_name", "late_name"]), "early_name")
     # The control is as short as the prompt, so it has the newest name only.
     assert score.found == {"idents": Found(2, 1, 1, 1), "paths": Found(1, 0, 1, 0)}
-
-
-def test_the_control_keeps_the_instructions_and_has_the_size_of_the_prompt() -> None:
-    history = [{"role": "system", "content": "first_rule"}, *said("old_name " * 50, "new_name " * 50)]
-    small, large = newest(history, 20), newest(history, 10_000)
-    assert ("first_rule" in small, "old_name" in small, "new_name" in small) == (True, False, True)
-    assert large == "\n".join(message["content"] for message in history)
 
 
 def test_shares_are_sums_over_the_names() -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from bench.overflow.__main__ import main, measure
 from bench.overflow.lines import Line, lines
-from bench.overflow.scores import is_of, ours, score
+from bench.overflow.scores import is_of, score
 from proxy.overflow import Overflow
 
 
@@ -91,13 +91,6 @@ def test_a_wrong_reading_counts_against_whoever_made_it(tmp_path: Path) -> None:
     assert made.wrong["counted"] == ["both"]
     assert made.share("limit") == 0
     assert made.share("output") is None
-
-
-def test_ours_knows_the_size_of_the_request(tmp_path: Path) -> None:
-    cut = next(line for line in lines(catalogue(tmp_path)) if line.id == "cut")
-    read = ours(cut)
-    assert read is not None
-    assert (read.kind, read.limit) == ("silent", 8192)
 
 
 def test_sources_are_told_apart() -> None:

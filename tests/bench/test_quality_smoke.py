@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from bench.quality import dirt
 from bench.quality.__main__ import COLUMNS, cell
 from bench.quality.conversations import SHAPES, Conversation, Outcome, tool_loop
 from bench.quality.engine import TOKENIZER, input_budget, running
-from bench.quality.judge import Figures, Judge, named_ids, readable_paths
+from bench.quality.judge import Figures, Judge, named_ids
 from bench.quality.langchain import MIDDLEWARE, PYTHON, TUNED, langchain
-from bench.quality.rows import cases
 from bench.quality.summarizer import SUMMARIZERS
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.units import arguments_of, text_of
@@ -72,22 +70,6 @@ def test_dirt_is_put_in(kind: str) -> None:
     assert bool(faults({"messages": dirty.messages})) == (kind != "reused ids")
 
 
-def test_requests_are_made_where_an_application_makes_them() -> None:
-    roles = ("system", "user", "assistant", "tool", "assistant", "assistant", "user")
-    conversation = Conversation("", [{"role": role, "content": "x"} for role in roles])
-    assert conversation.requests() == [2, 4, 7]
-
-
-@pytest.mark.parametrize("name", SUMMARIZERS)
-@pytest.mark.parametrize("cap", [20, 200])
-def test_summarizers_keep_to_their_cap(name: str, cap: int) -> None:
-    text = "\n".join(message["content"] for message in tool_loop(1, 3000).messages)
-    notes = SUMMARIZERS[name](text, cap, COUNTER.text)
-    assert cap // 2 < COUNTER.text(notes) <= cap
-    assert name != "echo" or text.startswith(notes)
-    assert name != "extract" or "FACT-" in notes
-
-
 @pytest.mark.parametrize("summarizer", SUMMARIZERS)
 def test_the_engine_is_replayed_turn_by_turn(summarizer: str) -> None:
     conversation = tool_loop(1, 20_000)
@@ -121,11 +103,6 @@ def test_facts_are_reached_by_the_ids_in_the_prompt_alone() -> None:
     assert figures["facts"] == pytest.approx(1 / 3)
     assert figures["archive"] == pytest.approx(2 / 3)
     assert named_ids({"role": "user", "content": "as 0123456789abcdef0123, in the archive as 0123"}) == set()
-
-
-def test_two_runs_give_the_same() -> None:
-    conversation = tool_loop(1, 12_000)
-    assert replayed(conversation) == replayed(conversation)
 
 
 def call(path: str) -> dict[str, Any]:
@@ -175,18 +152,6 @@ def test_prompts_that_are_too_long_or_invalid_are_counted() -> None:
     assert (same.over.value, same.invalid.value, same.facts.value) == (1, 0, None)
     bad = judged(conversation, Outcome([orphan], [[0], [0]]), 50)
     assert (bad.over.value, bad.invalid.value, bad.users.value) == (0, 1, 0)
-
-
-def test_paths_are_found_whole_and_by_folder() -> None:
-    text = "see src/x/one.py\n- src/y/: two.py, three.py\n- /: four.py\nsrc/z/: five.py"
-    paths = {"src/x/one.py", "src/y/three.py", "/four.py", "src/y/one.py", "src/z/five.py"}
-    assert readable_paths(paths, text) == {"src/x/one.py", "src/y/three.py", "/four.py"}
-
-
-def test_recorded_sessions_are_left_out_where_they_are_not_at_hand(tmp_path: Path) -> None:
-    generated = [case.name for case in cases(None, seeds=1, windows=(WINDOW,))]
-    assert generated == ["tool loop", "multi-turn", "tool loop, dirty", "multi-turn, dirty"]
-    assert [case.name for case in cases(tmp_path, seeds=1, windows=(WINDOW,))] == generated
 
 
 def test_figures_of_two_summarizers_share_a_cell() -> None:

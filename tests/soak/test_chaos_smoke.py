@@ -10,7 +10,7 @@ import pytest
 from soak.chaos.command import Found, examined, report
 from soak.chaos.load import Tally
 from soak.chaos.upstream import Seen
-from soak.chaos.watching import Sample, slope
+from soak.chaos.watching import Sample
 
 FLAT = [Sample(at, 100_000_000 + at * 7919 % 4_000, 20, 5, 4) for at in range(0, 1_800, 5)]
 GROWING = [Sample(sample.at, sample.memory + int(sample.at * 500), 20, 5, 4) for sample in FLAT]
@@ -19,7 +19,7 @@ GROWING = [Sample(sample.at, sample.memory + int(sample.at * 500), 20, 5, 4) for
 @pytest.mark.full
 @pytest.mark.long
 def test_nothing_is_lost_and_nothing_is_left_over(tmp_path: Path) -> None:
-    found = asyncio.run(examined(tmp_path, seconds=9, rate=20, seed=7, every=2.5, rest=2))
+    found = asyncio.run(examined(tmp_path, seconds=9, rate=20, every=2.5, rest=2))
     assert found.tally.wrong == []
     assert found.seen.wrong == []
     assert found.crashes == []
@@ -31,13 +31,6 @@ def test_nothing_is_lost_and_nothing_is_left_over(tmp_path: Path) -> None:
     assert after.tasks <= before.tasks, (before, after)
     # Idle connections stay open for a minute.
     assert after.others <= before.others, (before, after)
-
-
-def test_growth_is_detected() -> None:
-    growth, margin = slope(FLAT)
-    assert growth - margin <= 0
-    growth, margin = slope(GROWING)
-    assert growth - margin > 400
 
 
 @pytest.mark.parametrize(("steady", "status"), [(FLAT, 0), (GROWING, 1)], ids=["flat", "growing"])

@@ -13,7 +13,6 @@ from proxy.recall.tool import NAME
 from proxy.server.loopback import serve
 from soak.clients import install
 from soak.clients.command import TURNS, Row, check
-from soak.clients.install import NotInstalled
 from soak.clients.programs import CLIENTS, DRIVERS, TASK, Client, Tool
 from soak.clients.scripts import DONE, WAYS, Loop, Reading
 from soak.clients.strict_chat import StrictChat
@@ -64,15 +63,6 @@ def test_errors_of_a_client_count(tmp_path: Path) -> None:
     assert row.met(24) is False
 
 
-def test_a_client_that_cannot_be_installed_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(packages: object, folder: Path) -> str:
-        raise NotInstalled("no such package")
-
-    monkeypatch.setattr(install, "pip", fail)
-    row = check("missing", python(SESSION), 8_000, 24, tmp_path)
-    assert (row.skipped, row.met(24)) == ("no such package", None)
-
-
 def test_an_agent_calls_its_own_tool_until_the_task_is_done() -> None:
     loop = Loop(Tool("shell", {"command": "ls"}), 3)
     first = loop.step(TASK, None)
@@ -102,12 +92,6 @@ def test_a_model_reads_in_each_way_and_then_goes_on() -> None:
     assert names == [[one, own], [[*one, *own]], [own], [[*one, *one], own], [[*own, *one]], [one, one, own]]
     assert reading.reads == 7
     assert set(answered) == set(WAYS)
-
-
-def test_a_model_without_the_tool_does_not_read() -> None:
-    reading = Reading(lambda text, call_id: Step(text="Fine."), lambda: False)
-    assert [reading.step("Hi", None).text for _ in WAYS] == ["Fine."] * len(WAYS)
-    assert reading.reads == 0
 
 
 def test_the_stand_in_of_chat_completions_follows_the_script_and_counts() -> None:

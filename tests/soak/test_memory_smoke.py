@@ -12,7 +12,7 @@ from soak.memory.command import LEVEL_AFTER, MOST, Sample, grown, loaded
 
 @pytest.mark.full
 def test_conversations_are_answered_and_half_of_them_compacted(tmp_path: Path) -> None:
-    load = asyncio.run(loaded(tmp_path, 60, 0, 24, 1))
+    load = asyncio.run(loaded(tmp_path, 60, 0, 24))
     assert (load.sent, load.compacted, load.failed) == (24, 12, [])
     assert load.samples
 
