@@ -120,12 +120,9 @@ def test_every_client_has_a_command_and_its_driver_exists(name: str, tmp_path: P
     assert any("127.0.0.1:1" in text for text in [*variables, *parts, *files])
 
 
-def test_a_row_without_compaction_fails() -> None:
+def test_a_row_without_compaction_or_reads_fails() -> None:
     assert Row("x", turns=TURNS, compacted=3).met(TURNS)
     assert not Row("x", turns=TURNS).met(TURNS)
     assert Row("x", turns=1, results=TURNS - 1, compacted=1).met(TURNS)
-
-
-def test_a_row_without_reads_fails() -> None:
     assert Row("x", turns=TURNS, compacted=3, reads=1).met(TURNS)
     assert not Row("x", turns=TURNS, compacted=3, reads=0).met(TURNS)
