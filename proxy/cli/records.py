@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from proxy.cli.models import short
+from proxy.cli.store import require_file
 from proxy.cli.tables import print_table, table_console
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
@@ -163,10 +164,7 @@ def _read(config: Path | None, work: Callable[[RecordStore], Awaitable[T]]) -> T
     path = store_file(store.url)
     if store.kind == "memory":
         raise ConfigurationError("store.url: the records are in the server's memory. Fix: use GET /compaction/requests")
-    if path is not None and not records_file(path).exists():
-        raise ConfigurationError(
-            f"store.url: there is no {records_file(path)}. Fix: pass the server's configuration with --config"
-        )
+    require_file(None if path is None else records_file(path), "store.url")
 
     async def run() -> T:
         records = open_records(store.url, store.encryption.keys)

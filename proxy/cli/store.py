@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
-from proxy.store import ManagedStore, StoreFailed, accounts, is_redis, open_archive, open_store, store_file, unreadable
+from proxy.store import ManagedStore, StoreFailed, accounts, open_archive, open_store, store_file, unreadable
 from proxy.store.archive import FIRST_KIND
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.forgetting import KIND as FORGOTTEN
@@ -77,14 +77,18 @@ def migrated(source: str, config: Path | None) -> int:
         raise ConfigurationError(f"--from: there is no {source}. Fix: pass the address of a store, or a configuration")
     if "sqlite://" in (url, target.store.url):
         raise ConfigurationError("A store in memory can't be copied. Fix: pass the address of a file or of a server")
-    path = store_file(url)
-    if path is not None and not path.exists():
-        raise ConfigurationError(f"--from: there is no {path}. Fix: pass the address of a store, or a configuration")
+    require_file(store_file(url), "--from", "pass the address of a store, or a configuration")
     former = None if archive is None else archive.url
     # With another archive.url and the same store, only the archive moves.
     if location(url) == location(target.store.url) and target.archive.url == former:
         raise ConfigurationError("--from: this is the store of the configuration. Fix: pass the new one with --config")
     return asyncio.run(_migrate(url, keys, archive if former != target.archive.url else None, target))
+
+
+def require_file(path: Path | None, where: str, fix: str = "pass the server's configuration with --config") -> None:
+    """Raise ``ConfigurationError`` if the file of a store doesn't exist."""
+    if path is not None and not path.exists():
+        raise ConfigurationError(f"{where}: there is no {path}. Fix: {fix}")
 
 
 def location(url: str) -> str:
@@ -109,7 +113,7 @@ async def _migrate(url: str, keys: Sequence[bytes], archive: ArchiveStoreSetting
         name=hashlib.sha256(location(url).encode()).hexdigest()[:16],
         forms=FORMS,
         record_seconds=settings.record_seconds,
-        report=_Progress(),
+        report=_progress(),
     )
     try:
         copied = await migration.run()
@@ -137,28 +141,25 @@ async def _migrate(url: str, keys: Sequence[bytes], archive: ArchiveStoreSetting
 def opened(url: str, keys: Sequence[bytes], archive: ArchiveStoreSettings | None, *, every: bool = False) -> Place:
     """Return the stores of a deployment. If ``every`` is true and there are keys, also read unencrypted entries."""
     several = [keys, ()] if every and keys else [keys]
-    objects = None if archive is None else archive.url
+    archives = [] if archive is None else [open_archive(archive.url, archive.options, own) for own in several]
     return Place(
         [open_store(url, own) for own in several],
-        [
-            found
-            for own in several
-            if (found := open_archive(objects, None if archive is None else archive.options, own)) is not None
-        ],
+        [store for store in archives if store is not None],
         [open_records(url, own) for own in several],
     )
 
 
-class _Progress:
-    """Print a line to the standard error every ``REPORT_SECONDS``."""
+def _progress() -> Callable[[Copied], None]:
+    """Return a function that prints a line to the standard error every ``REPORT_SECONDS``."""
+    due = time.monotonic() + REPORT_SECONDS
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + REPORT_SECONDS
-
-    def __call__(self, copied: Copied) -> None:
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + REPORT_SECONDS
+    def report(copied: Copied) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + REPORT_SECONDS
             click.echo(f"{copied.counts.total():,} copied, {copied.present.total():,} already there", err=True)
+
+    return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,9 +327,7 @@ def show(config: Path | None, *, as_json: bool) -> int:
     settings = load(config, os.environ)
     if settings.store.kind == "memory":
         raise ConfigurationError("store.url: this store is in the memory of the server. Fix: use /compaction/status")
-    path = store_file(settings.store.url)
-    if path is not None and not path.exists():
-        raise ConfigurationError(f"store.url: there is no {path}. Fix: pass the server's configuration with --config")
+    require_file(store_file(settings.store.url), "store.url")
     found = asyncio.run(_report(settings))
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -340,48 +339,33 @@ def show(config: Path | None, *, as_json: bool) -> int:
 
 async def _report(settings: Settings) -> dict[str, Report]:
     url, keys = settings.store.url, settings.store.encryption.keys
-    place = opened(url, keys, settings.archive)
-    path = store_file(url)
-    encrypted = {"encrypted": bool(keys)}
+    place, path = opened(url, keys, settings.archive), store_file(url)
+    objects, rows = settings.archive.url, None if path is None else records_file(path)
 
     async def store() -> Report:
-        kinds, tenants = await usage([store.pages() for store in place.stores])
-        return {
-            "bytes": await _size(url, path),
-            "unreadable": await unreadable(url, keys) + sum(getattr(store, "skipped", 0) for store in place.stores),
-            "tenants": tenants,
-            "kinds": {kind: _json(found) for kind, found in kinds.items()},
-        }
+        unread = await unreadable(url, keys) + place.skipped
+        return {"bytes": await _size(url, path), "unreadable": unread, **await usage(place.stores)}
 
     async def archive() -> Report:
-        kinds, tenants = await usage([store.pages() for store in place.archives])
-        unread = sum([await store.unknown() for store in place.archives])
-        return {
-            "unreadable": unread,
-            "tenants": tenants,
-            "kinds": {kind: _json(found) for kind, found in kinds.items()},
-        }
+        if objects is None:
+            return {}
+        return {"unreadable": sum([await one.unknown() for one in place.archives]), **await usage(place.archives)}
 
     async def records() -> Report:
-        if path is not None and not records_file(path).exists():
+        if rows is not None and not rows.exists():
             return {"bytes": 0, "records": 0}
-        size = None if path is None else await _size(url, records_file(path))
+        size = None if rows is None else await _size(url, rows)
         return {"bytes": size, "records": await place.records[0].count()}
 
-    backend = "redis" if is_redis(url) else "sqlite"
-    held = location(url) if path is None else str(records_file(path).resolve())
+    backend, encrypted = "redis" if path is None else "sqlite", {"encrypted": bool(keys)}
+    here = {"backend": backend, "address": location(url)}
+    there = here if objects is None else {"backend": settings.archive.kind, "address": objects, **encrypted}
+    held = here if rows is None else {**here, "address": str(rows.resolve())}
     try:
         return {
-            "store": {"backend": backend, "address": location(url), **encrypted, **await _reached(store)},
-            "archive": {"backend": backend, "address": location(url), "reachable": True}
-            if settings.archive.url is None
-            else {
-                "backend": settings.archive.kind,
-                "address": settings.archive.url,
-                **encrypted,
-                **await _reached(archive),
-            },
-            "records": {"backend": backend, "address": held, **encrypted, **await _reached(records)},
+            "store": {**here, **encrypted, **await _reached(store)},
+            "archive": {**there, **await _reached(archive)},
+            "records": {**held, **encrypted, **await _reached(records)},
         }
     finally:
         await place.aclose()
@@ -403,15 +387,6 @@ async def _size(url: str, path: Path | None) -> int:
     return await used_memory(url)
 
 
-def _json(found: Usage) -> Report:
-    return {
-        "entries": found.entries,
-        "bytes": found.bytes,
-        "first_expires_seconds": round(found.first),
-        "last_expires_seconds": round(found.last),
-    }
-
-
 def _print(name: str, part: Report) -> None:
     click.echo(f"{name}: {part['backend']} {part['address']}")
     for key, value in part.items():
@@ -429,30 +404,22 @@ def _print(name: str, part: Report) -> None:
             click.echo(f"  {key:<20} {shown}")
 
 
-@dataclass(slots=True)
-class Usage:
-    """The entries of one kind: their number, their bytes without names and encryption, and their lifetimes left."""
-
-    entries: int = 0
-    bytes: int = 0
-    first: float = float("inf")
-    last: float = 0.0
-
-
-async def usage(pages: Sequence[AsyncIterator[list[Entry]]]) -> tuple[dict[str, Usage], int]:
-    """Return the entries by kind, and the number of tenants."""
-    kinds: dict[str, Usage] = {}
+async def usage(stores: Sequence[ManagedStore]) -> Report:
+    """Return the number of tenants, and by kind the entries, their bytes without encryption, and the lifetimes left."""
+    kinds: dict[str, Report] = {}
     tenants: set[str] = set()
-    for one in pages:
-        async for entries in one:
+    for store in stores:
+        async for entries in store.pages():
             for entry in entries:
-                kind = kinds.setdefault(entry.kind, Usage())
-                kind.entries += 1
-                kind.bytes += len(entry.value)
-                kind.first, kind.last = min(kind.first, entry.seconds), max(kind.last, entry.seconds)
-                if entry.tenant:
-                    tenants.add(entry.tenant)
-    return dict(sorted(kinds.items())), len(tenants)
+                left = round(entry.seconds)
+                new = {"entries": 0, "bytes": 0, "first_expires_seconds": left, "last_expires_seconds": left}
+                kind = kinds.setdefault(entry.kind, new)
+                kind["entries"] += 1
+                kind["bytes"] += len(entry.value)
+                kind["first_expires_seconds"] = min(kind["first_expires_seconds"], left)
+                kind["last_expires_seconds"] = max(kind["last_expires_seconds"], left)
+                tenants.add(entry.tenant)
+    return {"tenants": len(tenants - {""}), "kinds": dict(sorted(kinds.items()))}
 
 
 def forget(team: str | None, key_sha256: str | None, config: Path | None) -> None:
@@ -464,8 +431,7 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None) -> Non
     path = store_file(settings.store.url)
     if settings.store.kind == "memory" and settings.archive.url is None:
         raise ConfigurationError("store.url: this store is in the memory of the server: stop it, and it is gone")
-    if path is not None and not path.exists():
-        raise ConfigurationError(f"store.url: there is no {path}. Fix: pass the server's configuration with --config")
+    require_file(path, "store.url")
     if (team is None) == (key_sha256 is None):
         raise ConfigurationError("Pass either --team or --key-sha256.")
     counts, unknown = asyncio.run(_forget(settings, tenants(settings, team, key_sha256)))
@@ -504,18 +470,19 @@ def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> lis
 
 
 async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:
-    store = open_store(settings.store.url, settings.store.encryption.keys)
-    records = open_records(settings.store.url, settings.store.encryption.keys)
-    archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
+    place = opened(settings.store.url, settings.store.encryption.keys, settings.archive)
     counts: Counter[str] = Counter()
-    section = "store.url"
+    section, unknown = "store.url", 0
     try:
         for name in names:
-            counts.update(await forget_tenant(store, name))
-            counts.update(await records.remove(name))
-        unknown = await store.unknown()
-        if archive is not None:
-            section = "archive.url"
+            for store in place.stores:
+                counts.update(await forget_tenant(store, name))
+            for records in place.records:
+                counts.update(await records.remove(name))
+        for store in place.stores:
+            unknown += await store.unknown()
+        section = "archive.url"
+        for archive in place.archives:
             for name in names:
                 counts.update(await remove(archive, name))
             unknown += await archive.unknown()
@@ -525,7 +492,4 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
             f"{section}: some entries could not be removed ({error}). Fix: run the command again"
         ) from error
     finally:
-        await store.aclose()
-        await records.aclose()
-        if archive is not None:
-            await archive.aclose()
+        await place.aclose()

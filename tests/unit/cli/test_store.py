@@ -128,7 +128,7 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         assert msgspec.json.decode(found["team:0", KIND, "b"][0], type=Entry).tokens == 8
         assert not [row for row in found if row[1] == "making"]
         objects = place(f"sqlite:///{tmp_path}/none.db", (), tmp_path / "archive").archives[0]
-        assert (await usage([objects.pages()]))[0]["archive"].entries == 30
+        assert (await usage([objects]))["kinds"]["archive"]["entries"] == 30
 
         again = (await migrated(place(source, [OLD], every=True), wanted())).copied
         assert {kind for kind, count in again.counts.items() if count} == {"record", "ledger row"}
