@@ -22,12 +22,12 @@ from httpx2._transports import default as default2
 from starlette.types import ASGIApp
 
 from proxy.config import Settings
-from proxy.config.loading import loads
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from proxy.summary import single_flight
 from proxy.upstream import limit_discovery as asking
 from tests.kit.client import StartProxy
+from tests.kit.configurations import loads
 from tests.kit.redis_server import MISSING, PROGRAM, RedisServer, redis_server
 from tests.kit.waiting import until
 

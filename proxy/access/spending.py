@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-
-import msgspec
+from datetime import UTC, date, datetime, timedelta
 
 from proxy.access.authenticator import Caller
 from proxy.config.settings import Settings
@@ -25,6 +23,8 @@ from proxy.telemetry.record import RequestRecord
 
 KIND = "spending.2"
 
+EPOCH = date(1970, 1, 1).toordinal()
+
 AGAIN_SECONDS = 5
 """Seconds after which to retry if requests in progress have reserved all that is left."""
 
@@ -33,14 +33,6 @@ _GRACE = 92.0 * DAY
 
 A full store removes the entries that expire first, and these must not be among them.
 """
-
-
-class Period(msgspec.Struct, frozen=True):
-    """A day or a month. ``start`` and ``end`` are in days since 1970."""
-
-    per: str
-    start: int
-    end: int
 
 
 class Spending(TeamAccounts):
@@ -121,9 +113,8 @@ class Spending(TeamAccounts):
         )
 
     def _account(self, team: str, limit: SpendSettings) -> Account:
-        """Return the account of a team in the current period."""
-        period = self._period(limit)
-        return self.of(team, f"{period.per} {period.start}", period.start * DAY + _GRACE)
+        start, _ = self._period(limit)
+        return self.of(team, f"{limit.per} {start}", start * DAY + _GRACE)
 
     def _exceeded(self, account: Account, limit: SpendSettings) -> SpendingExceeded:
         refused("budget").inc()
@@ -133,22 +124,21 @@ class Spending(TeamAccounts):
                 f"Try again in {AGAIN_SECONDS} s, or send fewer requests at once.",
                 retry_after=AGAIN_SECONDS,
             )
-        left = max(1, int(self._period(limit).end * DAY - self._clock()))
+        left = max(1, int(self._period(limit)[1] * DAY - self._clock()))
         return SpendingExceeded(
             f"Your team has used up its budget of {described(limit)}. It starts again in "
             f"{_wait(left)}. Ask the operator of this proxy for a higher budget.",
             retry_after=left,
         )
 
-    def _period(self, limit: SpendSettings) -> Period:
+    def _period(self, limit: SpendSettings) -> tuple[int, int]:
+        """Return the start and the end of the current period, in days since 1970."""
         today = datetime.fromtimestamp(self._clock(), UTC).date()
-        if limit.per == "day":
-            first, following = today, today + timedelta(days=1)
-        else:
-            first = today.replace(day=1)
-            following = (first + timedelta(days=31)).replace(day=1)
-        epoch = datetime.fromtimestamp(0, UTC).date()
-        return Period(limit.per, (first - epoch).days, (following - epoch).days)
+        first = today if limit.per == "day" else today.replace(day=1)
+        following = first + timedelta(days=1 if limit.per == "day" else 31)
+        if limit.per == "month":
+            following = following.replace(day=1)
+        return first.toordinal() - EPOCH, following.toordinal() - EPOCH
 
 
 def limit_of(caller: Caller) -> SpendSettings | None:

@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 from dataclasses import asdict
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -273,32 +273,7 @@ def _team_name(context: click.Context, parameter: click.Parameter, value: str) -
     return value
 
 
-@keys.command()
-@click.option("--team", required=True, callback=_team_name, help="The team's name in the configuration.")
-@click.option(
-    "--expires", type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC) on which the proxy rejects the key."
-)
-def new(team: str, expires: datetime | None) -> None:
-    """Create a key, and print it with the lines for the configuration. Writes no file."""
-    if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
-        raise click.BadParameter("must be a day in the future", param_hint="--expires")
-    click.echo(_announcement(_new_key(), team, None if expires is None else expires.date()), nl=False)
-
-
-def _new_key() -> str:
-    """Return a random key: the prefix and 43 letters, digits, ``-`` and ``_``."""
-    return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
-
-
-def _key_entry(key: str, expires: date | None) -> str:
-    """Return the YAML entry for the key in a configuration."""
-    digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
-    return digest if expires is None else f"{{hash: {digest}, expires: {expires}}}"
-
-
-def _announcement(key: str, team: str, expires: date | None) -> str:
-    """Return the text that `keys new` prints."""
-    return f"""\
+_ANNOUNCEMENT = """\
 The key. It is shown only once and not stored. Give it to the team:
 
   {key}
@@ -308,8 +283,23 @@ Its hash, for the configuration. The team's other keys stay valid while they are
 teams:
   {team}:
     keys:
-      - {_key_entry(key, expires)}
+      - {entry}
 """
+
+
+@keys.command()
+@click.option("--team", required=True, callback=_team_name, help="The team's name in the configuration.")
+@click.option(
+    "--expires", type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC) on which the proxy rejects the key."
+)
+def new(team: str, expires: datetime | None) -> None:
+    """Create a key, and print it with the lines for the configuration. Writes no file."""
+    if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
+        raise click.BadParameter("must be a day in the future", param_hint="--expires")
+    key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
+    entry = digest if expires is None else f"{{hash: {digest}, expires: {expires.date()}}}"
+    click.echo(_ANNOUNCEMENT.format(key=key, team=team, entry=entry), nl=False)
 
 
 @keys.command("list")

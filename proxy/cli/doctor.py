@@ -6,8 +6,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -79,12 +79,12 @@ async def _examined(settings: Settings) -> list[Finding]:
 async def _store(settings: Settings) -> Finding:
     path, kind = store_file(settings.store.url), settings.store.kind
     about = {"sqlite": f"store {path}", "memory": "store in memory", "redis": "store on Redis"}[kind]
-    store = open_store(settings.store.url, settings.store.encryption.keys)
-    records = open_records(settings.store.url, settings.store.encryption.keys)
+    url, keys = settings.store.url, settings.store.encryption.keys
     try:
-        await store.put("", "doctor", "test", b"test", 60)
-        await store.delete("", "doctor", "test")
-        await records.write([], 60)
+        async with aclosing(open_store(url, keys)) as store, aclosing(open_records(url, keys)) as records:
+            await store.put("", "doctor", "test", b"test", 60)
+            await store.delete("", "doctor", "test")
+            await records.write([], 60)
     except (StoreFailed, OSError) as error:
         fix = (
             "start the server, or correct the address and the password in store.url"
@@ -92,9 +92,6 @@ async def _store(settings: Settings) -> Finding:
             else "make the folder writable for the proxy's user, or set store.url to another file"
         )
         return Finding("failed", about, str(error), fix)
-    finally:
-        await store.aclose()
-        await records.aclose()
     unread = "" if kind != "memory" else "; summaries and records are lost when the proxy stops"
     return Finding("ok", about, f"writable{unread}")
 
@@ -106,12 +103,10 @@ async def _archive(settings: Settings) -> list[Finding]:
         archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
         if archive is None:
             return []
-        try:
+        async with aclosing(archive):
             await archive.put("", "doctor", "test", b"test", 60)
             found = await archive.get("", "doctor", "test")
             await archive.delete("", "doctor", "test")
-        finally:
-            await archive.aclose()
     except (StoreFailed, ConfigurationError) as error:
         fix = "correct the section archive, the credentials in the environment, and their permissions"
         return [Finding("failed", about, str(error), fix)]
@@ -123,7 +118,7 @@ async def _archive(settings: Settings) -> list[Finding]:
 
 async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -> list[Finding]:
     about = f"upstream {name}"
-    async with _registry(settings) as upstreams:
+    async with aclosing(Upstreams(settings.upstreams, None)) as upstreams:
         try:
             relay = await upstreams.relay(name)
             headers = relay.headers([], None, anthropic=upstream.provider == "anthropic")
@@ -195,12 +190,3 @@ def _litellm() -> Finding:
         return Finding("ok", "translation", f"LiteLLM {TESTED} is installed")
     fix = f"pip install 'litellm=={TESTED}.*'"
     return Finding("warning", "translation", f"LiteLLM {installed} is installed, but {TESTED} was tested", fix)
-
-
-@asynccontextmanager
-async def _registry(settings: Settings) -> AsyncIterator[Upstreams]:
-    upstreams = Upstreams(settings.upstreams, None)
-    try:
-        yield upstreams
-    finally:
-        await upstreams.aclose()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -129,13 +130,11 @@ def forget_learned(names: Sequence[str], config: Path | None) -> None:
 
 
 async def _forgotten(names: Sequence[str], settings: Settings) -> list[tuple[str, Limits]]:
-    store = open_store(settings.store.url, settings.store.encryption.keys)
     try:
-        return await forget_limits(store, set(names), time.time())
+        async with aclosing(open_store(settings.store.url, settings.store.encryption.keys)) as store:
+            return await forget_limits(store, set(names), time.time())
     except StoreFailed as error:
         raise ConfigurationError(f"store.url: the store can't be written: {error}") from error
-    finally:
-        await store.aclose()
 
 
 def short(tenant: str) -> str:

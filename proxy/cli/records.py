@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -167,11 +168,8 @@ def _read(config: Path | None, work: Callable[[RecordStore], Awaitable[T]]) -> T
     require_file(None if path is None else records_file(path), "store.url")
 
     async def run() -> T:
-        records = open_records(store.url, store.encryption.keys)
-        try:
+        async with aclosing(open_records(store.url, store.encryption.keys)) as records:
             return await work(records)
-        finally:
-            await records.aclose()
 
     try:
         return asyncio.run(run())
@@ -209,8 +207,7 @@ def explained(file: Path, config: Path | None, model: str | None, policy: str | 
 
 
 async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: Policy) -> None:
-    service = Runtime(settings)
-    try:
+    async with aclosing(Runtime(settings)) as service:
         route = service.configuration.route(body.model or "", dialect.name)
         if route is None:
             raise ConfigurationError(
@@ -224,8 +221,6 @@ async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: 
         silent = reports_limits(settings.upstreams[route.upstream]) and stated is None and not configured
         limit, factor, whose = await _strictest(service, route, profile, body, policy)
         found = await replay(service, dialect, body, policy, route, limit, factor)
-    finally:
-        await service.aclose()
     console = Console()
     table = Table("", "", show_header=False)
     for name, value in [*facts(found, policy), ("learned limits", whose)]:

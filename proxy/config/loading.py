@@ -18,7 +18,7 @@ from proxy.config.issues import Issues
 from proxy.config.messages import issues_of
 from proxy.config.policy import effective
 from proxy.config.settings import Settings, WrittenSettings, written_settings
-from proxy.config.sources import Assembly, Source, Sources, begun
+from proxy.config.sources import Assembly, Sources, begun
 from proxy.errors import ConfigurationError
 
 _NOT_IN_FORCE = {"policies", "include"}
@@ -86,7 +86,7 @@ def attempt(path: Path, environ: Mapping[str, str]) -> LoadAttempt:
 def _attempt(sources: Sources, environ: Mapping[str, str]) -> LoadAttempt:
     assembly = Assembly(sources, environ)
     try:
-        loaded = _loaded(assembly)
+        loaded = from_assembly(assembly)
     except Issues as found:
         return LoadAttempt(assembly.sources, None, "\n".join(assembly.sources.located(found.issues)))
     except ConfigurationError as error:
@@ -94,18 +94,8 @@ def _attempt(sources: Sources, environ: Mapping[str, str]) -> LoadAttempt:
     return LoadAttempt(loaded.sources, loaded, "")
 
 
-def check(path: Path, environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each error of a configuration, or an empty list."""
-    return attempt(path, environ).wrong.splitlines()
-
-
-def loads(content: bytes, environ: Mapping[str, str]) -> Settings:
-    """Return the settings of a file's content. Includes are relative to the working folder. Raises ``Issues``."""
-    path = Path("configuration.yaml")
-    return _loaded(Assembly(Sources(path, (Source(path, content, owned=False),)), environ)).settings
-
-
-def _loaded(assembly: Assembly) -> Loaded:
+def from_assembly(assembly: Assembly) -> Loaded:
+    """Return the configuration of some files. Raises ``Issues`` and ``ConfigurationError``."""
     root = assembly.tree()
     written = _written(root)
     settings = Settings(

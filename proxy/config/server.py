@@ -203,11 +203,7 @@ class OtelSettings(Section):
 
 def has_packages() -> bool:
     """Return whether the optional packages are installed."""
-    return all(map(_is_installed, PACKAGES))
-
-
-def _is_installed(name: str) -> bool:
     try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # a package above it is missing
+        return all(importlib.util.find_spec(name) is not None for name in PACKAGES)
+    except ModuleNotFoundError:  # a package above one of them is missing
         return False

@@ -48,8 +48,6 @@ def _store_key(value: SecretStr) -> SecretStr:
         raise wrong(
             "must be a key of 32 bytes, in base64 or as 64 hex digits", fix="set the output of: openssl rand -base64 32"
         )
-    if importlib.util.find_spec("cryptography") is None:
-        raise wrong("needs the package cryptography", fix="run pip install cryptography, or remove the setting")
     return value
 
 

@@ -7,7 +7,6 @@ of a conversation.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,7 +17,7 @@ from proxy.constants import DAY
 from proxy.limits.learned import RATIO_BOUNDS, Place
 from proxy.store import Store
 from proxy.store.interface import UNSTORED_TENANT
-from proxy.store.replicated_map import ReplicatedMap, SharedValue
+from proxy.store.replicated_map import ReplicatedFigures, ReplicatedMap, SharedValue
 
 LEAST_COUNTED = 500
 """Smallest request to compare, in tokens. In smaller ones the framing distorts the ratio."""
@@ -84,7 +83,7 @@ class TokenRatios(SharedValue, frozen=True):
         return other if other.since > self.since else self
 
 
-class Calibration:
+class Calibration(ReplicatedFigures[TokenRatios]):
     """Factors by upstream, model, and tenant. The store keeps them across restarts."""
 
     def __init__(
@@ -96,14 +95,10 @@ class Calibration:
         """Use ``now`` for seconds since 1970. Without a store the factors end with the process."""
         self._clock = clock
         self._now = now
-        self._ratios = ReplicatedMap(store, KIND, TokenRatios, PLACES, now)
+        super().__init__(ReplicatedMap(store, KIND, TokenRatios, PLACES, now))
         self._next: LRUCache[Place, float] = LRUCache(PLACES)  # the time of the next observation
         self._tries: LRUCache[Place, int] = LRUCache(PLACES)
         self._misses: LRUCache[Place, int] = LRUCache(PLACES)
-
-    def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
-        """Start a read of stored ratios if one is due (see ``ReplicatedMap.prefetch``)."""
-        return self._ratios.prefetch(tenant, upstream, model)
 
     def wants(self, upstream: str, model: str, tenant: str) -> bool:
         """Return whether another observation would be useful now."""
@@ -115,7 +110,7 @@ class Calibration:
         After ``TRIES`` times the answer is no, because the upstream reports nothing comparable.
         """
         place = (upstream, model, tenant)
-        seen = self._ratios.get(tenant, upstream, model)
+        seen = self._values.get(tenant, upstream, model)
         tries = self._tries.get(place, 0)
         if tenant == UNSTORED_TENANT or (seen is not None and len(seen.ratios) >= LEAST_OBSERVATIONS) or tries >= TRIES:
             return False
@@ -128,7 +123,7 @@ class Calibration:
             return
         ratio = reported / counted
         self._misses.pop((upstream, model, tenant), None)
-        seen = self._ratios.get(tenant, upstream, model) or TokenRatios(upstream, model)
+        seen = self._values.get(tenant, upstream, model) or TokenRatios(upstream, model)
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
         enough = len(ratios) >= LEAST_OBSERVATIONS
@@ -136,9 +131,9 @@ class Calibration:
         decided = enough and (steps != seen.quantized_factor or not seen.since)
         observed = TokenRatios(upstream, model, ratios, steps, now if decided else seen.since, now)
         if decided:
-            self._ratios.put(tenant, upstream, model, observed)
+            self._values.put(tenant, upstream, model, observed)
         else:
-            self._ratios.set_local(tenant, upstream, model, observed)
+            self._values.set_local(tenant, upstream, model, observed)
         if len(ratios) == OBSERVATIONS:
             self._pause((upstream, model, tenant))
 
@@ -157,7 +152,7 @@ class Calibration:
 
     def factor(self, upstream: str, model: str, tenant: str) -> float:
         """Return the upstream's tokens per token counted here, rounded toward too high, or 1 if unknown."""
-        seen = self._ratios.get(tenant, upstream, model)
+        seen = self._values.get(tenant, upstream, model)
         return 1.0 if seen is None else seen.factor
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
@@ -166,15 +161,7 @@ class Calibration:
             self._misses.pop(place, None)
             self._next.pop(place, None)
             self._tries.pop(place, None)
-        return self._ratios.forget(forgotten)
-
-    async def settled(self) -> None:
-        """Wait until the write in progress has ended."""
-        await self._ratios.settled()
-
-    async def aclose(self) -> None:
-        """Write the entries that wait to be written."""
-        await self._ratios.aclose()
+        return self._values.forget(forgotten)
 
     def _pause(self, place: Place, seconds: float = PAUSE) -> None:
         self._next[place] = self._clock() + seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from proxy.constants import DAY
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.store import Store
-from proxy.store.replicated_map import ReplicatedMap, SharedValue
+from proxy.store.replicated_map import ReplicatedFigures, ReplicatedMap, SharedValue
 
 log = structlog.get_logger(__name__)
 
@@ -228,7 +227,7 @@ class _AnsweredSizes:
         return time, 0, (now if time - began < 2 * PERIOD else 0)
 
 
-class LearnedLimits:
+class LearnedLimits(ReplicatedFigures[Limits]):
     """Learned limits by upstream, model, and tenant, shared with other processes through the store.
 
     Refusals, guesses, and reported usage lower a limit. Answers to larger requests raise or drop it.
@@ -237,16 +236,12 @@ class LearnedLimits:
     def __init__(self, store: Store | None = None, clock: Callable[[], float] = time.time) -> None:
         """Use ``clock`` for seconds since 1970. Without a store, the limits end with the process."""
         self._clock = clock
-        self._limits = ReplicatedMap(store, KIND, Limits, LEARNED_ENTRIES, clock)
+        super().__init__(ReplicatedMap(store, KIND, Limits, LEARNED_ENTRIES, clock))
         self._answered = _AnsweredSizes(clock)
-
-    def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
-        """Start a read of stored limits if one is due (see ``ReplicatedMap.prefetch``)."""
-        return self._limits.prefetch(tenant, upstream, model)
 
     def get(self, upstream: str, model: str, tenant: str) -> LearnedLimit | None:
         """Return the valid limits, or ``None`` if there are none."""
-        known = self._limits.get(tenant, upstream, model)
+        known = self._values.get(tenant, upstream, model)
         return None if known is None else known.valid(self._clock())
 
     def learn(
@@ -260,7 +255,7 @@ class LearnedLimits:
         ``LEAST_LIMIT``. It raises a limit that no refusal named to the largest recently answered size.
         """
         now = self._clock()
-        known = self._limits.get(tenant, upstream, model) or Limits(upstream, model)
+        known = self._values.get(tenant, upstream, model) or Limits(upstream, model)
         least = 0 if limit.source == "refusal" else self._answered.largest((upstream, model, tenant))
         bound = most or LearnedLimit()
         changed = Limits(
@@ -270,7 +265,7 @@ class LearnedLimits:
             _learned(known.total, limit.total, least, bound.total, limit, now),
         )
         if changed != known:
-            self._limits.put(tenant, upstream, model, changed)
+            self._values.put(tenant, upstream, model, changed)
             _log_changes(known, changed)
 
     def answered(self, upstream: str, model: str, tenant: str, tokens: int) -> None:
@@ -302,7 +297,7 @@ class LearnedLimits:
         ``reported`` is the prompt size that the upstream reports, if any. ``factor`` is the upstream's tokens per token
         counted here. An upstream that truncated the prompt reports less than the proxy sent.
         """
-        known = self._limits.get(tenant, upstream, model)
+        known = self._values.get(tenant, upstream, model)
         if known is None:
             return
         now = self._clock()
@@ -310,20 +305,8 @@ class LearnedLimits:
         records = [_confirmed(record, size, reported, now) for record in (known.input, known.total)]
         changed = Limits(upstream, model, *records)
         if changed != known:
-            self._limits.put(tenant, upstream, model, changed)
+            self._values.put(tenant, upstream, model, changed)
             _log_changes(known, changed)
-
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        """Drop the limits of forgotten tenants, and return those tenants."""
-        return self._limits.forget(forgotten)
-
-    async def settled(self) -> None:
-        """Wait until the write in progress has ended."""
-        await self._limits.settled()
-
-    async def aclose(self) -> None:
-        """Write the limits that wait to be written."""
-        await self._limits.aclose()
 
 
 def _log_changes(before: Limits, after: Limits) -> None:

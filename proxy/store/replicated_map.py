@@ -199,6 +199,29 @@ class ReplicatedMap(TenantCache[V]):
             slot.damaged = True
 
 
+class ReplicatedFigures(Generic[V]):
+    """Figures of models at upstreams, by tenant, that the processes on one store share."""
+
+    def __init__(self, values: ReplicatedMap[V]) -> None:
+        self._values = values
+
+    def first_read(self, upstream: str, model: str, tenant: str) -> asyncio.Task[None] | None:
+        """Start a read of stored figures if one is due (see ``ReplicatedMap.prefetch``)."""
+        return self._values.prefetch(tenant, upstream, model)
+
+    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
+        """Drop the figures of forgotten tenants, and return those tenants."""
+        return self._values.forget(forgotten)
+
+    async def settled(self) -> None:
+        """Wait until the write in progress has ended."""
+        await self._values.settled()
+
+    async def aclose(self) -> None:
+        """Write the figures that wait to be written."""
+        await self._values.aclose()
+
+
 def _encoded(values: Sequence[SharedValue]) -> list[bytes]:
     return list(map(msgspec.json.encode, values))
 

@@ -20,9 +20,9 @@ from click.testing import CliRunner
 
 from proxy.cli.commands import main
 from proxy.config import Settings
-from proxy.config.loading import loads
 from tests.docs.test_dockerfile import last
 from tests.docs.test_reference import ROOT, metrics
+from tests.kit.configurations import loads
 
 DEPLOY = ROOT / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"

@@ -26,7 +26,6 @@ from proxy.compaction import fit, keeps, render
 from proxy.compaction.stages import NAMES
 from proxy.config import Settings, policy
 from proxy.config.fields import Section
-from proxy.config.loading import loads
 from proxy.config.policy import stages
 from proxy.config.settings import written_settings
 from proxy.demo.run import ROWS, WINDOW
@@ -42,6 +41,7 @@ from proxy.store.interface import SHARED_TENANT
 from proxy.summary.store import LIFETIME, Origin
 from proxy.telemetry.record import RequestRecord, new_id
 from proxy.upstream.transport import HELD_SECONDS
+from tests.kit.configurations import loads
 from tests.kit.records import written
 
 ROOT = Path(__file__).parents[2]

@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 
 from proxy.compaction.rules import Pins, search_for, whole
 from proxy.config.issues import Issues
-from proxy.config.loading import loads
 from proxy.summary import prompt
 from proxy.summary.prompt import REDACTED, redaction
+from tests.kit.configurations import loads
 from tests.kit.conversations import FORMAT, turn
 
 ENDLESS = {

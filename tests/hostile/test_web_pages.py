@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.routing import Route
 
-from proxy.config import check
 from proxy.http.headers import Own
 from proxy.server.app import create_app
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, TIMEOUT, Got, StartProxy, chat, received
+from tests.kit.configurations import check
 from tests.kit.raw_upstream import RawUpstream, answer
 
 Headers = Sequence[tuple[str, str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent
 
 from proxy.config.issues import Issue, Issues
-from proxy.config.loading import loads
+from tests.kit.configurations import loads
 
 
 def errors_in(text: str | bytes, environ: dict[str, str] | None = None) -> list[Issue]:

@@ -18,10 +18,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from proxy.access.authenticator import Authenticator
-from proxy.config.loading import loads
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.server.loopback import serve
 from proxy.store import open_store
+from tests.kit.configurations import loads
 from tests.kit.program import ROOT, call, run, served
 from tests.kit.scripted import chat
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.config.issues import Issues
-from proxy.config.loading import loads
 from tests.kit.client import CHAT, JSON, StartProxy, ask
+from tests.kit.configurations import loads
 from tests.kit.raw_upstream import RawUpstream
 
 KEY = ("x-api-key", "sk-a")

@@ -10,10 +10,10 @@ import pytest
 
 from proxy.access.admin import LINK, AdminLink, Admins, admin_link
 from proxy.config import Settings
-from proxy.config.loading import loads
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from proxy.telemetry.record import RequestRecord, new_id
+from tests.kit.configurations import loads
 from tests.kit.program import call, write_config
 from tests.kit.records import written
 from tests.kit.scripted import key_hash

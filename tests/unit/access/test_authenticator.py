@@ -9,9 +9,9 @@ import pytest
 
 from proxy.access.authenticator import Authenticator, may_use
 from proxy.config import Settings
-from proxy.config.loading import loads
 from proxy.errors import NotAuthenticated
 from proxy.http.headers import Credential, RawHeaders
+from tests.kit.configurations import loads
 
 SEARCH, SECOND, CHAT = "cp-search-key-0001", "cp-search-key-0002", "cp-search-key-000"
 

@@ -7,7 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from proxy.config import check, load, read
+from proxy.config import load, read
+from tests.kit.configurations import check
 
 HASH = "sha256:" + "ab" * 32
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import check
 from tests.kit.configuration import errors_in
+from tests.kit.configurations import check
 
 HASH = "sha256:" + "ab" * 32
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from proxy.config import Settings
 from proxy.config.issues import Issue, Issues
-from proxy.config.loading import loads
 from tests.kit.configuration import errors_in
+from tests.kit.configurations import loads
 
 SYNTAX: dict[str, tuple[str | bytes, int, str]] = {
     "second key": ("server: {port: 1}\nauth: {mode: open}\nserver: {port: 2}\n", 3, "first on line 1"),

@@ -8,8 +8,8 @@ import pytest
 
 from proxy.compaction.settings import Clause
 from proxy.config import Settings
-from proxy.config.loading import loads
 from tests.kit.configuration import errors_in
+from tests.kit.configurations import loads
 
 
 def settings(text: str, **environ: str) -> Settings:

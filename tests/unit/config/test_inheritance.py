@@ -9,10 +9,10 @@ from textwrap import dedent
 import pytest
 
 from proxy.compaction.settings import Clause
-from proxy.config import Policy, check
+from proxy.config import Policy
 from proxy.config.fields import Section
-from proxy.config.loading import loads
 from tests.kit.configuration import errors_in
+from tests.kit.configurations import check, loads
 
 POLICIES = """
     policies:

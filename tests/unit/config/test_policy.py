@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from proxy.compaction.settings import Clause
 from proxy.config import Settings, load
-from proxy.config.loading import loads
+from tests.kit.configurations import loads
 
 
 def settings(text: str, **environ: str) -> Settings:

@@ -13,11 +13,12 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from proxy.config import check, load
+from proxy.config import load
 from proxy.config.document import Node, parse
 from proxy.config.policy import ModelOverride
 from proxy.config.settings import written_settings
 from tests.docs.config_schema import SCHEMA_FILE, schema_text
+from tests.kit.configurations import check
 
 EXAMPLE = Path(__file__).parents[3] / "config.example.yaml"
 

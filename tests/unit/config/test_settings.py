@@ -9,7 +9,7 @@ import pytest
 
 from proxy.compaction.settings import Clause
 from proxy.config import Route, Settings, load
-from proxy.config.loading import loads
+from tests.kit.configurations import loads
 
 
 def settings(text: str, **environ: str) -> Settings:

@@ -8,7 +8,8 @@ from textwrap import dedent
 
 import pytest
 
-from proxy.config import check, read
+from proxy.config import read
+from tests.kit.configurations import check
 
 
 def laid_out(folder: Path, files: dict[str, str]) -> Path:

@@ -21,11 +21,11 @@ from structlog.testing import capture_logs
 
 from proxy.cli.commands import main
 from proxy.config import Route, UpstreamSettings
-from proxy.config.loading import loads
 from proxy.pipeline.runtime import Runtime
 from proxy.server.loopback import serve
 from proxy.upstream import limit_discovery as asking
 from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, LimitDiscovery, reports_limits
+from tests.kit.configurations import loads
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.upstream import StandIn
 
