@@ -47,7 +47,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
     ends: float = math.inf
 
     @property
-    def kept(self) -> bool:
+    def has_storage(self) -> bool:
         """Return whether the proxy may store summaries and archived messages for the caller."""
         return self.tenant != UNSTORED_TENANT
 
@@ -119,7 +119,7 @@ def for_model(caller: Caller, model: str) -> Caller:
     Without storage for a caller, the policy has no archive.
     """
     policy = caller.policy.for_model(model)
-    policy = policy if caller.kept else policy.unarchived
+    policy = policy if caller.has_storage else policy.unarchived
     return caller if policy is caller.policy else replace(caller, policy=policy)
 
 

@@ -26,7 +26,7 @@ from proxy.config.teams import LimitSettings
 from proxy.errors import Overloaded, TooManyRequests
 from proxy.store import StoreFailed
 from proxy.store.guarded import Change, CircuitBreaker
-from proxy.store.tenant_cache import cancelled
+from proxy.store.tenant_cache import answered, cancelled
 from proxy.telemetry.metrics import refused
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Quotas:
     @asynccontextmanager
     async def _together(self, shared: SharedQuotas, team: str, limits: LimitSettings) -> AsyncIterator[None]:
         usage = self._teams[team]
-        async with usage.place(limits):
+        async with usage.slot(limits):
             end = time.monotonic() + WAIT_SECONDS
             while True:
                 admission, id = await shared.admit(team, limits)
@@ -113,12 +113,12 @@ class TeamUsage:
     @asynccontextmanager
     async def admit(self, limits: LimitSettings) -> AsyncIterator[None]:
         """Count one request. Raises ``TooManyRequests``."""
-        async with self.place(limits):
+        async with self.slot(limits):
             await self.count(limits)
             yield
 
     @asynccontextmanager
-    async def place(self, limits: LimitSettings) -> AsyncIterator[None]:
+    async def slot(self, limits: LimitSettings) -> AsyncIterator[None]:
         """Count one concurrent request. Raises ``TooManyRequests``."""
         self._limit = limits.concurrent or math.inf
         if not self._concurrent.take(1):
@@ -168,9 +168,6 @@ log = structlog.get_logger(__name__)
 
 ADMIT_SECONDS = 0.25
 """Seconds to wait for the store's decision on a request."""
-
-STALL_SECONDS = 0.1
-"""If a wait takes this much longer than it should, this process was busy. Then the store gets as much time again."""
 
 RENEW_SECONDS = 15.0
 """Seconds between two renewals of the leases of requests in progress, a quarter of a lease."""
@@ -223,15 +220,11 @@ class SharedQuotas:
     async def _asked(self, team: str, id: str, limits: LimitSettings) -> Admission:
         call = asyncio.ensure_future(self._counts.admit(team, id, limits.requests_per_minute, limits.concurrent))
         try:
-            for _ in range(2):
-                began = time.monotonic()
-                await asyncio.wait({call}, timeout=ADMIT_SECONDS)
-                if call.done() or time.monotonic() - began < ADMIT_SECONDS + STALL_SECONDS:
-                    break
+            decided = await answered(call, ADMIT_SECONDS)
         except asyncio.CancelledError:
             self._in_background(self._given_up(call, team, id))
             raise
-        if not call.done():
+        if not decided:
             self._in_background(self._given_up(call, team, id))
             raise StoreFailed(f"no answer within {ADMIT_SECONDS:g} s")
         admission = call.result()

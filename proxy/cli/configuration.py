@@ -105,7 +105,7 @@ def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
     table = Table("setting", "value", "set by")
     table.columns[0].no_wrap = True
     table.columns[2].overflow = "fold"
-    for row in effective_values(policy, values, loaded.sources.place):
+    for row in effective_values(policy, values, loaded.sources.position):
         table.add_row(*row)
     console.print(table, markup=False, highlight=False)
 

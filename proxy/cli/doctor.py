@@ -16,6 +16,7 @@ from typing import Literal
 import aiohttp
 
 from proxy.config import Settings, read
+from proxy.config.checks import named_models
 from proxy.config.upstreams import UpstreamSettings
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profiles
@@ -98,7 +99,7 @@ async def _store(settings: Settings) -> Finding:
 
 async def _archive(settings: Settings) -> list[Finding]:
     """Write, read, list, and remove an entry of the archive's object storage, if it has one."""
-    about = f"archive in {settings.archive.place}"
+    about = f"archive in {settings.archive.label}"
     try:
         archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
         if archive is None:
@@ -152,24 +153,18 @@ def _judged(
 
 
 def _limits(settings: Settings) -> Iterator[Finding]:
-    profiles = Profiles()
     try:
-        require(settings, profiles)
+        require(settings, Profiles())
     except ConfigurationError as error:
         yield Finding("failed", "files for counting", error.message)
         return
-    for route in settings.models:
-        model = route.model or route.match
-        if any(mark in model for mark in "*?["):
-            continue
-        upstream = settings.upstreams[route.upstream]
-        profile = profiles.find(model, provider=upstream.provider, override=route.profile, address=upstream.base_url)
+    for _, _, profile in named_models(settings):
         if profile.has_limit:
             most = profile.max_input_tokens or profile.context_window
-            yield Finding("ok", f"model {model}", f"accepts {most:,} input tokens")
+            yield Finding("ok", f"model {profile.model}", f"accepts {most:,} input tokens")
         else:
             fix = "add its size in tokens, as in profile: {context_window: 128000}"
-            yield Finding("warning", f"model {model}", "its limits are unknown until it refuses a request", fix)
+            yield Finding("warning", f"model {profile.model}", "its limits are unknown until it refuses a request", fix)
 
 
 def _files() -> Iterator[Finding]:

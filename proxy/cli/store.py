@@ -138,11 +138,11 @@ async def _migrate(url: str, keys: Sequence[bytes], archive: ArchiveStoreSetting
     return int(bool(unread))
 
 
-def opened(url: str, keys: Sequence[bytes], archive: ArchiveStoreSettings | None, *, every: bool = False) -> Place:
+def opened(url: str, keys: Sequence[bytes], archive: ArchiveStoreSettings | None, *, every: bool = False) -> Deployment:
     """Return the stores of a deployment. If ``every`` is true and there are keys, also read unencrypted entries."""
     several = [keys, ()] if every and keys else [keys]
     archives = [] if archive is None else [open_archive(archive.url, archive.options, own) for own in several]
-    return Place(
+    return Deployment(
         [open_store(url, own) for own in several],
         [store for store in archives if store is not None],
         [open_records(url, own) for own in several],
@@ -163,7 +163,7 @@ def _progress() -> Callable[[Copied], None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Deployment:
     """The stores of one deployment. A source with encryption has one store for encrypted entries, and one for others.
 
     ``archives`` are stores for archived messages alone. The first one gets new entries.
@@ -204,8 +204,8 @@ class Migration:
 
     def __init__(
         self,
-        source: Place,
-        target: Place,
+        source: Deployment,
+        target: Deployment,
         *,
         name: str,
         forms: Mapping[str, type[SharedValue]],
@@ -247,7 +247,8 @@ class Migration:
         return self.copied
 
     async def _forgotten(self) -> set[str]:
-        return {one for place in (self._from, self._to) for store in place.stores for one in await forgotten(store)}
+        stores = (*self._from.stores, *self._to.stores)
+        return {one for store in stores for one in await forgotten(store)}
 
     def _is_wanted(self, tenant: str) -> bool:
         if digest(tenant) in self._marks:
@@ -339,23 +340,24 @@ def show(config: Path | None, *, as_json: bool) -> int:
 
 async def _report(settings: Settings) -> dict[str, Report]:
     url, keys = settings.store.url, settings.store.encryption.keys
-    place, path = opened(url, keys, settings.archive), store_file(url)
+    deployment, path = opened(url, keys, settings.archive), store_file(url)
     objects, rows = settings.archive.url, None if path is None else records_file(path)
 
     async def store() -> Report:
-        unread = await unreadable(url, keys) + place.skipped
-        return {"bytes": await _size(url, path), "unreadable": unread, **await usage(place.stores)}
+        unread = await unreadable(url, keys) + deployment.skipped
+        return {"bytes": await _size(url, path), "unreadable": unread, **await usage(deployment.stores)}
 
     async def archive() -> Report:
         if objects is None:
             return {}
-        return {"unreadable": sum([await one.unknown() for one in place.archives]), **await usage(place.archives)}
+        unread = sum([await one.unknown() for one in deployment.archives])
+        return {"unreadable": unread, **await usage(deployment.archives)}
 
     async def records() -> Report:
         if rows is not None and not rows.exists():
             return {"bytes": 0, "records": 0}
         size = None if rows is None else await _size(url, rows)
-        return {"bytes": size, "records": await place.records[0].count()}
+        return {"bytes": size, "records": await deployment.records[0].count()}
 
     backend, encrypted = "redis" if path is None else "sqlite", {"encrypted": bool(keys)}
     here = {"backend": backend, "address": location(url)}
@@ -368,7 +370,7 @@ async def _report(settings: Settings) -> dict[str, Report]:
             "records": {**held, **encrypted, **await _reached(records)},
         }
     finally:
-        await place.aclose()
+        await deployment.aclose()
 
 
 async def _reached(work: Callable[[], Awaitable[Report]]) -> Report:
@@ -470,19 +472,19 @@ def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> lis
 
 
 async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:
-    place = opened(settings.store.url, settings.store.encryption.keys, settings.archive)
+    deployment = opened(settings.store.url, settings.store.encryption.keys, settings.archive)
     counts: Counter[str] = Counter()
     section, unknown = "store.url", 0
     try:
         for name in names:
-            for store in place.stores:
+            for store in deployment.stores:
                 counts.update(await forget_tenant(store, name))
-            for records in place.records:
+            for records in deployment.records:
                 counts.update(await records.remove(name))
-        for store in place.stores:
+        for store in deployment.stores:
             unknown += await store.unknown()
         section = "archive.url"
-        for archive in place.archives:
+        for archive in deployment.archives:
             for name in names:
                 counts.update(await remove(archive, name))
             unknown += await archive.unknown()
@@ -492,4 +494,4 @@ async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], i
             f"{section}: some entries could not be removed ({error}). Fix: run the command again"
         ) from error
     finally:
-        await place.aclose()
+        await deployment.aclose()

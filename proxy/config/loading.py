@@ -18,7 +18,7 @@ from proxy.config.issues import Issues
 from proxy.config.messages import issues_of
 from proxy.config.policy import effective
 from proxy.config.settings import Settings, WrittenSettings, written_settings
-from proxy.config.sources import Assembly, Sources, begun
+from proxy.config.sources import Assembly, Sources, files_at
 from proxy.errors import ConfigurationError
 
 _NOT_IN_FORCE = {"policies", "include"}
@@ -63,7 +63,7 @@ def load(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
 def read(path: Path, environ: Mapping[str, str]) -> Loaded:
     """Return a configuration with its files and lines. Raises ``errors.ConfigurationError``."""
-    return assembled(begun(path), environ)
+    return assembled(files_at(path), environ)
 
 
 def assembled(sources: Sources, environ: Mapping[str, str]) -> Loaded:
@@ -77,7 +77,7 @@ def assembled(sources: Sources, environ: Mapping[str, str]) -> Loaded:
 def attempt(path: Path, environ: Mapping[str, str]) -> LoadAttempt:
     """Read a configuration that may be invalid."""
     try:
-        sources = begun(path)
+        sources = files_at(path)
     except ConfigurationError as error:
         return LoadAttempt(None, None, error.message)
     return _attempt(sources, environ)

@@ -80,14 +80,14 @@ class Sources:
     ignored: tuple[Path, ...] = field(default=(), compare=False)
     """Files that the proxy doesn't read, but that probably belong to the configuration (``*.yml``)."""
 
-    def place(self, line: int) -> str:
+    def position(self, line: int) -> str:
         """Return ``file:line`` for a line counted over all files."""
         source = self.files[bisect_right([source.first for source in self.files], line) - 1] if self.files else None
         return f"{self.entry}:{line}" if source is None else f"{source.path}:{line - source.first + 1}"
 
     def located(self, issues: Iterable[Issue]) -> list[str]:
         """Return ``file:line: message`` for each issue, with everything masked that looks like a secret."""
-        return [f"{self.place(issue.line)}: {masked(issue.message)}" for issue in issues]
+        return [f"{self.position(issue.line)}: {masked(issue.message)}" for issue in issues]
 
     def stamp(self) -> Stamp:
         """Return the current state of the files on disk, including new ones."""
@@ -113,7 +113,7 @@ def _figures(found: os.stat_result) -> tuple[int, ...]:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
 
-def begun(entry: Path) -> Sources:
+def files_at(entry: Path) -> Sources:
     """Return the files at a path, before includes. Raises ``ConfigurationError``."""
     if not entry.is_dir():
         source = _source(entry, owned=False, first=1)
@@ -247,7 +247,7 @@ class Assembly:
 
     def _add(self, known: dict[str, Node], key: str, node: Node, where: str, fix: str) -> None:
         if key in known:
-            self._report(node.line, f"is also in another file ({self.sources.place(known[key].line)})", fix, where)
+            self._report(node.line, f"is also in another file ({self.sources.position(known[key].line)})", fix, where)
         else:
             known[key] = node
 

@@ -205,6 +205,6 @@ class ArchiveStoreSettings(Section):
         return None if self.url is None else schemes[self.url.partition("://")[0]]
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         """Return the kind of storage in words."""
         return "the store" if self.kind is None else _NAMES[self.kind]

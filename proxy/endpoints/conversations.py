@@ -158,7 +158,7 @@ class Conversations:
             if not exchange.body.stream:
                 return await self._answered(exchange, send)
             limits, beat = exchange.configuration.settings.server, self._dialect.heartbeat
-            heartbeat = Heartbeat(send, limits.keepalive, now, lambda: begun(exchange), beat, limits.deadline)
+            heartbeat = Heartbeat(send, limits.keepalive, now, lambda: start_headers(exchange), beat, limits.deadline)
             exchange.heartbeat = heartbeat
             try:
                 return await self._answered(exchange, send)
@@ -248,7 +248,7 @@ def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect
     return route
 
 
-def begun(exchange: Exchange) -> list[tuple[str, str]]:
+def start_headers(exchange: Exchange) -> list[tuple[str, str]]:
     """Return the headers of a response that starts before the outcome is known. A comment reports the outcome."""
     return [(Own.VERDICT, "pending"), *identity(exchange)]
 

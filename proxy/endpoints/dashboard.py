@@ -262,7 +262,7 @@ class Dashboard:
         for name in _policies_of(settings, viewer):
             policy = settings.policies[name]
             values = _NO_FILE if loaded is None else stated(loaded.root, name, loaded.written.policies)
-            rows = list(effective_values(policy, values, _nowhere if loaded is None else loaded.sources.place))
+            rows = list(effective_values(policy, values, _nowhere if loaded is None else loaded.sources.position))
             members = sorted(team for team, one in teams.items() if one.policy == name)
             places = loaded is not None and viewer.tenants is None
             policies.append({"name": name, "mode": policy.mode, "rows": rows, "teams": members, "places": places})

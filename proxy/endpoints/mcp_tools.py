@@ -167,7 +167,7 @@ class McpTools:
         server.middleware.clear()
         # The manager's tasks end with the request, so a disconnect or a shutdown ends them as well.
         manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
-        with self._reader.place(tenant) if method == "tools/call" else contextlib.nullcontext():
+        with self._reader.slot(tenant) if method == "tools/call" else contextlib.nullcontext():
             async with manager.run():
                 await manager.handle_request(scope, _replayed(body, receive), send)
 

@@ -70,7 +70,7 @@ async def viewing(service: Runtime, scope: Scope) -> AsyncIterator[Viewer]:
     caller = begin_request(service, scope, forwarded=False).caller if session is None else teams.holder(session)
     async with service.access.quotas.admit(caller):
         name = f"team {caller.team}" if caller.team is not None else "one key" if session else KEYLESS
-        yield Viewer((caller.tenant,) if caller.kept else (), name, session is not None)
+        yield Viewer((caller.tenant,) if caller.has_storage else (), name, session is not None)
 
 
 _AGO = re.compile(r"([0-9]{1,5})([mhdw])")

@@ -235,7 +235,7 @@ class _Run(Run):
             writers=self._writers(),
             rules=request_rules(exchange, budget),
             strict=exchange.profile.strict_alternation,
-            kept=caller.kept,
+            kept=caller.has_storage,
             allowance=runtime.money.allowances.for_caller(caller),
             stale_reasoning=self._answering.reasoning.stale(exchange),
             keeps_reasoning=self._answering.reasoning.demanded(exchange),

@@ -103,7 +103,7 @@ class Meter:
         if isinstance(error, UpstreamUnreachable) or (isinstance(error, UpstreamInterrupted) and not self.status):
             self.free = True
 
-    def begun(self, start: ResponseStart) -> None:
+    def response_started(self, start: ResponseStart) -> None:
         """Note that the proxy has read the start of the answer.
 
         An error costs nothing, also with status 200, unless it reports a usage itself.

@@ -52,7 +52,7 @@ INSTANCE = "COMPACTION_PROXY_INSTANCE"
 MOST_MEASURED = 1_000
 """Routes whose profile and counter are remembered."""
 
-Kept = Archive | Calibration | HiddenRounds | ItemMemory | LearnedLimits | SentPrompts | Summaries
+StoredCache = Archive | Calibration | HiddenRounds | ItemMemory | LearnedLimits | SentPrompts | Summaries
 """A cache of tenants' entries, in memory and in the store."""
 
 CurrentSettings = Callable[[], Settings]
@@ -217,7 +217,7 @@ class Runtime:
         return (*(what for store in self.stores.guarded for what in store.failing), *records)
 
     @property
-    def kept(self) -> tuple[Kept, ...]:
+    def stored_caches(self) -> tuple[StoredCache, ...]:
         """Return what is written to the store in the background."""
         stores, limits = self.stores, self.limits
         first = (stores.summaries, stores.archive, stores.items, stores.hidden_rounds)
@@ -227,14 +227,14 @@ class Runtime:
     def holders(self) -> tuple[Holder, ...]:
         """Return everything that remembers something of tenants."""
         money = (self.money.spending, self.money.allowances, self.money.background)
-        return (*self.kept, self.records.recorder, *money, self)
+        return (*self.stored_caches, self.records.recorder, *money, self)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop what the upstreams of the current configuration remember of tenants."""
         return self.configuration.upstreams.forget(forgotten)
 
     async def settled(self) -> None:
-        for cache in self.kept:
+        for cache in self.stored_caches:
             await cache.settled()
 
     async def profile(self, route: Route) -> Profile:
@@ -258,7 +258,7 @@ class Runtime:
         # If the store fails, each of these gives up after seconds. One after the other would take most of a minute.
         async with asyncio.TaskGroup() as writers:
             others = (money.allowances, money.background, self.access.quotas, records.recorder)
-            for closing in (*(one.aclose() for one in self.kept), *(one.aclose() for one in others)):
+            for closing in (*(one.aclose() for one in self.stored_caches), *(one.aclose() for one in others)):
                 writers.create_task(closing)
         await money.spending.aclose()
         await records.store.aclose()

@@ -122,7 +122,7 @@ async def _start(
                 answer = await transport.send(request)
                 exchange.bill.opened(answer, meter)
                 start = await read_start(answer, asked)
-                meter.begun(start)
+                meter.response_started(start)
                 return start
     except TimeoutError as error:
         raise not_in_time(request.timeout) if answer is None else UpstreamTimeout(STOPPED) from error

@@ -52,7 +52,7 @@ class ConfigSnapshot:
             self.upstreams.relay,
             instance,
             before=None if before is None else before.limit_discovery,
-            kept=self.upstreams.kept,
+            kept=self.upstreams.unchanged,
         )
 
     def route(self, model: str, dialect: str = CHAT) -> Route | None:

@@ -136,8 +136,8 @@ class Reader:
         return ConversationArchive(self._archive, tenant, roots, self._thread)
 
     @contextlib.contextmanager
-    def place(self, tenant: str) -> Iterator[None]:
-        """Take one of the places of a tenant. Raises ``TooManyRequests``."""
+    def slot(self, tenant: str) -> Iterator[None]:
+        """Take one of the slots of a tenant. Raises ``TooManyRequests``."""
         if self._callers[tenant] >= PLACES:
             raise TooManyRequests(BUSY, retry_after=1)
         self._callers[tenant] += 1

@@ -28,15 +28,12 @@ from msgspec.structs import replace
 from proxy.constants import DAY, UNDECODABLE
 from proxy.store.interface import Store, StoreFailed
 from proxy.store.replicated_map import SharedValue
-from proxy.store.tenant_cache import cancelled
+from proxy.store.tenant_cache import answered, cancelled
 
 log = structlog.get_logger(__name__)
 
 ADMIT_SECONDS = 0.5
 """Seconds that a reservation waits for the store."""
-
-STALL_SECONDS = 0.1
-"""If a wait takes this much longer than it should, this process was busy. Then the store gets as much time again."""
 
 FLUSH_SECONDS = 0.2
 """Seconds after which amounts that were spent are written."""
@@ -220,15 +217,11 @@ class Account:
         self._waiting.append(waiting)
         self._start(self._store)
         try:
-            for _ in range(2):
-                began = time.monotonic()
-                await asyncio.wait({waiting.decision}, timeout=ADMIT_SECONDS)
-                if waiting.decision.done() or time.monotonic() - began < ADMIT_SECONDS + STALL_SECONDS:
-                    break
+            decided = await answered(waiting.decision, ADMIT_SECONDS)
         except asyncio.CancelledError:
             self._give_up(waiting)
             raise
-        if waiting.decision.done():
+        if decided:
             return waiting.decision.result()
         self._give_up(waiting)
         return self._decide(id, amount, admits)

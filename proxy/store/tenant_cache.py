@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextvars import Context
@@ -69,6 +70,10 @@ AGAIN_SECONDS = 0.1
 """Seconds after which ``cancelled`` cancels a task again."""
 
 
+STALL_SECONDS = 0.1
+"""If a wait takes this much longer than it should, this process was busy."""
+
+
 async def cancelled(task: asyncio.Task[Any]) -> None:
     """Cancel a task that uses the store, and wait until it has ended.
 
@@ -77,6 +82,16 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=AGAIN_SECONDS)
+
+
+async def answered(call: asyncio.Future[Any], seconds: float) -> bool:
+    """Wait for a call to the store. If this process was busy meanwhile, the store gets as much time again."""
+    for _ in range(2):
+        began = time.monotonic()
+        await asyncio.wait({call}, timeout=seconds)
+        if call.done() or time.monotonic() - began < seconds + STALL_SECONDS:
+            break
+    return call.done()
 
 
 class Waiting(Generic[V]):

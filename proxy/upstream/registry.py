@@ -211,7 +211,7 @@ class Upstreams:
         }
         # Only requests that began under an earlier configuration still refer to its transports.
         self._retired: weakref.WeakSet[_Upstream] = weakref.WeakSet() if before is None else before._retired
-        self.kept = frozenset(name for name, upstream in self._upstreams.items() if upstream is earlier.get(name))
+        self.unchanged = frozenset(name for name, upstream in self._upstreams.items() if upstream is earlier.get(name))
         """The names of the upstreams that didn't change."""
 
     async def transport(self, name: str, path: str = CHAT_PATH, caller: str = "") -> Transport:

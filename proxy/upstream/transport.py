@@ -64,8 +64,8 @@ class Answer(msgspec.Struct, eq=False):
 
     ``body`` yields the bytes as they arrive. It raises ``errors.UpstreamInterrupted`` if the upstream breaks off.
     ``headers`` are lower case, without hop-by-hop ones. ``close`` ends the upstream's request immediately. You may call
-    it at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends. ``begun``
-    is when the head arrived, on the event loop's clock, if the transport has waited since then.
+    it at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends.
+    ``start_time`` is when the head arrived, on the event loop's clock, if the transport has waited since then.
     """
 
     status: int
@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, eq=False):
     body: AsyncIterator[bytes]
     close: Callable[[], Awaitable[None]]
     keeps_request: bool = False
-    begun: float | None = None
+    start_time: float | None = None
 
     @classmethod
     def whole(cls, status: int, headers: Headers, body: bytes) -> Answer:
@@ -98,7 +98,7 @@ class Held:
     def __init__(self, answer: Answer, seconds: float | None = None) -> None:
         self._answer = answer
         self._clock = asyncio.get_running_loop().time
-        self._until = (answer.begun or self._clock()) + (HELD_SECONDS if seconds is None else seconds)
+        self._until = (answer.start_time or self._clock()) + (HELD_SECONDS if seconds is None else seconds)
         self.late = False
 
     def __aiter__(self) -> AsyncIterator[bytes]:

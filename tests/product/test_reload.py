@@ -252,7 +252,7 @@ def test_what_was_learned_stays(tmp_path: Path) -> None:
                 app.service.stores.facts,
             )
             places = app.service.configuration.upstreams
-            assert places.kept == {"main"}, "an upstream that is as it was keeps its connections"
+            assert places.unchanged == {"main"}, "an upstream that is as it was keeps its connections"
             written(file, main_file(entrance, tmp_path, models=models, policies={"default": {"keep": {"messages": 4}}}))
             until(lambda: app.service.settings.policies["default"].keep.messages == 4, "the edit takes effect")
             assert summary() == "made", "another policy has other checkpoints"

@@ -27,7 +27,7 @@ async def resolve(runtime: Runtime, exchange: Exchange) -> None:
     items = {} if archive is None else await _awaited(runtime, tenant, body, archive.days * DAY)
     unknown = [id for id in body.references if id not in items]
     size = body.size
-    body.resolve(items, runtime.stores.items.sizes(tenant, unknown) if exchange.caller.kept else {})
+    body.resolve(items, runtime.stores.items.sizes(tenant, unknown) if exchange.caller.has_storage else {})
     await exchange.memory.more(body.size - size)
 
 

@@ -499,7 +499,7 @@ def reserved(exchange: Exchange) -> int:
         return 0
     if counter is None or exchange.dialect.hidden_tool is None:
         return 0
-    if exchange.caller.tenant == UNSTORED_TENANT or not exchange.caller.kept or not exchange.body.units:
+    if exchange.caller.tenant == UNSTORED_TENANT or not exchange.caller.has_storage or not exchange.body.units:
         return 0
     return math.ceil(TOKENS * counter.profile.token_ratio)
 

@@ -130,7 +130,11 @@ class ServerState:
         The size is the reported one of the earlier response and the counted one of the new items.
         """
         input, caller = attempt.input, exchange.caller
-        if input.mode != "enforce" or input.policy.section(ResponsesSettings).state != "compact" or not caller.kept:
+        if (
+            input.mode != "enforce"
+            or input.policy.section(ResponsesSettings).state != "compact"
+            or not caller.has_storage
+        ):
             return None
         previous = previous_response(exchange.body.raw)
         if previous is None:
@@ -154,7 +158,7 @@ class ServerState:
         if (
             exchange.dialect.path != RESPONSES_PATH
             or caller.policy.section(ResponsesSettings).state != "compact"
-            or not caller.kept
+            or not caller.has_storage
         ):
             return None
         return _id(start)

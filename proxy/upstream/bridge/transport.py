@@ -240,7 +240,7 @@ class Bridge(Transport):
 
     async def _stream(self, answer: Answer, translation: Translation) -> Answer:
         """Return a translated stream, or an error with its own status if the stream has nothing before it."""
-        events, begun = self._events(answer, translation), answer.begun or asyncio.get_running_loop().time()
+        events, begun = self._events(answer, translation), answer.start_time or asyncio.get_running_loop().time()
         made = Answer(200, [EVENT_STREAM, *_kept(answer)], events, answer.close, answer.keeps_request, begun)
         try:
             first = await anext(Held(made), None)

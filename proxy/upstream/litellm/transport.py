@@ -131,7 +131,7 @@ class LiteLLMTransport(Transport):
             await self._close_if_done()
 
         # LiteLLM's stream and its log entry refer to the messages.
-        return Answer(200, headers, stream.events(), close, keeps_request=True, begun=stream.begun)
+        return Answer(200, headers, stream.events(), close, keeps_request=True, start_time=stream.start_time)
 
 
 async def _whole(litellm: Any, call: dict[str, Any]) -> Answer:
@@ -154,7 +154,7 @@ class LiteLLMStream:
         self._head: asyncio.Future[Headers] = asyncio.get_running_loop().create_future()
         self._chunks: asyncio.Queue[bytes | UpstreamInterrupted | None] = asyncio.Queue(_AHEAD)
         self._task: asyncio.Task[None] | None = None
-        self.begun: float | None = None
+        self.start_time: float | None = None
 
     async def start(self) -> Headers:
         """Return the headers once the first chunk has come, or the stream has been silent for ``HELD_SECONDS``.
@@ -192,7 +192,7 @@ class LiteLLMStream:
         try:
             response = await self._litellm.acompletion(**self._call)
             loop = asyncio.get_running_loop()
-            self.begun = loop.time()
+            self.start_time = loop.time()
             late = loop.call_later(HELD_SECONDS, self._open_head, response)
             try:
                 await self._read(response)

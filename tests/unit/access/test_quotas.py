@@ -51,7 +51,7 @@ async def test_a_late_decision_is_taken_back_after_it_arrived(monkeypatch: pytes
 
 
 async def test_a_busy_process_waits_for_the_store_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.access.quotas.STALL_SECONDS", 0.0)
+    monkeypatch.setattr("proxy.store.tenant_cache.STALL_SECONDS", 0.0)
     monkeypatch.setattr("proxy.access.quotas.ADMIT_SECONDS", 0.01)
     counts = Counts()
     loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proxy.cli.store import Migration, Place, usage
+from proxy.cli.store import Deployment, Migration, usage
 from proxy.records import open_records
 from proxy.records.model import RecordQuery
 from proxy.store import ManagedStore, StoreFailed, open_store
@@ -45,16 +45,16 @@ class Ending(SqliteStore):
         return await super().add(tenant, kind, key, value, seconds, codec)
 
 
-def place(url: str, keys: Sequence[bytes] = (), archive: Path | None = None, *, every: bool = False) -> Place:
+def place(url: str, keys: Sequence[bytes] = (), archive: Path | None = None, *, every: bool = False) -> Deployment:
     several = [keys, ()] if every else [keys]
-    return Place(
+    return Deployment(
         [open_store(url, own) for own in several],
         [] if archive is None else [ObjectsStore(f"file://{archive}")],
         [open_records(url, own) for own in several],
     )
 
 
-async def migrated(source: Place, target: Place) -> Migration:
+async def migrated(source: Deployment, target: Deployment) -> Migration:
     migration = Migration(source, target, name="source", forms=FORMS, record_seconds=DAYS)
     try:
         await migration.run()
@@ -64,7 +64,7 @@ async def migrated(source: Place, target: Place) -> Migration:
     return migration
 
 
-async def everything(place: Place) -> dict[tuple[str, str, str], tuple[bytes, int]]:
+async def everything(place: Deployment) -> dict[tuple[str, str, str], tuple[bytes, int]]:
     """Return the entries, with their lifetimes in minutes."""
     try:
         found = {}
@@ -114,7 +114,7 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         await newer.put("team:0", KIND, "b", msgspec.json.encode(Entry(DAYS, 3)), 600)
         await newer.aclose()
 
-        def wanted() -> Place:
+        def wanted() -> Deployment:
             return place(target, [NEW], tmp_path / "archive")
 
         first = await migrated(place(source, [OLD], every=True), wanted())
@@ -156,7 +156,7 @@ def test_a_run_that_is_killed_anywhere_is_continued(tmp_path: Path) -> None:
             ending = Ending(tmp_path / "two.db")
             ending.left = 3
             try:
-                await migrated(place(url), Place([ending], [], [open_records(f"sqlite:///{tmp_path}/two.db")]))
+                await migrated(place(url), Deployment([ending], [], [open_records(f"sqlite:///{tmp_path}/two.db")]))
             except Killed:
                 continue
             break

@@ -61,7 +61,7 @@ async def _outlived(before: Upstreams, settings: UpstreamSettings) -> None:
     if isinstance(transport, LiteLLMTransport):
         await read_to_its_end(transport)
     await before.retire(after)
-    assert after.kept == {"same"}
+    assert after.unchanged == {"same"}
     assert await after.transport("same") is same
     assert await after.transport("main") is not transport
     assert is_open(same)
