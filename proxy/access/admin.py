@@ -168,8 +168,7 @@ class Admins:
             return Admin("one-time link") if linked else None
         key = self.issued(key_digest(credential.key))
         if key is not None and self._clock() >= key.ends:
-            refused("key").inc()
-            raise NotAuthenticated(f"This admin key expired on {key.expires} (UTC). List a new one under admin.keys.")
+            raise not_authenticated(f"This admin key expired on {key.expires} (UTC). List a new one under admin.keys.")
         return None if key is None else _admin(key)
 
     def holder(self, digest: str) -> Admin | None:
@@ -181,13 +180,18 @@ class Admins:
         """Return the cookie of the session that a link starts. Raises ``NotAuthenticated``."""
         cookie = link.redeem(token) if link is not None and self._linked else None
         if cookie is None:
-            refused("key").inc()
-            raise NotAuthenticated(
+            raise not_authenticated(
                 "This link isn't valid, or it was used before. "
                 + (f"The next one is in {link.file}. " if link is not None and link.file.exists() else "")
                 + "You can also list a key under admin.keys in the configuration, and sign in with it."
             )
         return cookie
+
+
+def not_authenticated(message: str) -> NotAuthenticated:
+    """Return the error for a request without a valid key, and count it."""
+    refused("key").inc()
+    return NotAuthenticated(message)
 
 
 def key_digest(text: str) -> str:

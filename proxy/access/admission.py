@@ -29,7 +29,6 @@ class Resource:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait."""
         return len(self._queue)
 
     def take(self, amount: int, *, ahead: bool = False) -> bool:
@@ -57,7 +56,6 @@ class Resource:
         return taken.done()
 
     def give(self, amount: int) -> None:
-        """Give back an amount."""
         self.used -= amount
         if self._queue:
             self._serve()
@@ -120,19 +118,16 @@ class BodyLease(MemoryLease):
         self.shrink(0)
 
     def grown(self, amount: int) -> bool:
-        """See ``MemoryLease``."""
         if not self._memory.take(amount, ahead=amount <= SMALL):
             return False
         self.size += amount
         return True
 
     async def wait(self, amount: int) -> None:
-        """See ``MemoryLease``."""
         await self._memory.wait_for_bytes(amount, self.size)
         self.size += amount
 
     def shrink(self, size: int) -> None:
-        """See ``MemoryLease``."""
         if size < self.size:
             self._memory.give(self.size - size)
             self.size = size

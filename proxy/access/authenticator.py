@@ -11,15 +11,13 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from proxy.access.admin import Admins, key_digest
+from proxy.access.admin import Admins, key_digest, not_authenticated
 from proxy.config.policy import Policy
 from proxy.config.settings import Settings
 from proxy.config.teams import KeySettings, LimitSettings
-from proxy.errors import NotAuthenticated
 from proxy.http.headers import LOOPBACK, Credential, RawHeaders
 from proxy.http.headers import credential as credential_in
 from proxy.store.interface import SHARED_TENANT, UNSTORED_TENANT
-from proxy.telemetry.metrics import refused
 
 ADMIN = (
     "This is an admin key. It's valid only for the records of requests. Send the key of a team or an upstream instead."
@@ -89,18 +87,15 @@ class Authenticator:
 
     def _identified(self, digest: str | None, credential: Credential | None, other: str | None) -> Caller:
         if self.admins.issued(digest) is not None:
-            refused("key").inc()
-            raise NotAuthenticated(ADMIN)
+            raise not_authenticated(ADMIN)
         key, team = self._keys.get(digest or "", (None, None))
         ends = math.inf if key is None else key.ends
         if key is not None and self._clock() >= ends:
-            refused("key").inc()
-            raise NotAuthenticated(EXPIRED.format(day=key.expires))
+            raise not_authenticated(EXPIRED.format(day=key.expires))
         if self._open:
             return self._caller(_open_tenant(digest, other) or self._keyless, team, credential, ends)
         if team is None:
-            refused("key").inc()
-            raise NotAuthenticated(_refusal(digest, credential))
+            raise not_authenticated(_refusal(digest, credential))
         return self._caller(f"team:{team}", team, None, ends)
 
     def _caller(self, tenant: str, team: str | None, credential: Credential | None, ends: float) -> Caller:

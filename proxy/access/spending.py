@@ -142,12 +142,10 @@ class Spending(TeamAccounts):
 
 
 def limit_of(caller: Caller) -> SpendSettings | None:
-    """Return the limit on the spending of the caller's team, or ``None``."""
     return None if caller.team is None or caller.limits is None else caller.limits.spend
 
 
 def described(limit: SpendSettings) -> str:
-    """Return a limit as text."""
     usd = limit.usd or 0
     exact = f"{usd:,.2f}" if round(usd, 2) == usd else f"{usd:,.12f}".rstrip("0")
     amount = f"{limit.tokens:,} tokens" if limit.usd is None else f"{exact} USD"

@@ -106,7 +106,6 @@ def init(file: Path, providers: tuple[str, ...]) -> None:
 
 
 def _configuration_for(path: Path, providers: tuple[str, ...]) -> str:
-    """Return a configuration for these providers, which is or will be in a file."""
     return _CONFIGURATION.format(file=path, upstreams="".join(_upstream_text(name) for name in providers))
 
 

@@ -49,7 +49,6 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """Return the finding as a line."""
         mark = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}[self.state]
         return f"{mark}  {self.about}: {self.result}" + (f". Fix: {self.fix}" if self.fix else "")
 

@@ -75,7 +75,6 @@ def _route(settings: Settings, upstream: str, model: str) -> Route:
 
 
 def _named(settings: Settings) -> list[str]:
-    """Return the models in the routes, except patterns with ``*``."""
     return [route.model or route.match for route in settings.models if "*" not in route.match]
 
 

@@ -179,7 +179,6 @@ class Deployment:
         return sum(store.skipped for store in (*self.stores, *self.archives) if isinstance(store, SealedStore))
 
     async def aclose(self) -> None:
-        """Close all stores."""
         for store in (*self.stores, *self.archives):
             await store.aclose()
         for records in self.records:
@@ -381,7 +380,6 @@ async def _reached(work: Callable[[], Awaitable[Report]]) -> Report:
 
 
 async def _size(url: str, path: Path | None) -> int:
-    """Return the bytes of a file and its log, or the memory of the server."""
     if path is not None:
         return sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
     from proxy.store.redis_client import used_memory

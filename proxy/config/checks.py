@@ -48,8 +48,7 @@ def cross_check(root: Node, written: WrittenSettings, settings: Settings) -> lis
         *_memory(settings),
         *(found for section in sections() for found in section.errors(written, settings)),
     ]
-    issues = [issue(line_of(root, path), problem, fix, dotted(path)) for path, problem, fix in findings]
-    return sorted([*issues, *_missing_addresses(root, settings), *_prepare(root, written, settings)])
+    return sorted([*_issues(root, findings), *_missing_addresses(root, settings), *_prepare(root, written, settings)])
 
 
 def _routes(settings: Settings) -> Iterator[Finding]:
@@ -186,9 +185,12 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
         *_ineffective_limits(settings),
         *_ineffective_times(settings),
     ]
-    issues = [issue(line_of(root, path), problem, fix, dotted(path)) for path, problem, fix in findings]
-    issues += _large_keeps(root, written, settings)
+    issues = [*_issues(root, findings), *_large_keeps(root, written, settings)]
     return sorted(found._replace(message=f"warning: {found.message}") for found in issues)
+
+
+def _issues(root: Node, findings: Iterable[Finding]) -> list[Issue]:
+    return [issue(line_of(root, path), problem, fix, dotted(path)) for path, problem, fix in findings]
 
 
 def overlap(one: str, other: str) -> bool:

@@ -68,12 +68,10 @@ class Node:
 
     @property
     def is_scalar(self) -> bool:
-        """Return whether the value is neither a list nor a mapping."""
         return not isinstance(self.value, list | dict)
 
 
 def empty(line: int) -> Node:
-    """Return a mapping without entries."""
     return Node(line, line, {})
 
 

@@ -36,7 +36,6 @@ def issue(line: int, problem: str, fix: str, where: str = "") -> Issue:
 
 
 def error_text(problem: str, fix: str, where: str = "") -> str:
-    """Return an error message without its line."""
     return f"{where}: {problem}. Fix: {fix}" if where else f"{problem}. Fix: {fix}"
 
 

@@ -218,7 +218,6 @@ class Policy(PolicyFields):
 
     @cached_property
     def unarchived(self) -> Policy:
-        """Return this policy without an archive."""
         policy = self.model_copy(update={"archive": None})
         for name in ("fingerprint", "unarchived"):
             policy.__dict__.pop(name, None)  # the copy has the cached values of the original

@@ -48,7 +48,6 @@ Check = Callable[["WrittenSettings", "Settings"], Iterable["Finding"]]
 
 
 def nothing(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
-    """Find nothing."""
     return iter(())
 
 

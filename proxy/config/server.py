@@ -90,7 +90,6 @@ class ServerSettings(Section):
 
     @property
     def body_memory(self) -> int:
-        """Return the maximum bytes of all request bodies together."""
         return self.max_body_memory or max(1_000_000_000, 2 * self.body_limit)
 
 
@@ -202,7 +201,6 @@ class OtelSettings(Section):
 
 
 def has_packages() -> bool:
-    """Return whether the optional packages are installed."""
     try:
         return all(importlib.util.find_spec(name) is not None for name in PACKAGES)
     except ModuleNotFoundError:  # a package above one of them is missing

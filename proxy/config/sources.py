@@ -66,7 +66,6 @@ class Pattern:
 
     @property
     def is_wild(self) -> bool:
-        """Return whether the pattern has wildcards."""
         return not _WILD.isdisjoint(self.text)
 
 

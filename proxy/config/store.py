@@ -119,7 +119,6 @@ class StoreSettings(Section):
 
     @property
     def kind(self) -> Literal["memory", "sqlite", "redis"]:
-        """Return the kind of database."""
         if self.path is not None:
             return "sqlite"
         return "memory" if self.url == _SQLITE_IN_MEMORY else "redis"
@@ -200,7 +199,6 @@ class ArchiveStoreSettings(Section):
 
     @property
     def kind(self) -> Literal["s3", "gs", "az", "file"] | None:
-        """Return the kind of storage, or ``None`` if the archive is in the store."""
         schemes: dict[str, Literal["s3", "gs", "az", "file"]] = {"s3": "s3", "gs": "gs", "az": "az", "file": "file"}
         return None if self.url is None else schemes[self.url.partition("://")[0]]
 

@@ -6,7 +6,6 @@ table below don't need LiteLLM.
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 from collections.abc import Mapping
@@ -92,6 +91,9 @@ def resolve_transport(
     return None
 
 
+_MEMBER = re.compile(r'^    \w+ = "([^"]+)"', re.MULTILINE)
+
+
 @cache
 def litellm_providers() -> frozenset[str]:
     """Return the names, read from LiteLLM's source because importing it takes seconds.
@@ -101,17 +103,10 @@ def litellm_providers() -> frozenset[str]:
     folders = [] if found is None else found.submodule_search_locations or []
     for folder in folders:
         source = (Path(folder) / "types" / "utils.py").read_text(encoding="utf-8")
-        names = frozenset(_values(ast.parse(source)))
-        if names:
+        members = source.partition("class LlmProviders(")[2].partition("\nclass ")[0]
+        if names := frozenset(_MEMBER.findall(members)):
             return names
     raise RuntimeError("Cannot find the list of providers in LiteLLM. Fix: install the version in requirements.lock")
-
-
-def _values(module: ast.Module) -> list[str]:
-    """Return the values of the enumeration."""
-    classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name == "LlmProviders"]
-    members = [node.value for found in classes for node in found.body if isinstance(node, ast.Assign)]
-    return [node.value for node in members if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
 _KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}

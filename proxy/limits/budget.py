@@ -6,8 +6,6 @@ conversation only a part of a window that input and output share. So the proxy m
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from proxy.compaction.settings import Clause
 from proxy.limits.learned import SMALLEST_PART, LearnedLimit
 from proxy.limits.profiles import Profile
@@ -68,41 +66,15 @@ def _bounds(total: int | None, most_input: int | None, reserved: int) -> list[in
     return [*bounds, most_input] if most_input else bounds
 
 
-class StatesOutput(Protocol):
-    """A request: its maximum output in tokens, and the budget for thinking that is a part of it.
-
-    ``fixed_thinking`` is the tokens of a budget for thinking that the proxy can't lower, 0 without any.
-    """
-
-    @property
-    def max_output(self) -> int | None: ...
-
-    @property
-    def thinking(self) -> int: ...
-
-    @property
-    def fixed_thinking(self) -> int: ...
-
-
-def shared_window(
-    profile: Profile, body: StatesOutput, setting: str, learned: LearnedLimit | None, factor: float
-) -> int | None:
-    """Return the window, in the upstream's tokens, if the proxy may lower the output that a request states.
-
-    ``setting`` is the policy's ``output``, ``factor`` the upstream's tokens per token counted here.
-    """
-    return known_window(profile, learned, factor) if may_lower(body, setting) else None
-
-
 def known_window(profile: Profile, learned: LearnedLimit | None, factor: float) -> int | None:
     """Return the smaller of the published and the learned window, in the upstream's tokens."""
     learned_window = int(learned.total * factor) if learned is not None and learned.total else None
     return min((window for window in (profile.context_window, learned_window) if window), default=None)
 
 
-def may_lower(body: StatesOutput, setting: str) -> bool:
-    """Return whether a request states an output that the proxy may lower."""
-    return setting != "keep" and body.max_output is not None
+def may_lower(stated: int | None, setting: str) -> bool:
+    """Return whether the proxy may lower the output that a request states. ``setting`` is the policy's ``output``."""
+    return setting != "keep" and stated is not None
 
 
 def output_reserve(
@@ -110,9 +82,10 @@ def output_reserve(
 ) -> int:
     """Return the tokens that the prompt leaves free for the answer.
 
-    ``window`` is ``shared_window``, ``reserved`` the output that the request reserves, and ``most`` the largest output
-    of the model (``None``: unknown), all in tokens. If the proxy may lower the output, the result doesn't depend on
-    ``reserved``: an application that changes ``max_tokens`` from turn to turn keeps its checkpoints.
+    ``window`` is the known one if the proxy may lower the output, else ``None``. ``reserved`` is the output that the
+    request reserves, and ``most`` the model's largest output (``None``: unknown). All are in tokens. If the proxy may
+    lower the output, the result doesn't depend on ``reserved``: an application that changes ``max_tokens`` from turn to
+    turn keeps its checkpoints.
 
     ``thinking`` is the tokens of the output that the request reserves for thinking. They stay free if the window is
     large enough, because another budget for thinking would break the prompt cache. ``fixed`` always stays free.

@@ -13,6 +13,7 @@ from cachetools import LRUCache
 
 from proxy.constants import DAY
 from proxy.limits.profiles import Profile
+from proxy.limits.profiles.lookup import smaller
 from proxy.overflow import Overflow
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedFigures, ReplicatedMap, SharedValue
@@ -139,7 +140,7 @@ def for_others(guess: LearnedLimit) -> LearnedLimit:
 def published(profile: Profile, factor: float = 1.0) -> LearnedLimit:
     """Return the limits of a profile in tokens as counted here. ``factor`` is as in ``budget``."""
     window, cap = profile.context_window, profile.max_input_tokens
-    most = _least(window or None, cap or None)
+    most = smaller(window or None, cap or None)
     return LearnedLimit(most and int(most / factor), window and int(window / factor))
 
 
@@ -159,7 +160,6 @@ class LimitRecord(msgspec.Struct, frozen=True):
     refused: int | None = None
 
     def holds(self, now: float) -> bool:
-        """Return whether the limit is valid at ``now``."""
         return not self.disproved and now <= self.until
 
     @property
@@ -211,7 +211,6 @@ class _AnsweredSizes:
         self._largest[place] = (began, tokens, before)
 
     def forget(self, place: Place) -> None:
-        """Forget the answers of this upstream, model, and tenant."""
         self._largest.pop(place, None)
 
     def largest(self, place: Place) -> int:
@@ -240,7 +239,6 @@ class LearnedLimits(ReplicatedFigures[Limits]):
         self._answered = _AnsweredSizes(clock)
 
     def get(self, upstream: str, model: str, tenant: str) -> LearnedLimit | None:
-        """Return the valid limits, or ``None`` if there are none."""
         known = self._values.get(tenant, upstream, model)
         return None if known is None else known.valid(self._clock())
 
@@ -368,8 +366,4 @@ def _confirmed(record: LimitRecord | None, size: int, reported: int | None, now:
 def lower(a: LearnedLimit | None, b: LearnedLimit | None) -> LearnedLimit:
     """Return the lower limits of two."""
     known = [limit for limit in (a, b) if limit is not None]
-    return LearnedLimit(_least(*(limit.input for limit in known)), _least(*(limit.total for limit in known)))
-
-
-def _least(*sizes: int | None) -> int | None:
-    return min((size for size in sizes if size is not None), default=None)
+    return LearnedLimit(smaller(*(limit.input for limit in known)), smaller(*(limit.total for limit in known)))

@@ -9,15 +9,14 @@ import msgspec
 from cachetools import LRUCache
 
 from proxy.config import Policy
+from proxy.dialects.request import Request
 from proxy.limits.budget import (
-    StatesOutput,
     budget,
     clamp_output,
     known_window,
     may_lower,
     output_reserve,
     reserved_output,
-    shared_window,
 )
 from proxy.limits.learned import (
     BLIND_FACTOR,
@@ -66,14 +65,14 @@ class TokenBudget(msgspec.Struct, frozen=True):
 
 
 def token_budget(
-    profile: Profile, body: StatesOutput, policy: Policy, learned: LearnedLimit | None = None, factor: float = 1.0
+    profile: Profile, body: Request, policy: Policy, learned: LearnedLimit | None = None, factor: float = 1.0
 ) -> TokenBudget:
     """Return the limits of a request. ``learned`` and ``factor`` are those of its upstream, model, and tenant."""
-    shared = shared_window(profile, body, policy.output, learned, factor)
+    window = known_window(profile, learned, factor)
+    shared = window if may_lower(body.max_output, policy.output) else None
     reserved = reserved_output(profile, body.max_output, policy.reserve_output, learned)
     fixed = body.fixed_thinking if shared else 0
     free = output_reserve(shared, reserved, profile.max_output_tokens, body.thinking, fixed)
-    window = known_window(profile, learned, factor)
     return TokenBudget(
         window=window,
         shared_window=shared,
@@ -102,7 +101,7 @@ class TokenBudgets:
         """Return the budget of a request with the limits that are known now."""
         learned, factor = self._learned(exchange), self.factor(exchange)
         profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
-        fixed = exchange.body.fixed_thinking if may_lower(exchange.body, policy.output) else 0
+        fixed = exchange.body.fixed_thinking if may_lower(exchange.body.max_output, policy.output) else 0
         key = (id(profile), id(policy), asked, fixed, exchange.body.thinking, learned, factor)
         known = self._budgets.get(key)
         # An id says which object it is only while the object exists.

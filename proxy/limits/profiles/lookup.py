@@ -130,7 +130,6 @@ class Profile:
 
     @property
     def has_limit(self) -> bool:
-        """Return whether a bound on the input is known."""
         return self.context_window is not None or self.max_input_tokens is not None
 
 
@@ -201,14 +200,10 @@ class Profiles:
 
     @property
     def loaded(self) -> bool:
-        """Return whether the table has been read."""
         return self._table is not None
 
-    def load(self) -> None:
-        """Read the table unless it is loaded. Raises ``ConfigurationError`` if it is missing or unreadable."""
-        self._ready()
-
-    def _ready(self) -> Mapping[str, Listing]:
+    def load(self) -> Mapping[str, Listing]:
+        """Return the table, read at the first call. Raises ``ConfigurationError`` if it is missing or unreadable."""
         with self._lock:
             if self._table is not None:
                 return self._table
@@ -297,7 +292,7 @@ class Profiles:
         )
 
     def _match(self, model: str, provider: str | None) -> _Match | None:
-        table = self._ready()
+        table = self.load()
         if len(model) > LONGEST_NAME:
             return None
         for key in (f"{provider}/{model}", model) if provider else (model,):
@@ -375,17 +370,17 @@ def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
     listed, listed_output = match.listing.max_input_tokens, match.listing.max_output_tokens
     table = f"litellm table: {match.key}"
     corrections = f"corrections: {rule.name}"
-    output = _smaller(listed_output, rule.max_output_tokens)
+    output = smaller(listed_output, rule.max_output_tokens)
     if output is not None:
         sources["max_output_tokens"] = table if output == listed_output else corrections
     if listed is None:
         return _Limits(max_output_tokens=output)
-    cap = _smaller(listed, rule.max_input_tokens)
+    cap = smaller(listed, rule.max_input_tokens)
     sources["max_input_tokens"] = table if cap == listed else corrections
     if rule.kind == "shared":
         sources["context_window"] = f"{table} ({corrections})"
         return _Limits(listed, listed, output)
-    window = _smaller(rule.context_window, cap + output if cap and output else None)
+    window = smaller(rule.context_window, cap + output if cap and output else None)
     if window is not None:
         sources["context_window"] = corrections
     return _Limits(window, cap, output)
@@ -405,7 +400,8 @@ def _reported_limits(limits: _Limits, reported: ReportedWindow, rule: LimitRule,
     return _Limits(window, cap, output)
 
 
-def _smaller(*values: int | None) -> int | None:
+def smaller(*values: int | None) -> int | None:
+    """Return the smallest known value."""
     return min((value for value in values if value is not None), default=None)
 
 

@@ -125,7 +125,6 @@ class Price(msgspec.Struct, frozen=True, gc=False):
         return self.off_peak.price if self.off_peak is not None and self.off_peak.includes(seconds) else self
 
     def rates(self, prompt: int) -> Rates:
-        """Return the rates for a prompt of this many tokens."""
         found = self.base
         for threshold, rates in self.steps:
             if prompt > threshold:

@@ -31,7 +31,6 @@ class _Rule(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str = ".*"
 
     def fits(self, undated: str) -> bool:
-        """Return whether the rule is for a name."""
         # Names come from clients and can contain line breaks, which the last pattern must also match.
         return re.fullmatch(self.pattern, undated, re.DOTALL) is not None
 

@@ -182,7 +182,7 @@ class Overflows:
         body, asked = exchange.body, attempt.output or exchange.body.max_output
         if asked is None or overflow.kind == "silent" or overflow.scope == "input":
             return None
-        if not may_lower(body, exchange.caller.policy.output):
+        if not may_lower(body.max_output, exchange.caller.policy.output):
             return None
         prompt = overflow.counted or int(sent * attempt.budget.factor)
         usable = output_reserve(overflow.limit or prompt, asked, None, body.thinking, body.fixed_thinking)
