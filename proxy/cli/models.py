@@ -67,11 +67,8 @@ async def _limits(names: Sequence[str], settings: Settings) -> None:
 def _route(settings: Settings, upstream: str, model: str) -> Route:
     """Return the configured route for a model at an upstream, or a route without a profile."""
     route = settings.route(model)
-    return (
-        route
-        if route is not None and (route.upstream, route.model) == (upstream, model)
-        else Route(upstream, model, None)
-    )
+    is_configured = route is not None and (route.upstream, route.model) == (upstream, model)
+    return route if route is not None and is_configured else Route(upstream, model, None)
 
 
 def _named(settings: Settings) -> list[str]:
@@ -81,31 +78,19 @@ def _named(settings: Settings) -> list[str]:
 def render_learned(known: Learned, wanted: Sequence[tuple[str, str]], console: Console) -> None:
     """Print the learned limits and ratios of some models. ``wanted`` lists upstreams and models."""
     now = time.time()
-    limits_table = Table(
-        "upstream",
-        "model",
-        "caller",
-        "of the",
-        "upstream's tokens",
-        "tokens",
-        "source",
-        "age",
-        "until",
-        title="learned limits, and in tokens counted here",
-    )
+    columns = ("upstream", "model", "caller", "of the", "upstream's tokens", "tokens", "source", "age", "until")
+    limits_table = Table(*columns, title="learned limits, and in tokens counted here")
     for tenant, found in known.limits:
         if (found.upstream, found.model) not in wanted:
             continue
         for scope, figure in (("input", found.input), ("input and output", found.total)):
             if figure is not None and figure.holds(now):
                 named = "-" if figure.named is None else f"{figure.named:,}"
-                size = f"{figure.tokens:,}"
+                sizes = (scope, named, f"{figure.tokens:,}", figure.source)
                 life = (_age(now - figure.since), _when(figure.until))
-                limits_table.add_row(
-                    found.upstream, found.model, short(tenant), scope, named, size, figure.source, *life
-                )
-    columns = ("upstream", "model", "caller", "ratio", "source", "age", "until")
-    ratios_table = Table(*columns, title="the upstream's tokens for each token counted here")
+                limits_table.add_row(found.upstream, found.model, short(tenant), *sizes, *life)
+    shared = ("upstream", "model", "caller", "ratio", "source", "age", "until")
+    ratios_table = Table(*shared, title="the upstream's tokens for each token counted here")
     for tenant, ratio in known.ratios:
         if (ratio.upstream, ratio.model) in wanted and ratio.until >= now:
             source = f"usage of {len(ratio.ratios)} answers"

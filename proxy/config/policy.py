@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
@@ -34,10 +34,9 @@ from proxy.config.fields import (
 )
 from proxy.config.issues import Issue, Issues, issue, near
 from proxy.config.patterns import SearchedPattern
-from proxy.config.sections import EngineSection, PolicySection, names, sections, with_sections
+from proxy.config.sections import EngineSection, PolicySection, complete, derived, names, sections
 
 S = TypeVar("S")
-P = TypeVar("P", bound="PolicyFields")
 
 PREPARE_FRACTION = 0.75
 
@@ -231,12 +230,6 @@ class Policy(PolicyFields):
 
 
 @cache
-def complete(model: type[P]) -> type[P]:
-    """Return a model of policies with the sections of all features."""
-    return with_sections(model)
-
-
-@cache
 def stages() -> tuple[str, ...]:
     """Return the sections with their own `trigger` and `keep`. The policy's are the defaults."""
     return tuple(section.name for section in sections() if section.is_stage)
@@ -246,7 +239,7 @@ def stages() -> tuple[str, ...]:
 def written_policy() -> type[WrittenPolicy]:
     """Return the model of a policy in a file, with the sections of all features."""
     override: Any = complete(ModelOverride)
-    return with_sections(WrittenPolicy, models=(tuple[override, ...], WrittenPolicy.model_fields["models"]))
+    return derived(complete(WrittenPolicy), models=(tuple[override, ...], WrittenPolicy.model_fields["models"]))
 
 
 def _prepare_before(trigger: Trigger) -> Trigger:
@@ -265,24 +258,12 @@ def _prepare_before(trigger: Trigger) -> Trigger:
     )
 
 
-def _is_section(annotation: object) -> bool:
-    return any(isinstance(kind, type) and issubclass(kind, Section) for kind in (annotation, *get_args(annotation)))
-
-
-@cache
-def _merging() -> frozenset[str]:
-    """Return the sections, which merge with the parent's. Every other setting (a trigger, a list) replaces it."""
-    fields = complete(ModelOverride).model_fields
-    return frozenset(name for name, field in fields.items() if _is_section(field.annotation))
-
-
 def effective(root: Node, written: Mapping[str, WrittenPolicy]) -> dict[str, Policy]:
     """Return every policy in force, ``default`` first. Raises ``Issues`` for unknown or circular parents."""
     issues = [*_unknown_parents(root, written), *_circles(root, written)]
     if issues:
         raise Issues(issues)
-    names = ["default", *(name for name in written if name != "default")]
-    return {name: _policy(name, stated(root, name, written)) for name in names}
+    return {name: _policy(name, stated(root, name, written)) for name in dict.fromkeys(["default", *written])}
 
 
 def stated(root: Node, name: str, written: Mapping[str, WrittenPolicy]) -> Node:
@@ -293,7 +274,7 @@ def stated(root: Node, name: str, written: Mapping[str, WrittenPolicy]) -> Node:
     if parent is None:
         return own
     above = stated(root, parent, written)
-    merged = _merged(above, own, _merging())
+    merged = _merged(above, own, names().values())
     if "models" in above.settings and "models" in own.settings:
         models = own.settings["models"]
         merged.settings["models"] = replace(models, value=[*models.items, *above.settings["models"].items])
@@ -302,11 +283,9 @@ def stated(root: Node, name: str, written: Mapping[str, WrittenPolicy]) -> Node:
 
 def overrides(policy: Node) -> list[tuple[str, Node]]:
     """Return the globs of a policy's overrides, each with all settings for these models, as nodes."""
-    base = _without(policy, "models")
+    base, deep = _without(policy, "models"), names().values()
     entries = policy.settings.get("models", empty(0)).items
-    return [
-        (str(entry.settings["match"].value), _merged(base, _without(entry, "match"), _merging())) for entry in entries
-    ]
+    return [(str(entry.settings["match"].value), _merged(base, _without(entry, "match"), deep)) for entry in entries]
 
 
 def _policy(name: str, stated: Node) -> Policy:
@@ -325,13 +304,13 @@ def _without(node: Node, *keys: str) -> Node:
     return replace(node, value={key: value for key, value in node.settings.items() if key not in keys})
 
 
-def _merged(base: Node, over: Node, deep: frozenset[str]) -> Node:
+def _merged(base: Node, over: Node, deep: Collection[str]) -> Node:
     """Return the settings of ``over`` added to those of ``base``. The sections in ``deep`` are merged likewise."""
     merged = dict(base.settings)
     for key, node in over.settings.items():
         known = merged.get(key)
         is_section = known is not None and isinstance(known.value, dict) and isinstance(node.value, dict)
-        merged[key] = _merged(known, node, frozenset()) if known and is_section and key in deep else node
+        merged[key] = _merged(known, node, ()) if known and is_section and key in deep else node
     return replace(over, value=merged)
 
 

@@ -148,10 +148,11 @@ def names() -> Mapping[type[Any], str]:
     return {section.kind: section.name for section in sections()}
 
 
-def with_sections(model: type[M], **others: tuple[Any, Any]) -> type[M]:
-    """Return a model of policies with the sections of all features, and with other fields replaced."""
+@cache
+def complete(model: type[M]) -> type[M]:
+    """Return a model of policies with the sections of all features."""
     made: dict[str, Any] = {section.name: section.field() for section in sections()}
-    return derived(model, **made, **others)
+    return derived(model, **made)
 
 
 def derived(model: type[M], **changed: Any) -> type[M]:

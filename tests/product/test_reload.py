@@ -22,7 +22,6 @@ from proxy.config.loading import attempt
 from proxy.pipeline.snapshot import listening
 from proxy.server.app import WRONG, Proxy, create_app
 from proxy.server.loopback import serve
-from tests.kit.configurations import check
 from tests.kit.program import program
 from tests.kit.scripted import chat, client, key_hash
 from tests.kit.upstream import Reply, StandIn
