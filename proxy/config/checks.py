@@ -16,7 +16,7 @@ from proxy.compaction.settings import lowest_level, with_step
 from proxy.config.document import Node, Path, dotted, line_of, shown
 from proxy.config.fields import KINDS, condition_parts, lowest
 from proxy.config.issues import Issue, error_text, issue, near
-from proxy.config.policy import ModelOverride, Policy, WrittenPolicy, overrides, stated
+from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
 from proxy.config.sections import sections
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.upstreams import SPEAKS_OPENAI, RouteSettings, litellm_providers, resolve_transport
@@ -133,24 +133,15 @@ def _memory(settings: Settings) -> Iterator[Finding]:
 
 def _prepare(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:
     """Find policies that don't prepare a summary before they compact."""
-    for name, own in written.policies.items():
-        policy, values = settings.policies[name], stated(root, name, written.policies)
-        # If a policy states neither, the error belongs to its parent.
-        here = _keys_of_interest(own)
-        if here and "prepare" in values.settings and (late := _too_late(policy)):
-            yield issue(line_of(root, ("policies", name, here[0])), *late, f"policies.{name}.prepare")
+    for path, policy, own in policies_of(written, settings):
+        # If a policy states neither, the error belongs to its parent. If it does, inherited overrides are checked here.
+        key = next((key for key in ("prepare", "trigger") if key in own.model_fields_set), None)
+        if key is None:
             continue
-        for index, (match, over) in enumerate(overrides(values)):
-            path: Path = ("policies", name)
-            keys = here
-            if index < len(own.models):
-                path, keys = (*path, "models", index), _keys_of_interest(own.models[index])
-            if keys and "prepare" in over.settings and (late := _too_late(policy.models[index].policy)):
-                yield issue(line_of(root, (*path, keys[0])), *late, f"policies.{name}.models ({match}).prepare")
-
-
-def _keys_of_interest(own: WrittenPolicy | ModelOverride) -> list[str]:
-    return [key for key in ("prepare", "trigger") if key in own.model_fields_set]
+        inherited = policy.models[len(own.models) :] if isinstance(own, WrittenPolicy) else ()
+        for where, found in [("", policy), *((f".models ({over.match})", over.policy) for over in inherited)]:
+            if late := _too_late(found):
+                yield issue(line_of(root, (*path, key)), *late, f"{dotted(path)}{where}.prepare")
 
 
 def _too_late(policy: Policy) -> tuple[str, str] | None:

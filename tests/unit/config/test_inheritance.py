@@ -192,7 +192,7 @@ WRONG = {
                 trigger: {fraction: 0.5}
         """,
         6,
-        "policies.a.models (x).prepare: 0.6 (fraction) must be below the trigger's 0.5",
+        "policies.a.models[0].prepare: 0.6 (fraction) must be below the trigger's 0.5",
     ),
     "prepared too late by a child": (
         """
