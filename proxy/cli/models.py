@@ -35,30 +35,28 @@ def limits(names: Sequence[str], config: Path | None) -> None:
 
 
 async def _limits(names: Sequence[str], settings: Settings) -> None:
-    service = Runtime(settings)
     try:
-        known = await learned(service.stores.store.unguarded)
-        wanted = list(names) or _named(settings)
-        routes = [(name, settings.route(name)) for name in wanted]
-        places = [(route.upstream, route.model) for _, route in routes if route is not None]
-        if not names:
-            others = [place for place in known.models if place not in places and place[0] in settings.upstreams]
-            places += others
-            routes += [(model, _route(settings, upstream, model)) for upstream, model in others]
-        if not routes:
-            raise ConfigurationError("Name the models to show. Fix: compaction-proxy models gpt-5.2")
-        for _, route in routes:
-            if route is not None:
-                await service.profile(route)  # asks the upstream in the background
-        await service.configuration.limit_discovery.settled()
-        profiles = [
-            await service.profile(route) if route else service.limits.measures.profiles.find(name)
-            for name, route in routes
-        ]
+        async with aclosing(Runtime(settings)) as service:
+            known = await learned(service.stores.store.unguarded)
+            wanted = list(names) or _named(settings)
+            routes = [(name, settings.route(name)) for name in wanted]
+            places = [(route.upstream, route.model) for _, route in routes if route is not None]
+            if not names:
+                others = [place for place in known.models if place not in places and place[0] in settings.upstreams]
+                places += others
+                routes += [(model, _route(settings, upstream, model)) for upstream, model in others]
+            if not routes:
+                raise ConfigurationError("Name the models to show. Fix: compaction-proxy models gpt-5.2")
+            for _, route in routes:
+                if route is not None:
+                    await service.profile(route)  # asks the upstream in the background
+            await service.configuration.limit_discovery.settled()
+            profiles = [
+                await service.profile(route) if route else service.limits.measures.profiles.find(name)
+                for name, route in routes
+            ]
     except StoreFailed as error:
         raise ConfigurationError(f"store.url: the store can't be read: {error}") from error
-    finally:
-        await service.aclose()
     console = table_console()
     render(profiles, console)
     render_learned(known, places, console)

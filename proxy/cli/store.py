@@ -16,6 +16,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -470,26 +471,25 @@ def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> lis
 
 
 async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:
-    deployment = opened(settings.store.url, settings.store.encryption.keys, settings.archive)
     counts: Counter[str] = Counter()
     section, unknown = "store.url", 0
+    keys = settings.store.encryption.keys
     try:
-        for name in names:
-            for store in deployment.stores:
-                counts.update(await forget_tenant(store, name))
-            for records in deployment.records:
-                counts.update(await records.remove(name))
-        for store in deployment.stores:
-            unknown += await store.unknown()
-        section = "archive.url"
-        for archive in deployment.archives:
+        async with aclosing(opened(settings.store.url, keys, settings.archive)) as deployment:
             for name in names:
-                counts.update(await remove(archive, name))
-            unknown += await archive.unknown()
-        return +counts, unknown
+                for store in deployment.stores:
+                    counts.update(await forget_tenant(store, name))
+                for records in deployment.records:
+                    counts.update(await records.remove(name))
+            for store in deployment.stores:
+                unknown += await store.unknown()
+            section = "archive.url"
+            for archive in deployment.archives:
+                for name in names:
+                    counts.update(await remove(archive, name))
+                unknown += await archive.unknown()
+            return +counts, unknown
     except StoreFailed as error:
         raise ConfigurationError(
             f"{section}: some entries could not be removed ({error}). Fix: run the command again"
         ) from error
-    finally:
-        await deployment.aclose()
