@@ -34,7 +34,7 @@ def anthropic_type(status: int) -> str:
 
 
 class ProxyError(Exception):
-    """The base class of the proxy's errors.
+    """The proxy failed on this request, or can't read its archive or records. Retry, and look into the log.
 
     The client sees ``message``. It says what to do, and never contains a key or an upstream's address. ``retry_after``
     is in seconds; ``None`` if a later retry wouldn't help.
@@ -78,7 +78,7 @@ class ConfigurationError(ProxyError):
 
 
 class RequestError(ProxyError, status=400, type="invalid_request_error", code="invalid_request_error"):
-    """The proxy rejects the client's request."""
+    """The proxy can't serve the request. Follow the message."""
 
 
 class Malformed(RequestError, code="malformed_request"):
@@ -86,63 +86,63 @@ class Malformed(RequestError, code="malformed_request"):
 
 
 class BadBody(RequestError, code="invalid_body"):
-    """The body isn't valid for its path, and no upstream could accept it."""
+    """The body isn't valid for its path, or a header value is unknown. `param` names the field."""
 
 
 class BodyTooSlow(RequestError, status=408, code="request_timeout"):
-    """The body arrives too slowly."""
+    """The body arrived too slowly: it has 30 seconds, and one more for each 10,000 bytes."""
 
 
 class BodyTooLarge(RequestError, status=413, code="request_too_large"):
-    """The body, as sent or after decompression, is over the configured limit."""
+    """The body is over `server.body_limit`, as sent or after decompression."""
 
 
 class UnsupportedEncoding(RequestError, status=415, code="unsupported_content_encoding"):
-    """The content encoding is unknown, or the body doesn't match it."""
+    """The content encoding is unknown, or the body doesn't match it. Send gzip, deflate, br, zstd, or plain bytes."""
 
 
 class NotAuthenticated(RequestError, status=401, type="authentication_error", code="invalid_api_key"):
-    """The request has no key, or its key belongs to no team, although the configuration requires keys."""
+    """The request has no key, or a key that isn't valid here. See `compaction-proxy keys new`."""
 
 
 class ModelNotAllowed(RequestError, status=403, type="permission_error", code="model_not_allowed"):
-    """The team may not use this model."""
+    """The team may not use this model, or the body may name another one. See `teams.NAME.models`."""
 
 
 class HostNotAllowed(RequestError, status=403, type="permission_error", code="host_not_allowed"):
-    """The ``Host`` header has a name that the proxy doesn't serve."""
+    """The `Host` header has a name that the proxy doesn't serve. See `server.hosts`."""
 
 
 class OriginNotAllowed(RequestError, status=403, type="permission_error", code="origin_not_allowed"):
-    """A web page of another origin sent the request, and the configuration doesn't list that origin."""
+    """A web page of another origin sent the request. See `server.cors_origins`."""
 
 
 class ContentNotAllowed(RequestError, status=403, type="permission_error", code="content_not_allowed"):
-    """This admin key may not read messages."""
+    """The admin key may not read messages (`content: false`)."""
 
 
 class PathNotAllowed(RequestError, status=403, type="permission_error", code="path_not_allowed"):
-    """The team may not use this path."""
+    """The team may not use this path. See `teams.NAME.paths`."""
 
 
 class UnknownModel(RequestError, status=404, code="model_not_found"):
-    """No route matches this model."""
+    """No route matches the model. Add it to `models`, or use one from `GET /v1/models`."""
 
 
 class NotFound(RequestError, status=404, code="not_found"):
-    """The proxy doesn't serve this path."""
+    """The proxy doesn't serve this path, or has no such record or archive entry for this key."""
 
 
 class MethodNotAllowed(RequestError, status=405, code="method_not_allowed"):
-    """The path doesn't support this method."""
+    """The path doesn't support this method. The `allow` header has those that it supports."""
 
 
 class UpgradeRequired(RequestError, status=426, code="upgrade_required"):
-    """A WebSocket handshake. The response's ``upgrade`` header must name the protocol to use (RFC 9110, 15.5.22)."""
+    """A WebSocket handshake. Use HTTP, which the `upgrade` header names (RFC 9110, 15.5.22)."""
 
 
 class TooManyRequests(RequestError, status=429, type="requests", code="rate_limit_exceeded"):
-    """The team has exceeded a rate limit or a quota."""
+    """The team has reached a limit on requests per minute or at once. Wait for `retry-after`."""
 
     def __init__(self, message: str, *, retry_after: int) -> None:
         super().__init__(message)
@@ -150,11 +150,11 @@ class TooManyRequests(RequestError, status=429, type="requests", code="rate_limi
 
 
 class SpendingExceeded(TooManyRequests, status=429, type="insufficient_quota", code="budget_exceeded"):
-    """The team has spent its limit."""
+    """The team has used up its budget, or requests in progress have reserved the rest. Wait for `retry-after`."""
 
 
 class NotInstalled(ProxyError, status=501, code="not_installed"):
-    """The path needs a package that isn't installed."""
+    """The path needs a package that isn't installed. Install the extra that the message names."""
 
 
 class ArchiveUnavailable(ProxyError, status=503, code="archive_unavailable", retry_after=5):
@@ -162,31 +162,31 @@ class ArchiveUnavailable(ProxyError, status=503, code="archive_unavailable", ret
 
 
 class Overloaded(ProxyError, status=503, code="overloaded", retry_after=1):
-    """The proxy has too many requests in progress."""
+    """The proxy has no capacity or memory left, or its store can't count the request. Wait for `retry-after`."""
 
 
 class LoopDetected(RequestError, status=508, code="loop_detected"):
-    """The request has already passed through this proxy."""
+    """The request has passed this proxy before. Point `base_url` at the provider."""
 
 
 class UpstreamError(ProxyError, status=502, code="upstream_error"):
-    """The upstream returned no usable answer."""
+    """The upstream returned no usable response."""
 
 
 class UpstreamUnreachable(UpstreamError, code="upstream_unreachable"):
-    """The proxy can't connect to the upstream: name, network, or TLS."""
+    """The proxy can't connect to the upstream. Check `base_url`, DNS, TLS, and the network."""
 
 
 class UpstreamTimeout(UpstreamError, status=504, code="upstream_timeout"):
-    """The upstream didn't answer before the deadline."""
+    """The upstream didn't respond before `server.deadline`."""
 
 
 class UpstreamInterrupted(UpstreamError, code="upstream_interrupted"):
-    """The upstream broke off in the middle of its answer."""
+    """The upstream closed the connection in the middle of a response. It may have run the request."""
 
 
 class TranslationFailed(UpstreamInterrupted, status=500, code="translation_failed"):
-    """The proxy has a fault, so it can't translate a request or an answer. Nobody else is to blame."""
+    """The proxy failed to translate a request or an answer. Report it, with the log line `translation.failed`."""
 
 
 def error_body(message: str, *, type: str, code: str | None, param: str | None = None) -> bytes:

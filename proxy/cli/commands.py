@@ -34,7 +34,7 @@ PROVIDERS = {
 """The provider, its URL if it isn't LiteLLM's, and the environment variable with its key."""
 
 _CONFIGURATION = """\
-# All other settings have defaults: docs/configuration.md lists them.
+# All other settings have defaults: docs/reference/settings.md lists them.
 #   compaction-proxy check {file}     find mistakes
 #   compaction-proxy doctor --config {file}     test keys, upstreams, and files
 #   compaction-proxy serve --config {file}

@@ -123,7 +123,7 @@ class UserMessageRules(EngineSettings):
     ABOUT: ClassVar[str] = "The user's earlier messages, which stay verbatim next to a summary."
     MAIN: ClassVar[str | None] = "max_tokens"
 
-    max_tokens: Annotated[int, "Maximum tokens of these messages: the first one, then the newest."] = 20_000
+    max_tokens: Annotated[int, "Maximum tokens of these messages: the first, then the newest."] = 20_000
     keep_first: Annotated[bool, "Always keep the user's first message."] = True
 
 

@@ -93,17 +93,17 @@ class PolicyFields(Section):
     mode: Annotated[Literal["enforce", "shadow", "off"], BeforeValidator(off_for_false)] = "enforce"
     """enforce: compact. shadow: measure and report, change nothing. off: do neither."""
     allow_header: bool = True
-    """Obey the request header `x-compaction: off | shadow`."""
+    """Obey the request header `x-compaction: off` or `shadow`. It can only reduce what the policy does."""
     trigger: TriggerField = TRIGGER
-    """When to compact."""
+    """When to compact. The proxy also compacts at 95 % of the budget, unless this is null."""
     keep: KeepField = KEEP
-    """Minimum recent conversation to keep."""
+    """Minimum recent conversation to keep, in whole groups. It's less if more would leave no room to grow."""
     prepare: TriggerField = (Clause(fraction=PREPARE_FRACTION),)
     """When to start the summary in the background. Default: at fraction 0.75 if the trigger is a larger fraction, at
     15/17 of a smaller one, and never for other triggers."""
     reserve_output: ReserveField = None
     """Tokens, or {fraction: F} of the window, to reserve for an answer if the request doesn't set a maximum. Default:
-    automatic."""
+    1/32 of the window, at least 512 tokens (less in windows under 4,096), at most max_output_tokens."""
     output: Literal["clamp", "keep"] = "clamp"
     """How to handle an output (`max_tokens`) that doesn't fit next to the conversation. clamp: lower it. keep: compact
     the conversation until it fits."""
@@ -118,7 +118,7 @@ class PolicyFields(Section):
     """When to compact for clients that compact their own conversations (Claude Code, codex). late: only if the request
     wouldn't fit. usual: at the policy's trigger."""
     repair: bool = True
-    """Repair damaged histories when the proxy compacts a request."""
+    """When the proxy compacts, repair results without a call, calls without a result, and repeated ids."""
     keep_newest: tuple[Text, ...] = ()
     """Further tools whose newest call is kept word for word, as the newest plan of an agent is."""
     pinned: tuple[SearchedPattern, ...] = ()
@@ -139,7 +139,7 @@ class PolicyFields(Section):
 
 
 class ModelOverride(PolicyFields):
-    """Override settings of a policy for some models."""
+    """Override settings of a policy for some models: all except `extends` and `models`."""
 
     match: Text
     """The model in the request. *, ?, and [seq] work as in file names. Case-sensitive."""

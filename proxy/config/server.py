@@ -61,13 +61,13 @@ class ServerSettings(Section):
     main: ClassVar[str | None] = "port"
 
     host: Host = "127.0.0.1"
-    """The address to listen on; 0.0.0.0 for all addresses."""
+    """The address to listen on; 0.0.0.0 for all addresses. `--host` overrides it."""
     port: Port = 8787
-    """The port to listen on; 0 for any free port."""
+    """The port to listen on; 0 for any free port. `--port` overrides it."""
     body_limit: Size = 64_000_000
-    """Maximum size of a request body, also after decompression: bytes, or text like 64MB."""
+    """Maximum size of a conversation's body, also after decompression: bytes, or text like 64MB or 64MiB."""
     deadline: Seconds = 600
-    """Seconds until the response must start, all attempts together."""
+    """Seconds until a response must start, all attempts and summaries together. Also limits background summaries."""
     drain: Grace = 30
     """Seconds that open responses have to finish after a signal to stop."""
     keepalive: Seconds = 10
@@ -75,14 +75,14 @@ class ServerSettings(Section):
     max_concurrent: Count = 1_000
     """Maximum concurrent requests. A stream counts until it ends. Health checks and metrics don't count."""
     max_queue: CountOrZero = 100
-    """Maximum requests that wait for a free slot. Further requests get 503 immediately."""
+    """Maximum requests that wait for a free slot. Further ones get 503, before the proxy reads their body."""
     queue_timeout: Seconds = 5
     """Seconds that a request waits for a slot, or for memory for its body. Then it gets 503."""
     max_body_memory: Size | None = None
     """Maximum bytes of all request bodies together, at least twice body_limit. Default: 1GB, or twice body_limit if
     that is more."""
     cache_memory: Size = 256_000_000
-    """Bytes that the caches of a process may take: of counts, items, and summaries."""
+    """Bytes that the caches of counts, items, and summaries in a process may take; at least 16MB."""
     cors_origins: tuple[Origin, ...] = ()
     """Origins of web pages that may call the proxy from a browser, like https://app.example; * for all origins."""
     hosts: tuple[HostName, ...] = ()

@@ -85,7 +85,7 @@ class StoreSettings(Section):
     """The database: sqlite:///relative/path, sqlite:////absolute/path, sqlite:// for memory only, or the address of a
     Redis or Valkey server that replicas share (redis:// or rediss://). Default: a file in the user's state folder."""
     max_bytes: Size = 10_000_000_000
-    """Maximum size of a file: bytes, or text like 10GB. The proxy removes the entries that expire first."""
+    """Maximum size of a file: bytes, or text like 10GB. The entries that expire first go, down to 90 % of it."""
     encryption: EncryptionSettings = EncryptionSettings()
     """Encryption of the store. Default: not encrypted."""
 

@@ -47,7 +47,7 @@ class KeySettings(Section):
     hash: KeyHash
     """The SHA-256 of the key, as `keys new` or `printf %s "$KEY" | sha256sum` prints it."""
     expires: Date | None = None
-    """The first day (UTC) on which the proxy rejects the key. Default: never."""
+    """The first day (UTC) on which the proxy rejects the key, such as 2027-01-31. Default: never."""
     name: Text | None = None
     """A note for readers of the file."""
 
@@ -81,7 +81,7 @@ class SpendSettings(Section):
     """A budget, in money or in tokens."""
 
     usd: Amount | None = None
-    """US dollars for requests and summaries. Needs the models' prices."""
+    """US dollars for requests and summaries. Needs the models' prices; a model without one costs nothing."""
     tokens: Count | None = None
     """Tokens of requests, answers, and summaries, as the upstreams report them."""
     per: Literal["day", "month"]
@@ -107,11 +107,11 @@ class LimitSettings(Section):
     main: ClassVar[str | None] = "requests_per_minute"
 
     requests_per_minute: Count | None = None
-    """Requests per minute on all paths together, also the maximum burst. Further requests get 429."""
+    """Requests per minute on all paths, also the maximum burst, refilled evenly. Further requests get 429."""
     concurrent: Count | None = None
-    """Maximum concurrent requests. A stream counts until it ends."""
+    """Maximum concurrent requests. A stream counts until it ends. As many again wait for up to a second."""
     summary_tokens_per_day: CountOrZero | None = None
-    """Maximum tokens for summaries per day (UTC), prompts and answers. Then the proxy uses digests instead."""
+    """Maximum tokens for summaries per day (UTC), prompts and answers. Then digests; with 0 always."""
     spend: SpendSettings | None = None
     """The team's budget. Further requests get 429."""
 
@@ -120,7 +120,7 @@ class SharedLimitSettings(Section):
     """Limits of teams that replicas count together, with a store on Redis."""
 
     on_store_failure: Literal["local", "refuse"] = "local"
-    """While the store fails. local: each process counts its own requests. refuse: teams with a limit get 503."""
+    """While the store fails or is slow. local: each process counts alone. refuse: teams with a limit get 503."""
 
 
 class TeamSettings(Section):
@@ -133,7 +133,7 @@ class TeamSettings(Section):
     policy: Name = "default"
     """The name of the team's policy."""
     models: tuple[Text, ...] | None = None
-    """The models that the team may use, as globs. An empty list allows none. Default: all models."""
+    """The models that the team may use, also for summaries, as globs. An empty list allows none. Default: all."""
     paths: Literal["all", "models", "chat"] | None = None
     """The paths that the team may use. all: every path under /v1. models: paths that name a model, and the list of
     models. chat: chat completions and the list of models. Default: models if the team has a list of models, else

@@ -161,7 +161,7 @@ class UpstreamSettings(Section):
     provider: Text = "openai"
     """The provider, by its name in LiteLLM."""
     base_url: str | None = None
-    """The URL before /chat/completions. Default: the provider's URL in LiteLLM."""
+    """The URL before /chat/completions, /responses, and /messages. Default: the provider's URL in LiteLLM."""
     api_key: Secret | None = None
     """The key for the upstream. Default: the proxy forwards the caller's key."""
     lane: Literal["auto", "relay", "translate"] = "auto"
@@ -169,9 +169,9 @@ class UpstreamSettings(Section):
     speaks: tuple[Api, ...] | None = None
     """The upstream's APIs. The proxy translates requests in others. Default: by provider, and learned from errors."""
     api_version: Text | None = None
-    """The `api-version` for Azure."""
+    """The `api-version` for Azure, in quotes. It replaces the one that a client sends."""
     headers: Mapping[str, Secret] = Field(default_factory=dict)
-    """Headers to add to each request."""
+    """Headers to add to each request. Keys go into api_key."""
     ask_limits: bool = True
     """Ask the upstream for its models' limits in the background, every 15 minutes."""
 
@@ -276,20 +276,20 @@ class ProfileSettings(Section):
     like: Text | None = None
     """A listed model with the same limits and tokenizer, for example the one that a deployment serves."""
     context_window: Count | None = None
-    """Maximum tokens of input and output together."""
+    """Maximum tokens of input and output together. Default: from the upstream or the built-in tables."""
     max_input_tokens: Count | None = None
-    """Maximum tokens of the input."""
+    """Maximum tokens of the input. Default: from the upstream or the built-in tables."""
     max_output_tokens: Count | None = None
-    """Maximum tokens of the output."""
+    """Maximum tokens of the output. Default: from the built-in tables."""
     max_bytes: Size | None = None
-    """Maximum size of a request body that the upstream accepts: bytes, or text like 32MB."""
+    """Maximum size of a request body: bytes, or text like 32MB. Default: the provider's, if known."""
     max_messages: Count | None = None
-    """Maximum messages in a request that the upstream accepts."""
+    """Maximum messages in a request that the upstream accepts. Default: 2,048 for OpenAI and Azure."""
     # The encodings that need no download.
     tokenizer: Literal["o200k_base", "o200k_harmony", "cl100k_base", "p50k_base", "p50k_edit"] | None = None
-    """The model's tokenizer, or the most similar one."""
+    """The model's tokenizer, or the most similar one. Default: by the model's name."""
     images: Text | None = None
-    """The rule for counting the tokens of images: the name of a model with the same rule."""
+    """A model with the same rule for counting images, such as gpt-4o or claude. Default: by the model's name."""
     strict_alternation: bool | None = None
     """Whether the upstream requires user and assistant messages to alternate, starting with the user."""
 

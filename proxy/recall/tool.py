@@ -35,7 +35,7 @@ class RecallSettings(Section):
     max_rounds: Annotated[Count, Field(le=10)] = 3
     """How often the model may read archived messages during one response."""
     max_tokens: Count = 4000
-    """Maximum tokens of what one call returns."""
+    """Maximum tokens of what one call returns, and at most a tenth of the input budget."""
 
 
 def _short_results(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:

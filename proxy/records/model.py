@@ -79,18 +79,7 @@ class LedgerLabels(msgspec.Struct, frozen=True, order=True):
 
 @dataclass(slots=True)
 class LedgerSums:
-    """The sums of a row.
-
-    Counts of requests: ``requests``, ``compacted``, ``avoided`` (compacted because they were larger than the model
-    accepts, and answered), ``shadow``, ``would_compact`` (in shadow mode, those that ``enforce`` would compact),
-    ``would_avoid`` (those of them that were larger than the model accepts), ``errors`` (also with status 200),
-    ``unpriced`` (no price is known), and ``estimated`` (the upstream didn't report its usage or its cache).
-    ``summaries`` is the number of calls to summary models. Tokens: ``received`` and ``sent`` by the proxy's count,
-    ``forecast`` (sent, or what ``enforce`` would send), the upstreams' ``input``, ``output``, ``cache_read``, and
-    ``cache_write``, and the summary models' ``summary_input`` and ``summary_output``. Money in US dollars times 10^12:
-    ``cost`` as sent, ``summary_cost``, ``as_received`` (estimated, without the proxy), and ``forecast_cost`` (as sent,
-    or in shadow mode what ``enforce`` would cost).
-    """
+    """The sums of a row. docs/api.md describes them as columns of a report. Money is in parts of ``PICO``."""
 
     requests: int = 0
     compacted: int = 0

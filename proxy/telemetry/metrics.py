@@ -1,7 +1,7 @@
 """Prometheus metrics: their definitions, and the counting of finished requests.
 
 The values of labels come from the configuration (teams, policies, upstreams) or from the code, never from a client.
-The table in docs/reference.md is generated from the definitions.
+docs/reference/metrics.md is generated from the definitions.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ RECALLS = _counter(
     "compaction_recalls",
     "Calls to read archived messages, by outcome.",
     {"outcome": "`answered`, `mixed` (the client got calls of its own), `failed`"},
-    note="They include those of the [MCP server](#mcp-server).",
+    note="They include those of the [MCP server](../api.md#mcp-server).",
 )
 BREAKER = _counter(
     "compaction_summaries_breaker",

@@ -49,15 +49,7 @@ CONTINUED = "continued"
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why the proxy compacted a request, or would have in shadow mode, or why it sent the request again.
-
-    ``trigger`` is the condition that was met: ``tokens``, ``fraction``, ``messages``, ``price_step``, ``bytes``, or
-    ``stage``. If the proxy didn't act on one, it's the cause of the retry: ``overflow`` (the prompt was too long),
-    ``reasoning``, ``roles``, or ``added`` (the upstream refused that part), ``tool`` (it compressed the
-    response to a request with the tool), or ``empty`` (it ended a stream early). ``level`` is its threshold, and
-    ``size`` the request's size, both in tokens, messages, or bytes. ``share`` is the share of the input budget that
-    ``level`` is, for ``fraction``.
-    """
+    """Why the proxy compacted a request, or would have in shadow mode, or why it sent the request again."""
 
     trigger: str
     level: int | None = None
@@ -72,11 +64,8 @@ TIERS = ("flex", "priority", "balanced", "ultrafast")
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The usage that an upstream reported, in its tokens. ``None``: not reported.
 
-    ``input`` includes the tokens read from the prompt cache and written to it, and audio and images. ``cache_write``
-    includes the tokens written for an hour. ``output`` includes reasoning, audio, and images. ``searches`` is a number
-    of web searches. ``tier`` is one of ``TIERS``, or ``fast`` for Anthropic's speed, and ``region`` the region, if they
-    served the request. ``compactions`` are the provider's own compactions during the request, included in the sums.
-    ``estimated`` is true if the proxy counted a part of it, because the upstream didn't report it.
+    ``tier`` is one of ``TIERS``, or ``fast`` for Anthropic's speed. ``compactions`` are the provider's own compactions
+    during the request, included in the sums.
     """
 
     input: int | None = None
@@ -123,15 +112,7 @@ class UpstreamErrorNames(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One attempt to send the request.
-
-    ``status`` is the upstream's, ``None`` if there was no response. ``error`` has the names in its error. ``result`` is
-    ``accepted``, ``error``, ``overflow``, ``reasoning`` (refused), ``roles`` (refused),
-    ``empty``, ``tool``, ``added`` (refused with what the proxy had added), ``continued`` (after a recall), or the code
-    of the proxy's error. ``tokens`` is the proxy's count of the prompt, ``None`` if it wasn't counted. ``limit`` is the
-    limit that the refusal states. ``ms`` is the time until the response started. ``usage`` is its part of the record's
-    usage, if the record has several attempts.
-    """
+    """One attempt to send the request. ``usage`` is its part of the record's, if the record has several attempts."""
 
     result: str
     status: int | None = None
@@ -143,12 +124,7 @@ class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Cost(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The price of a request, in parts of ``PICO``.
-
-    ``sent`` is the price of the tokens that the upstream reported. ``as_received`` is the estimated price of the same
-    request without the proxy. ``forecast`` is, in shadow mode, the estimated price that ``enforce`` would have, with
-    its summaries. ``estimated`` is true unless the upstream reported its use of the prompt cache.
-    """
+    """The price of a request, in parts of ``PICO``. ``forecast`` is only for shadow mode, and includes summaries."""
 
     sent: int = 0
     as_received: int = 0
@@ -181,23 +157,10 @@ def _negative(value: Any) -> Any:
 
 
 class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
-    """One request to the proxy, or one call to a summary model (``kind: summary``, ``parent``: the request's id).
+    """One request to the proxy, or one call to a summary model. ``record_json.FIELDS`` describes its fields.
 
-    ``time`` is in seconds since 1970. ``api`` is the dialect, or ``other`` for a path that the proxy only forwards.
-    ``model`` and ``upstream_model`` are ``HIDDEN_MODEL`` if the text doesn't look like a model's name.
-    ``checkpoints`` is the number of summaries that the conversation has needed so far.
-    ``before`` and ``sent`` are the proxy's counts in tokens, ``forecast`` the size that ``enforce`` would send.
-    ``summary`` is the origin of the summary in the prompt (``stored``, ``made``, ``digest``), and ``cause`` the reason
-    for a digest. ``replaced`` is the cause of the digest that a summary replaced. ``fits`` is false if the request as
-    received was larger than the model's input limit. ``status`` is the status that the client got, 499 if it
-    disconnected before. ``error`` is an error code. ``phases`` are times in
-    milliseconds: ``body`` (until the whole body has arrived), ``compaction``, ``upstream`` (until its response started,
-    all attempts), ``first_byte``, and ``total``. ``archive`` lists archive ids, and ``recalls`` is the
-    number of times that the model read archived messages. ``retention`` counts the likeliest names in the removed
-    messages by kind: those kept in the prompt, those only in the archive, and those lost. ``state`` is
-    the tokens after the summary of what was put into effect before, and ``unloaded`` are the tools that were left out
-    there. ``trace`` is the
-    request's place in a distributed trace, ``None`` without OpenTelemetry.
+    ``time`` is in seconds since 1970. ``before``, ``sent``, and ``forecast`` are in tokens. ``retention`` has the names
+    of each kind that are kept in the prompt, only in the archive, and lost.
     """
 
     id: str

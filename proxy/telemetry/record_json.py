@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -20,6 +21,47 @@ _UNUSUAL = (
     *("cache_write_1h", "reasoning", "audio_input", "audio_output", "image_input", "image_output"),
     *("searches", "tier", "region"),
 )
+
+FIELDS: Mapping[str, str] = {
+    "id": "The value of `x-compaction-id`.",
+    "kind, parent": "`request`, or `summary` for a call to a summary model, and then the id of the request.",
+    "time": "The arrival in ISO 8601 (UTC).",
+    "caller": "A digest that distinguishes callers. It reveals no key.",
+    "team, policy, upstream": "Names in the configuration.",
+    "api": "`chat`, `responses`, `messages`, or `other` for paths that the proxy only forwards.",
+    "path, stream": "The path, with two names at most, and whether the response is streamed.",
+    "model, upstream_model": "The model in the request, and its name at the upstream. `(hidden)`: it isn't a name.",
+    "status, error": "The status and error code that the client got. 499: it disconnected before.",
+    "verdict": "`none`, `compacted`, `shadow`, `off`, `failed`, `unsupported`, or `refused`.",
+    "explanation, reason.text": "The story of the request, and the reason for compaction, in sentences.",
+    "reason.trigger": "The condition: `tokens`, `fraction`, `messages`, `price_step`, `bytes`, or `stage`. "
+    "Otherwise the cause of a retry, as in `attempts[].result`.",
+    "reason.level, reason.size, reason.share": "Threshold, size, and for `fraction` the share of the input budget.",
+    "steps": "The applied steps, as in `x-compaction-steps`.",
+    "tokens": "The size as received, as sent, and in shadow mode as `enforce` would send it, by the proxy's count.",
+    "fits": "False if the request as received was larger than the model accepts.",
+    "output": "The output limit that the request got if the proxy lowered it, in tokens.",
+    "summary.origin, summary.cause": "`stored`, `made`, or `digest`, and the cause of a digest.",
+    "summary.replaced": "The cause of the digest that this summary replaced.",
+    "summary.checkpoints, summary.breaker_open": "Summaries so far, and whether the breaker prevented a call.",
+    "attempts[].status, attempts[].ms": "The upstream's status, and milliseconds until its response started.",
+    "attempts[].result": "`accepted`, `error`, `overflow`, `empty` (the stream ended early), `tool` (compressed), "
+    "`continued` (after a recall), an error code, or the refused part: `reasoning`, `roles`, or `added` by the proxy.",
+    "attempts[].error": "The `code`, `type`, and `param` of the upstream's error, if they are names.",
+    "attempts[].tokens, attempts[].limit": "The tokens sent, and the limit that the refusal states.",
+    "retries": "The number of attempts after the first. Those after a recall don't count.",
+    "usage": "Usage of all calls in the upstream's tokens, web searches, service tier, and region.",
+    "usage.estimated, cost.estimated": "True unless the upstream reported all usage, or its use of the cache.",
+    "cost": "The price as sent, the estimated price without the proxy, and in shadow mode that with `enforce`.",
+    "ms": "Milliseconds of the body's arrival, compaction, the upstream's start, the first byte, and in total.",
+    "bytes": "The sizes of the bodies, as received and as sent.",
+    "archive, recalls": "The archive ids of removed messages, and how often the model read them.",
+    "retention": "The likeliest names that were removed: in the prompt (with its `share`), only archived, or lost.",
+    "state.tokens": "Tokens after the summary of earlier loaded tools, settings, and reminders.",
+    "state.unloaded": "At most 20 tools that found no room there. The model must load them again.",
+    "trace": "The id of the OpenTelemetry trace, if the proxy sent spans.",
+}
+"""The meaning of each field, for the generated reference. A key has one name or several, or begins longer names."""
 
 
 def record_json(record: RequestRecord) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The JSON Schema of the configuration, for editors. ``python -m tests.docs.config_schema`` regenerates it."""
+"""The JSON Schema of the configuration, for editors. ``python -m tests.docs.reference`` writes it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _describe(models: Sequence[type[BaseModel]]) -> None:
     """Give settings the docstrings below them. At each start of the proxy, pydantic would take 0.1 s for that."""
     for model in models:
         for name, field in model.model_fields.items():
-            texts = (_docstrings(base).get(name) for base in model.__mro__ if issubclass(base, Section))
+            texts = (docstrings(base).get(name) for base in model.__mro__ if issubclass(base, Section))
             field.description = field.description or next(filter(None, texts), None)
     for _ in range(LEVELS):
         for model in models:
@@ -49,8 +49,11 @@ def _subclasses(model: type[BaseModel]) -> list[type[BaseModel]]:
 
 
 @cache
-def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstrings below the fields of a class. A class that was made by a function has none."""
+def docstrings(model: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class, or the values of an enumeration.
+
+    A class that was made by a function has none.
+    """
     try:
         source = inspect.getsource(model)
     except OSError:
@@ -58,9 +61,11 @@ def _docstrings(model: type[BaseModel]) -> dict[str, str]:
     (definition,) = ast.parse(source).body
     assert isinstance(definition, ast.ClassDef)
     return {
-        field.target.id: inspect.cleandoc(text.value.value)
+        target.id: inspect.cleandoc(text.value.value)
         for field, text in pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(field, ast.AnnAssign | ast.Assign)
+        for target in (field.targets if isinstance(field, ast.Assign) else [field.target])
+        if isinstance(target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }
 
@@ -88,7 +93,3 @@ def _value(node: Any) -> Any:
 
 # These keys contain values, not schemas.
 _VALUES = {"default": _value, "enum": _value}
-
-
-if __name__ == "__main__":
-    SCHEMA_FILE.write_text(schema_text(), encoding="utf-8")

@@ -221,7 +221,7 @@ def test_the_services_of_the_compose_file_are_hardened() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
     options = " ".join(services()["valkey"]["command"])
     assert "--requirepass ${VALKEY_PASSWORD:?} " in options
-    assert "--maxmemory-policy volatile-lru" in options, "as docs/configuration.md says"
+    assert "--maxmemory-policy volatile-lru" in options, "as docs/stores.md says"
 
 
 def test_the_replicas_in_the_compose_file_fit_the_image_and_the_configuration() -> None:
@@ -337,7 +337,7 @@ def test_ports_probes_and_grace_periods_are_those_of_the_configuration() -> None
         "readiness": "/readyz",
     }
     assert {probe["port"] for probe in paths.values()} == {"http"}
-    served = (ROOT / "docs" / "reference.md").read_text()
+    served = (ROOT / "docs" / "api.md").read_text()
     assert "| `GET /livez`, `GET /readyz` |" in served
     pause = int(container()["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod()["spec"]["terminationGracePeriodSeconds"] >= settings.server.drain + pause + 5

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import collections.abc
 import os
 import re
 import tomllib
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import get_args
 from xml.parsers import expat
 
 import click
 import httpx
 import pytest
-import yaml
 from click.testing import CliRunner
-from pydantic.fields import FieldInfo
 
 from proxy.access.admin import LINK_PATH
 from proxy.cli.commands import main
 from proxy.compaction import fit, keeps, render
 from proxy.compaction.stages import NAMES
 from proxy.config import Settings, policy
-from proxy.config.fields import Section
-from proxy.config.policy import stages
-from proxy.config.settings import written_settings
 from proxy.demo.run import ROWS, WINDOW
 from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.records import DIFF, PARAMETERS, REQUEST
@@ -41,22 +34,17 @@ from proxy.store.interface import SHARED_TENANT
 from proxy.summary.store import LIFETIME, Origin
 from proxy.telemetry.record import RequestRecord, new_id
 from proxy.upstream.transport import HELD_SECONDS
+from tests.docs.config_schema import docstrings
 from tests.kit.configurations import loads
 from tests.kit.records import written
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+PROMPTS = (ROOT / "docs" / "design" / "prompts.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 ENVIRONMENT = {"OPENAI_API_KEY": "sk-test", "OTLP_KEY": "test"}
-
-# Settings whose default follows from others or from the machine, so that the document says it in words.
-TOLD_IN_WORDS = {
-    "store.url",
-    "policies.NAME.prepare",
-    *(f"policies.NAME.{stage}.{key}" for stage in stages() for key in ("trigger", "keep")),
-}
 
 StartProxy = Callable[..., str]
 
@@ -116,68 +104,6 @@ def test_a_dead_link_would_be_seen(tmp_path: Path) -> None:
     assert dead_links(document) == ["b.md", "a.md#c"]
 
 
-def section_in(annotation: Any) -> tuple[type[Section], str] | None:
-    """The section that an annotation holds, and how a path goes on into it."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation, ""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return next(filter(None, map(section_in, arguments)), None)
-    for container, place, on in ((collections.abc.Mapping, 1, ".NAME"), (tuple, 0, "[]")):
-        if origin is container and (found := section_in(arguments[place])):
-            return found[0], on
-    return None
-
-
-def settings(model: type[Section], above: str = "") -> Iterator[tuple[str, FieldInfo, bool]]:
-    """Every setting by its path, and whether it is a section of others."""
-    for name, field in model.model_fields.items():
-        section = section_in(field.annotation)
-        yield above + name, field, section is not None
-        if section is not None and issubclass(section[0], policy.ModelOverride):
-            # The settings of a policy once more: the section says so.
-            yield f"{above}{name}{section[1]}.match", section[0].model_fields["match"], False
-        elif section is not None:
-            yield from settings(section[0], f"{above}{name}{section[1]}.")
-
-
-SETTINGS = {path: field for path, field, section in settings(written_settings()) if not section}
-SECTIONS = {path for path, _, section in settings(written_settings()) if section}
-ROWS_OF_SETTINGS = {spans(row[0])[0]: row for row in table(CONFIGURATION, "setting")}
-
-
-def test_every_setting_is_documented_and_no_other() -> None:
-    assert {"server.port", "models[].profile.images", "policies.NAME.summary.prompt"} <= SETTINGS.keys()
-    assert sorted(spans(row[0])[0] for row in table(CONFIGURATION, "setting")) == sorted(SETTINGS)
-    assert sorted(re.findall(r"^#+ `([^`]+)`$", CONFIGURATION, re.MULTILINE)) == sorted(SECTIONS)
-
-
-@pytest.mark.parametrize("path", SETTINGS)
-def test_a_setting_has_its_meaning_its_unit_and_its_default(path: str) -> None:
-    row = ROWS_OF_SETTINGS[path]
-    assert [bool(cell) for cell in row] == [True] * 4
-    field, default = SETTINGS[path], row[3]
-    assert (default == "required") is field.is_required()
-    stated = re.match(r"`([^`]+)`$", default)
-    if stated is not None:
-        assert with_setting(path, yaml.safe_load(stated[1])) == with_setting(path, ...)
-    elif not field.is_required() and field.get_default(call_default_factory=True) is not None:
-        assert path in TOLD_IN_WORDS, "the default has a value: state it"
-
-
-ITEM = {"hash": "sha256:" + "0" * 64}
-"""The required settings of a list's item."""
-
-
-def with_setting(path: str, value: object) -> dict[str, Any]:
-    """Return the settings in force for a file with this value. ``...`` omits it."""
-    *above, last = path.split(".")
-    inner: dict[str, Any] = {} if value is ... else {last: value}
-    for name in reversed(above):
-        inner = {name.removesuffix("[]"): [{**ITEM, **inner}] if name.endswith("[]") else inner}
-    return load(yaml.safe_dump(inner)).model_dump()
-
-
 def load(text: str) -> Settings:
     return loads(text.encode(), ENVIRONMENT)
 
@@ -206,7 +132,7 @@ def test_the_readme_has_a_configuration_of_ten_lines() -> None:
 
 
 def test_figures_are_those_in_force() -> None:
-    shares = {row[0]: row[1].split(" %")[0] for row in table(CONFIGURATION, "part", "share of the budget")}
+    shares = {row[0]: row[1].split(" %")[0] for row in table(PROMPTS, "part", "share of the budget")}
     in_force = (
         keeps.SUMMARY_SHARE,
         keeps.USER_SHARE,
@@ -219,8 +145,7 @@ def test_figures_are_those_in_force() -> None:
     )
     assert list(shares.values()) == [f"{share * 100:g}" for share in in_force]
     assert f"first {keeps.KEPT_CHARACTERS} characters" in CONFIGURATION
-    for text in (README, CONFIGURATION):
-        assert f"for {LIFETIME / 86_400:g} days" in text
+    assert f"for {LIFETIME / 86_400:g} days" in README
     assert f"archive, for {policy.ArchiveSettings().days} days" in " ".join(README.split())
     assert f"{keeps.USER_SHARE * 100:g} % of the budget" in README
     assert f"after {HELD_SECONDS:g} seconds" in README
@@ -247,7 +172,7 @@ def invocations(text: str) -> list[tuple[str, set[str]]]:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/configuration.md", "docs/reference.md", "config.example.yaml", "Dockerfile"]
+    "name", ["README.md", "docs/configuration.md", "docs/stores.md", "config.example.yaml", "Dockerfile"]
 )
 def test_commands_and_options_exist(name: str) -> None:
     found = invocations((ROOT / name).read_text(encoding="utf-8"))
@@ -260,15 +185,7 @@ def test_commands_and_options_exist(name: str) -> None:
 
 def test_no_other_options_are_named() -> None:
     known = set().union(*(options(command) for command in main.commands.values()))
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", README + CONFIGURATION + REFERENCE)) <= known
-
-
-def test_the_reference_lists_every_command_with_every_option() -> None:
-    listed: dict[str, set[str]] = {}
-    for row in table(REFERENCE, "command"):
-        for command, given in invocations(row[0]):
-            listed.setdefault(command, set()).update(given)
-    assert listed == {name: options(command) - {"--help"} for name, command in main.commands.items()}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", README + CONFIGURATION + API)) <= known
 
 
 def test_what_the_readme_shows_of_the_demonstration_is_what_it_shows() -> None:
@@ -299,20 +216,20 @@ def test_the_response_headers_are_those_in_the_table(entrance: str) -> None:
     assert [found.status_code for found in answers] == [200, 200, 200]
     seen = {name for found in answers for name in found.headers if name.startswith("x-compaction")}
     assert {"x-compaction-steps", "x-compaction-summary", "x-compaction-policy"} < seen <= set(Own)
-    assert {name for row in table(REFERENCE, "response header") for name in spans(row[0])} == set(Own)
-    assert set(re.findall(r"x-compaction[a-z-]*", README + CONFIGURATION + REFERENCE)) <= set(Own)
+    assert set(re.findall(r"x-compaction[a-z-]*", README + CONFIGURATION + API)) <= set(Own)
 
 
-def test_the_response_headers_have_the_values_in_the_table() -> None:
-    values = {spans(row[0])[0]: set(spans(row[1])) for row in table(REFERENCE, "response header")}
-    assert values["x-compaction"] == {*get_args(Verdict), "pending", "unsupported"}
-    assert values["x-compaction-summary"] == set(get_args(Origin))
-    assert values["x-compaction-steps"] == {render.SUMMARY, fit.NAME, STATE_STEP}
-    assert re.findall(r"Its step\sis\s`(\w+)`", CONFIGURATION) == list(NAMES)
+def test_the_response_headers_have_the_documented_values() -> None:
+    meanings = docstrings(Own)
+    assert {*spans(meanings["VERDICT"])} == {*get_args(Verdict), "pending", "unsupported"}
+    assert {*spans(meanings["SUMMARY"])} == {*get_args(Origin)}
+    assert {*spans(meanings["STEPS"])} == {render.SUMMARY, fit.NAME, STATE_STEP}
+    assert {Own[name] for name in meanings} == {*Own}
+    assert [spans(row[0])[0] for row in table(CONFIGURATION, "section", "what the stage does")] == [*NAMES]
 
 
 def test_the_request_header_works_as_documented(entrance: str) -> None:
-    asked = re.findall(r"`x-compaction: (\w+)`", README + REFERENCE)
+    asked = re.findall(r"`x-compaction: (\w+)`", README + API)
     assert asked
     for value in asked:
         assert answer(entrance, 1, **{"x-compaction": value}).headers["x-compaction"] == value
@@ -334,7 +251,7 @@ def archived(store_url: str) -> str:
 
 
 def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> None:
-    paths = [span.split() for row in table(REFERENCE, "path") for span in spans(row[0]) if "…" not in span]
+    paths = [span.split() for row in table(API, "path") for span in spans(row[0]) if "…" not in span]
     conversations = {"/v1/chat/completions", "/v1/responses", "/v1/messages"}
     served = {*conversations, "/", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
     served |= {LINK_PATH, MCP, *PARAMETERS}

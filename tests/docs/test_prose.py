@@ -14,7 +14,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
-    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md") if path.parent.name != "reference"),
 ]
 
 MODULES = sorted(

@@ -48,7 +48,7 @@ COVERED = {
     "product/http/test_model_list.py": "endpoints/models",
     "product/http/test_passthrough.py": "endpoints/passthrough",
     "product/http/test_restricted.py": "endpoints/restrictions",
-    "docs/test_reference.py": "errors telemetry/metrics",
+    "docs/test_reference.py": "errors telemetry/events telemetry/metrics",
     "product/test_opentelemetry.py": "telemetry/otel_export",
     "product/test_metrics.py": "telemetry/exposition",
     "product/test_records.py": "pipeline/changes",

@@ -47,7 +47,7 @@ class ResultRules(StageRules):
     max_tokens_per_tool: Annotated[Mapping[str, int], "Maximum tokens of a result for single tools, by name."] = field(
         default_factory=dict
     )
-    exclude: Annotated[tuple[str, ...], "Tools whose results this stage doesn't change."] = LISTING_TOOLS
+    exclude: Annotated[tuple[str, ...], "Tools whose results stay whole at any age."] = LISTING_TOOLS
     lossless: Annotated[
         bool, "Also remove colors, indentation of JSON, numbers and copies of lines, and repeated paths."
     ] = True

@@ -7,7 +7,7 @@ from tests.kit.changes import Change, Edit, after, before
 
 def documented(name: str) -> tuple[str, ...]:
     """Return the tests of the documents of settings, for settings whose path contains a name."""
-    files = "tests/unit/config/test_schema.py", "tests/docs/test_documents.py"
+    files = "tests/unit/config/test_schema.py", "tests/docs/test_documents.py", "tests/docs/test_reference.py"
     return (*files, "-k", f"documented or values_in_the_table or schema_is_the_one or states_as_defaults or {name}")
 
 
@@ -59,7 +59,7 @@ class EmptyLines(Stage):
 
 CHANGES = {
     "a setting with behavior": Change(
-        most=4,
+        most=3,
         edits=[
             before(
                 "proxy/compaction/stages/truncate_args.py",
@@ -73,19 +73,13 @@ CHANGES = {
                 "cut = value[: keeps.KEPT_CHARACTERS] + "
                 'note.replace("{characters}", str(len(value) - keeps.KEPT_CHARACTERS))',
             ),
-            before(
-                "docs/configuration.md",
-                "| `policies.NAME.truncate_args.tools` |",
-                "| `policies.NAME.truncate_args.kept_characters` | sets how much of a cut string stays | characters | "
-                "`120` |\n",
-            ),
             after(
                 "config.example.yaml",
                 "      max_length: 2000                        # characters\n",
                 "      kept_characters: 120\n",
             ),
         ],
-        generators=["tests.docs.config_schema"],
+        generators=["tests.docs.reference"],
         tests=documented("kept_characters"),
         check="""
 from proxy.config import Policy
@@ -114,13 +108,8 @@ assert cut() - cut(kept_characters=7) == 113, (cut(), cut(kept_characters=7))
             Edit("proxy/compaction/stages/__init__.py", "MediaRules, EmptyLineRules)\n", "MediaRules)\n"),
             before(
                 "docs/configuration.md",
-                "### `policies.NAME.archive`\n",
-                "### `policies.NAME.empty_lines`\n\nIts step is `empty_lines`.\n\n"
-                "| setting | what it does | unit or values | default |\n"
-                "|---|---|---|---|\n"
-                "| `policies.NAME.empty_lines.trigger` | sets when this stage runs | trigger | the policy's own |\n"
-                "| `policies.NAME.empty_lines.keep` | sets what this stage doesn't change | keep | the policy's own |\n"
-                "| `policies.NAME.empty_lines.min_lines` | sets the shortest run | lines | `3` |\n\n",
+                "\n`evict_results.lossless` first",
+                "| `empty_lines` | collapses empty lines |\n",
             ),
             before(
                 "config.example.yaml",
@@ -128,7 +117,7 @@ assert cut() - cut(kept_characters=7) == 113, (cut(), cut(kept_characters=7))
                 "    empty_lines:\n      trigger: {fraction: 0.85}\n      keep: {fraction: 0.10}\n      min_lines: 3\n",
             ),
         ],
-        generators=["tests.docs.config_schema"],
+        generators=["tests.docs.reference"],
         tests=documented("empty_lines"),
         check="""
 from proxy.config import Policy

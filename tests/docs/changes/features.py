@@ -24,7 +24,7 @@ WORDING = "The scroll holds 131072 glyphs; yours would unroll to 150210."
 
 CHANGES = {
     "a recovery": Change(
-        most=3,
+        most=2,
         edits=[
             Edit("proxy/pipeline/features/teapots.py", TEAPOT),
             before(
@@ -37,7 +37,6 @@ CHANGES = {
                 '            Recovery("roles", ',
                 '            Recovery("teapot", Teapots().recover, most=1),\n',
             ),
-            before("docs/reference.md", "`added`, `continued` (after a recall)", "`teapot`, "),
             before(
                 "tests/unit/pipeline/test_answering.py",
                 '    "never": Case(',
@@ -74,7 +73,7 @@ assert reply.run.retries == ["teapot"]
                 '    GREETINGS.labels(form="any").inc()\n',
             ),
         ],
-        generators=["tests.docs.metric_table"],
+        generators=["tests.docs.reference"],
         tests=("tests/docs/test_reference.py",),
         check="""
 from starlette.testclient import TestClient
