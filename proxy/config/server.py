@@ -27,7 +27,7 @@ from proxy.config.fields import (
     quoted,
     wrong,
 )
-from proxy.config.upstreams import Secret, check_url, checked_header_names
+from proxy.config.upstreams import RESERVED_HEADERS, Secret, checked_header_names, checked_url
 
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
 
@@ -156,11 +156,7 @@ INSTALL = "pip install 'opentelemetry-exporter-otlp-proto-http>=1.45,<1.46'"
 """The command that installs the packages of the extra `otel`. The exporter needs the SDK of its own version."""
 
 _EXAMPLE = "endpoint: http://127.0.0.1:4318"
-_SIGNAL_PATH = re.compile(r"/v1/(?:traces|metrics|logs)/*$")
-_RESERVED_HEADERS = dict.fromkeys(
-    ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "te"),
-    "remove it. The exporter sets it for each request",
-)
+_SIGNAL_PATH = re.compile(r"(/v1/(?:traces|metrics|logs))/*$")
 
 
 class OtelSettings(Section):
@@ -181,15 +177,13 @@ class OtelSettings(Section):
     def _is_base_url(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        check_url(url, example=_EXAMPLE, key='headers: {authorization: "${OTLP_KEY}"}', query=_EXAMPLE)
-        if (path := _SIGNAL_PATH.search(url)) is not None:
-            raise wrong(f"must end before {path[0]}, which the proxy appends", fix=_EXAMPLE)
-        return url.rstrip("/")
+        key = 'headers: {authorization: "${OTLP_KEY}"}'
+        return checked_url(url, _SIGNAL_PATH, example=_EXAMPLE, key=key, query=_EXAMPLE)
 
     @field_validator("headers", mode="before")
     @classmethod
     def _has_header_names(cls, headers: object) -> object:
-        return checked_header_names(headers, _RESERVED_HEADERS)
+        return checked_header_names(headers, RESERVED_HEADERS)
 
     @model_validator(mode="after")
     def _can_export(self) -> OtelSettings:

@@ -118,14 +118,11 @@ _ADDRESS_EXAMPLE = "base_url: https://api.openai.com/v1"
 _API_PATH = re.compile(r"(/(?:chat/completions|completions|responses|embeddings|models|messages))/*$")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _AS_KEY = 'api_key: "${OPENAI_API_KEY}"'
-_RESERVED_HEADERS = {
-    "authorization": _AS_KEY,
-    "api-key": _AS_KEY,
-    **dict.fromkeys(
-        ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "te"),
-        "remove it. The proxy sets it for each request",
-    ),
-}
+RESERVED_HEADERS = dict.fromkeys(
+    ("host", "content-length", "content-type", "content-encoding", "transfer-encoding", "connection", "te"),
+    "remove it. The proxy sets it for each request",
+)
+"""Headers that can't be set, with the fix."""
 
 
 def _header_value(value: SecretStr) -> SecretStr:
@@ -181,7 +178,8 @@ class UpstreamSettings(Section):
         if url is None:
             # Set here because OPENAI_BASE_URL and ANTHROPIC_BASE_URL may point clients at this very proxy.
             return _KNOWN_BASE_URLS.get(info.data.get("provider", ""))
-        return _checked_address(url)
+        azure = f'{_ADDRESS_EXAMPLE}. For Azure, add api_version: "2024-10-21"'
+        return checked_url(url, _API_PATH, example=_ADDRESS_EXAMPLE, key=_AS_KEY, query=azure)
 
     @field_validator("speaks")
     @classmethod
@@ -199,7 +197,7 @@ class UpstreamSettings(Section):
     @field_validator("headers", mode="before")
     @classmethod
     def _has_header_names(cls, headers: object) -> object:
-        return checked_header_names(headers, _RESERVED_HEADERS)
+        return checked_header_names(headers, {"authorization": _AS_KEY, "api-key": _AS_KEY, **RESERVED_HEADERS})
 
     @property
     def certain_apis(self) -> tuple[Api, ...] | None:
@@ -237,10 +235,11 @@ def checked_header_names(headers: object, reserved: Mapping[str, str]) -> object
     return headers
 
 
-def check_url(url: str, *, example: str, key: str, query: str) -> None:
-    """Raise an error unless a URL is one of HTTP without credentials, query, and fragment.
+def checked_url(url: str, path: re.Pattern[str], *, example: str, key: str, query: str) -> str:
+    """Return a URL of HTTP without a final slash. Raise an error if it has credentials, a query, or a fragment.
 
-    ``example``, ``key``, and ``query`` are the fixes for a wrong URL, for credentials, and for a query.
+    It must not end in ``path``, which the proxy appends. ``example``, ``key``, and ``query`` are the fixes for a wrong
+    URL, for credentials, and for a query.
     """
     try:
         parts = urlsplit(url)
@@ -253,13 +252,8 @@ def check_url(url: str, *, example: str, key: str, query: str) -> None:
         raise wrong("must not hold a user name or password", fix=key)
     if "?" in url or "#" in url:
         raise wrong("must not hold a query or fragment", fix=query)
-
-
-def _checked_address(url: str) -> str:
-    azure = f'{_ADDRESS_EXAMPLE}. For Azure, add api_version: "2024-10-21"'
-    check_url(url, example=_ADDRESS_EXAMPLE, key=_AS_KEY, query=azure)
-    if (path := _API_PATH.search(url)) is not None:
-        raise wrong(f"must end before {path[1]}, which the proxy appends", fix=f"{_ADDRESS_EXAMPLE}, without {path[1]}")
+    if (end := path.search(url)) is not None:
+        raise wrong(f"must end before {end[1]}, which the proxy appends", fix=f"{example}, without {end[1]}")
     return url.rstrip("/")
 
 
