@@ -12,7 +12,7 @@ from time import perf_counter
 import structlog
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -20,8 +20,7 @@ from proxy.access.admission import ConcurrencyLimit
 from proxy.config import Loaded, Settings
 from proxy.dialects.apis import DIALECTS
 from proxy.endpoints.conversations import Conversations
-from proxy.endpoints.dashboard import Dashboard
-from proxy.endpoints.landing import landing
+from proxy.endpoints.dashboard import HOME, Dashboard
 from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.mcp import McpEndpoint
 from proxy.endpoints.models import ModelList
@@ -84,7 +83,7 @@ class Proxy:
         own = settings.metrics.listen is None
         self._rest = Starlette(
             routes=[
-                Route("/", landing, methods=["GET"]),
+                Route("/", _home, methods=["GET"]),
                 Route("/livez", _alive, methods=["GET"]),
                 Route("/readyz", self._ready, methods=["GET"]),
                 *([Route("/metrics", self._metrics, methods=["GET"])] if own else []),
@@ -204,6 +203,10 @@ async def _no_websocket(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a WebSocket handshake. Clients that try WebSocket first, such as codex, then fall back to HTTP."""
     error = UpgradeRequired("This proxy doesn't support WebSocket. Send the request as an HTTP POST instead.")
     await answer_error(send, error, [("connection", "upgrade"), ("upgrade", "HTTP/1.1")])
+
+
+async def _home(request: Request) -> Response:
+    return RedirectResponse(HOME, 303)
 
 
 async def _alive(request: Request) -> Response:

@@ -146,10 +146,6 @@ class Backend(ManagedStore):
         """See ``ManagedStore``. Yield the entries of one codec."""
 
     @abstractmethod
-    async def sample(self, tenant: str) -> list[Entry]:
-        """Return one entry of each kind that a tenant has, expired or not."""
-
-    @abstractmethod
     async def scan(self, codec: str, limit: int) -> list[Entry]:
         """Return up to ``limit`` unexpired entries of a codec, in any order."""
 

@@ -175,17 +175,6 @@ class ObjectsStore(Backend):
             self._forget_count(codec)
         return []
 
-    async def sample(self, tenant: str) -> list[Entry]:
-        found = []
-        with failures():
-            listed = await obstore.list_with_delimiter_async(self._objects, _folder(tenant))
-            for prefix in listed["common_prefixes"]:
-                async for versions in self._listed(prefix, 1):
-                    if entries := await self._read(versions, expired=True):
-                        found += entries
-                        break
-        return found
-
     async def remove(self, tenant: str) -> Counter[str]:
         with failures():
             async for versions in self._listed(_folder(tenant)):
@@ -256,10 +245,10 @@ class ObjectsStore(Backend):
         entries = await self._read([max(found, key=lambda version: version.age)])
         return entries[0].value if entries else None
 
-    async def _read(self, versions: Sequence[_Version], *, expired: bool = False) -> list[Entry]:
+    async def _read(self, versions: Sequence[_Version]) -> list[Entry]:
         """Return the entries of versions, without those that have expired or that another process removed."""
         now = self._clock()
-        wanted = [version for version in versions if expired or version.expires > now]
+        wanted = [version for version in versions if version.expires > now]
         found = []
         for start in range(0, len(wanted), PARALLEL):
             some = wanted[start : start + PARALLEL]

@@ -157,18 +157,6 @@ class RedisStore(Backend):
                         return found
         return []
 
-    async def sample(self, tenant: str) -> list[Entry]:
-        found: dict[str, Entry] = {}
-        with failures():
-            async for keys in self._keys_of(tenant):
-                new = {kind: key for key in keys if (kind := parts(key)[4]) not in found}
-                values = await values_of(self._redis, list(new.values()))
-                for key, raw in zip(new.values(), values, strict=True):
-                    if (content := _content(raw)) is not None:
-                        _, _, _, _, kind, own = parts(key)
-                        found[kind] = Entry(tenant, kind, own, content, 0.0)
-        return list(found.values())
-
     async def remove(self, tenant: str) -> Counter[str]:
         removed: Counter[str] = Counter()
         with failures():

@@ -11,8 +11,9 @@ import hashlib
 import hmac
 import importlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import structlog
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 RowKey = tuple[str, str, str]
 """The tenant, kind, and key under which the backend stores an entry."""
@@ -78,8 +81,7 @@ class AesGcmCodec:
         return self._digest(kind, name)
 
     def encrypt(self, content: Content) -> bytes:
-        row = self.row_key(content.tenant, content.kind, content.key)
-        return self.seal(row, msgspec.msgpack.encode(content))
+        return self.encrypt_many([Entry(content.tenant, content.kind, content.key, content.value, 0.0)])[0].value
 
     def encrypt_many(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return the entries to store, with their names in the backend."""
@@ -140,16 +142,14 @@ class SealedStore(ManagedStore):
             names = codec.tenant(tenant), codec.kind(kind)
             stored = await self._backend.get_many(*names, [row[2] for row in rows])
             values = {key: (row, stored[row[2]]) for row, key in rows.items() if row[2] in stored}
-            found.update(await _decrypt_many(codec, values))
+            size = sum(len(value) for _, value in values.values())
+            found.update(await _off_loop(size, partial(_values, codec, values)))
         return found
 
     async def put_many(self, entries: Sequence[Entry]) -> None:
         codec = self._codecs[0]
-        if sum(len(entry.value) for entry in entries) <= INLINE_BYTES:
-            sealed = codec.encrypt_many(entries)
-        else:
-            sealed = await asyncio.to_thread(codec.encrypt_many, entries)
-        await self._backend.put_many(sealed, codec.id)
+        size = sum(len(entry.value) for entry in entries)
+        await self._backend.put_many(await _off_loop(size, partial(codec.encrypt_many, entries)), codec.id)
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         newest, *older = self._codecs
@@ -199,10 +199,8 @@ class SealedStore(ManagedStore):
 
     async def remove(self, tenant: str) -> dict[str, int]:
         for codec in self._codecs:
-            name = codec.tenant(tenant)
-            kinds = {codec.kind(entry.kind): entry.kind for entry in _readable(codec, await self._backend.sample(name))}
-            if counts := await self._backend.remove(name):
-                return {kinds.get(kind, "unreadable"): count for kind, count in counts.items()}
+            if counts := await self._backend.remove(codec.tenant(tenant)):
+                return {"encrypted": sum(counts.values())}
         return {}
 
     async def erase(self) -> None:
@@ -246,25 +244,16 @@ class SealedStore(ManagedStore):
 
 
 async def _encrypt(codec: AesGcmCodec, content: Content) -> bytes:
-    if len(content.value) <= INLINE_BYTES:
-        return codec.encrypt(content)
-    return await asyncio.to_thread(codec.encrypt, content)
+    return await _off_loop(len(content.value), partial(codec.encrypt, content))
 
 
 async def _decrypt(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | None:
-    if len(stored) <= INLINE_BYTES:
-        return _content(codec, row, stored)
-    return await asyncio.to_thread(_content, codec, row, stored)
+    return await _off_loop(len(stored), partial(_content, codec, row, stored))
 
 
-async def _decrypt_many(codec: AesGcmCodec, stored: Mapping[str, tuple[RowKey, bytes]]) -> dict[str, bytes]:
-    def values() -> dict[str, bytes]:
-        contents = {key: _content(codec, row, value) for key, (row, value) in stored.items()}
-        return {key: content.value for key, content in contents.items() if content is not None}
-
-    if sum(len(value) for _, value in stored.values()) <= INLINE_BYTES:
-        return values()
-    return await asyncio.to_thread(values)
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    """Encrypt or decrypt this many bytes, many of them in a thread."""
+    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def _content(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | None:
@@ -275,6 +264,11 @@ def _content(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | None:
         STORE_UNREADABLE.inc()
         log.warning("store.undecryptable", reason=str(error))
         return None
+
+
+def _values(codec: AesGcmCodec, stored: Mapping[str, tuple[RowKey, bytes]]) -> dict[str, bytes]:
+    contents = {key: _content(codec, row, value) for key, (row, value) in stored.items()}
+    return {key: content.value for key, content in contents.items() if content is not None}
 
 
 def _readable(codec: AesGcmCodec, entries: Sequence[Entry]) -> list[Entry]:

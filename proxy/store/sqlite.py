@@ -113,9 +113,6 @@ class SqliteStore(Backend):
     async def scan(self, codec: str, limit: int) -> list[Entry]:
         return await self._select(f"codec = ? AND {_LIVE} LIMIT ?", codec, self._clock(), limit)
 
-    async def sample(self, tenant: str) -> list[Entry]:
-        return await self._select("tenant = ? AND typeof(value) = 'blob' GROUP BY kind", tenant)
-
     async def remove(self, tenant: str) -> Counter[str]:
         return await self._remove("tenant", tenant)
 

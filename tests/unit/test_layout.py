@@ -42,7 +42,6 @@ COVERED = {
     "upstream/bridge/messages_answers upstream/bridge/responses_answers",
     "product/test_continued_summaries.py": "pipeline/features/continued_notes",
     "hostile/test_web_pages.py": "access/web_origins",
-    "product/test_browser.py": "endpoints/landing",
     "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",
     "product/behaviors": "endpoints/conversations",
     "product/http/test_model_list.py": "endpoints/models",

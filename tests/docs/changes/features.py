@@ -63,13 +63,13 @@ assert reply.run.retries == ["teapot"]
                 'GREETINGS = _counter("compaction_greetings", "Visits of a page.", {"form": "`any`"})\n\n',
             ),
             after(
-                "proxy/endpoints/landing.py",
-                "from proxy import __version__\n",
+                "proxy/endpoints/status.py",
+                "from proxy.store.guarded import READ_SECONDS\n",
                 "from proxy.telemetry.metrics import GREETINGS\n",
             ),
             after(
-                "proxy/endpoints/landing.py",
-                "    origin = _origin(request)\n",
+                "proxy/endpoints/status.py",
+                "    settings = service.settings\n",
                 '    GREETINGS.labels(form="any").inc()\n',
             ),
         ],
@@ -82,7 +82,7 @@ from proxy.server.app import create_app
 
 app = create_app(Settings.model_validate({"store": {"url": "sqlite://"}}))
 with TestClient(app, base_url="http://localhost") as client:
-    client.get("/")
+    client.get("/compaction/status")
     assert 'compaction_greetings_total{form="any"} 1.0' in client.get("/metrics").text
 """,
     ),

@@ -146,7 +146,6 @@ def test_a_service_that_fails_raises_without_a_name(server: ObjectServer, failur
             lambda: store.add("tenant", "archive", "k", b"1", 60),
             lambda: store.delete("tenant", "archive", "k"),
             lambda: store.entries("archive"),
-            lambda: store.sample("tenant"),
             lambda: store.scan("", 1),
             lambda: store.remove("tenant"),
             lambda: store.remove_codec(""),
