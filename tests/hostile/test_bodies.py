@@ -21,8 +21,6 @@ import zstandard
 
 from proxy.dialects.answers import EventReader
 from proxy.dialects.chat.answers import ChatAnswers
-from proxy.errors import UnsupportedEncoding
-from proxy.http.decompression import unpack
 from proxy.http.sse import EventBuffer
 from proxy.overflow import recognise
 from tests.kit.client import CHAT, JSON, Got, StartProxy, ask, chat
@@ -61,24 +59,6 @@ def test_one_byte_over_the_limit(limited: str, upstream: RawUpstream, chunked: b
     over = sent(padded(LIMIT + 1))
     assert (over.status, over.error["code"]) == (413, "request_too_large")
     assert [len(one.body) for one in upstream.arrived] == [LIMIT]
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": lambda body: gzip.compress(body, 1),
-    "deflate": lambda body: zlib.compress(body, 1),
-    "br": lambda body: brotli.compress(body, quality=1),
-    "zstd": lambda body: zstandard.compress(body, 3),
-    "gzip, gzip": lambda body: gzip.compress(gzip.compress(body, 1), 9),
-    "br, zstd": lambda body: zstandard.compress(brotli.compress(body, quality=1)),
-}
-
-
-@pytest.mark.parametrize("how", PACKERS)
-def test_a_packed_body_of_just_the_limit(limited: str, how: str) -> None:
-    headers = [JSON, ("content-encoding", how)]
-    assert ask(limited, CHAT, PACKERS[how](padded(LIMIT)), headers).status == 200
-    over = ask(limited, CHAT, PACKERS[how](padded(LIMIT + 1)), headers)
-    assert (over.status, over.error["code"]) == (413, "request_too_large")
 
 
 def bombs() -> dict[str, bytes]:
@@ -144,14 +124,6 @@ def test_bombs_both_ways_take_no_memory(tmp_path: Path) -> None:
                 assert (came.status, came.body) == (400, body), "an answer's packing is the client's to undo"
         assert highest() < 60 * MB
         assert ask(server.url, CHAT, chat()).status == 200
-
-
-@pytest.mark.parametrize(("how", "empty"), [("gzip", gzip.compress(b"", mtime=0)), ("zstd", zstandard.compress(b""))])
-def test_a_body_may_have_several_members(how: str, empty: bytes) -> None:
-    body = chat()
-    assert unpack(PACKERS[how](body[:9]) + PACKERS[how](body[9:]), how, LIMIT) == body
-    with pytest.raises(UnsupportedEncoding):
-        unpack(empty * 101, how, LIMIT)
 
 
 def test_a_list_of_models_that_never_ends(start_proxy: StartProxy, stage: Stage) -> None:

@@ -119,15 +119,3 @@ def test_requests_pass_through_without_them(
         got = ask(url, body=body, headers=[JSON, ("authorization", "Bearer sk-own")])
         assert (got.status, got.header("x-compaction") == "failed") == (200, False)
         assert ask(url, "/readyz", None).body == b"ready\n"
-
-
-def test_the_policy_that_is_off_stays_off(stage: Stage, tmp_path: Path) -> None:
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        stage(lambda _: [answer(ANSWER)]) as upstream,
-        proxies(lambda: tmp_path) as start_proxy,
-    ):
-        Broken(patch, tmp_path).table()
-        url = start_proxy(upstream.url, {"policies": {"default": {"mode": "off"}}})
-        got = ask(url, body=chat(stream=True), headers=[JSON])
-        assert (got.status, got.header("x-compaction")) == (200, "off")

@@ -121,14 +121,6 @@ def test_another_team_finds_what_it_would_find_of_nothing(teams: Running) -> Non
     assert "no-store" in other.headers["cache-control"]
 
 
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-nobody"}, {"api-key": "sk-searc"}])
-def test_a_key_of_a_team_is_needed(teams: Running, headers: dict[str, str]) -> None:
-    for id in (FIRST.id, "nothing"):
-        answer = teams.ask(f"/compaction/archive/{id}", headers)
-        assert answer.status_code == 401
-        assert (error(answer)["type"], error(answer)["code"]) == ("authentication_error", "invalid_api_key")
-
-
 @pytest.mark.parametrize(
     "id",
     ["", "x", FIRST.id[:-1], FIRST.id + "0", FIRST.id.upper(), FIRST.id + "/", "%20" + FIRST.id,

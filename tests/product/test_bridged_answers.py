@@ -432,20 +432,6 @@ def test_responses_in_front_of_anthropic(tmp_path: Path) -> None:
     assert upstream.chat.requests == []
 
 
-def test_a_changed_function_of_litellm_is_logged_with_its_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def changed(self: object, *, required: object) -> None: ...
-
-    with capture_logs() as logs, entrance(StandIn().app, tmp_path, speaks=["chat"]) as address:
-        monkeypatch.setattr("litellm.supports_reasoning", changed)
-        with clients(address) as (caller, _), pytest.raises(anthropic.APIStatusError):
-            message(caller, stream=False, thinking={"type": "enabled", "budget_tokens": 1_024})
-    (line,) = [line for line in logs if line["event"] == "translation.failed"]
-    assert line["of"] == "request"
-    assert line["exc_info"]
-
-
 def test_another_release_of_litellm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.upstream.litellm.library.version", lambda name: "1.200.0")
     with capture_logs() as logs, entrance(StandIn().app, tmp_path):

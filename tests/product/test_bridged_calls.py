@@ -34,18 +34,6 @@ def calls(*pieces: dict[str, Any]) -> dict[str, Any]:
 
 X, Y = '{"x": 1}', '{"y": 2}'
 STREAMS: dict[str, list[dict[str, Any]]] = {
-    "one after the other": [
-        calls(piece(0, "a", "f", "")),
-        calls(piece(0, text='{"x":')),
-        calls(piece(0, text=" 1}")),
-        calls(piece(1, "b", "g", "")),
-        calls(piece(1, text=Y)),
-    ],
-    "both in one delta": [calls(piece(0, "a", "f", X), piece(1, "b", "g", Y))],
-    "begun in one delta": [
-        calls(piece(0, "a", "f", ""), piece(1, "b", "g", "")),
-        calls(piece(0, text=X), piece(1, text=Y)),
-    ],
     "in turns": [
         calls(piece(0, "a", "f", "")),
         calls(piece(1, "b", "g", "")),
@@ -60,12 +48,6 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
         calls(piece(1, "b", "g", '{"y"')),
         calls(piece(1, "b", None, ": 2}")),
     ],
-    "id and name in each delta": [
-        calls(piece(0, "a", "f", '{"x"')),
-        calls(piece(0, "a", "f", ": 1}")),
-        calls(piece(0, "a", "f", "")),
-        calls(piece(1, "b", "g", Y)),
-    ],
     "a call sent again whole": [
         calls(piece(0, "a", "f", X)),
         calls(piece(1, "b", "g", Y)),
@@ -78,16 +60,8 @@ STREAMS: dict[str, list[dict[str, Any]]] = {
         calls(piece(1, None, "g", ": 2}")),
     ],
     "no index": [calls(piece(None, "a", "f", X)), calls(piece(None, "b", "g", Y))],
-    "no index, in parts": [
-        calls(piece(None, "a", "f", '{"x":')),
-        calls(piece(None, text=" 1}")),
-        calls(piece(None, "b", "g", '{"y":')),
-        calls(piece(None, "b", None, " 2}")),
-    ],
     "no index, no id": [calls(piece(None, None, "f", X)), calls(piece(None, None, "g", Y))],
     "index 0 for all": [calls(piece(0, "a", "f", X)), calls(piece(0, "b", "g", Y))],
-    "index 0 for all, no id": [calls(piece(0, None, "f", X), piece(0, None, "g", Y))],
-    "equal ids": [calls(piece(0, "a", "f", X)), calls(piece(1, "a", "g", Y))],
     "equal ids, index 0 for all": [calls(piece(0, "a", "f", X)), calls(piece(0, "a", "g", Y))],
 }
 BOTH = [("f", {"x": 1}), ("g", {"y": 2})]

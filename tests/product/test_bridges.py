@@ -10,7 +10,7 @@ import pytest
 
 from proxy.server.loopback import serve
 from tests.kit.agent_script import TURNS
-from tests.kit.agent_sessions import Style, chat_reply, chat_session, messages_session, responses_session
+from tests.kit.agent_sessions import chat_reply, chat_session, messages_session, responses_session
 from tests.kit.scripted import client, proxied
 from tests.kit.strict_messages import StrictMessages
 from tests.kit.strict_template import StrictTemplate
@@ -35,31 +35,6 @@ def check(upstream: StandIn) -> None:
     assert len(upstream.conversations) == TURNS + len(refused)
     assert upstream.summaries
     assert {received.headers["authorization"] for received in upstream.requests} == {"Bearer sk-upstream"}
-
-
-@pytest.mark.long
-def test_messages_in_front_of_chat_completions(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, responder=chat_reply)
-    with (
-        serve(upstream.app) as url,
-        proxied(settings(url, speaks=["chat"]), tmp_path) as entrance,
-        anthropic.Anthropic(base_url=entrance, api_key="sk-client", max_retries=0) as caller,
-    ):
-        assert len(list(messages_session(caller, TURNS, "gpt-4.1"))) == TURNS
-    check(upstream)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("style", ["items", "stateless", "without_ids"])
-def test_responses_in_front_of_chat_completions(style: Style, tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, responder=chat_reply)
-    with (
-        serve(upstream.app) as url,
-        proxied(settings(url, speaks=["chat"]), tmp_path) as entrance,
-        client(entrance) as caller,
-    ):
-        assert len(list(responses_session(caller, TURNS, style, "gpt-4.1"))) == TURNS
-    check(upstream)
 
 
 @pytest.mark.long

@@ -109,25 +109,6 @@ def test_referenced_answers_are_counted_and_summarized(tmp_path: Path, compresse
     assert all(reference in session.history for reference in references)
 
 
-def test_reasoning_before_a_checkpoint_goes_and_its_answer_takes_the_place_of_the_reference(tmp_path: Path) -> None:
-    upstream = StrictResponses(WINDOW)
-    session = Session()
-    with behind(upstream.app, tmp_path, profile=PROFILE) as url, client(url) as caller:
-        for _ in range(TURNS):
-            session.ask(caller)
-    written_out = [
-        item
-        for received in upstream.conversations
-        for item in received.body["input"]
-        if item.get("role") == "assistant"
-    ]
-    assert written_out, "a checkpoint keeps an older answer"
-    for item in written_out:
-        assert "id" not in item
-        assert item["content"][0]["text"].startswith("Part ")
-    assert upstream.faults == []
-
-
 def test_another_tenant_gets_nothing_of_them(tmp_path: Path) -> None:
     upstream = StrictResponses(50_000)
     session = Session()

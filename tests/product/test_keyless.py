@@ -16,7 +16,6 @@ from proxy.pipeline.snapshot import listening
 from proxy.store.interface import SHARED_TENANT, UNSTORED_TENANT
 from tests.kit.scripted import behind, chat
 from tests.kit.upstream import StandIn
-from tests.kit.waiting import until
 
 WINDOW = 16_000
 
@@ -76,20 +75,3 @@ def test_the_address_that_a_command_names_decides() -> None:
     settings = Settings.model_validate({"server": {"host": "127.0.0.1"}})
     assert Authenticator(listening(settings, "0.0.0.0")).authenticate([]).tenant == UNSTORED_TENANT  # noqa: S104
     assert Authenticator(listening(settings, None)).authenticate([]).tenant == SHARED_TENANT
-
-
-def test_the_dashboard_says_where_the_requests_of_a_key_are(tmp_path: Path) -> None:
-    with behind(StandIn(window=WINDOW), tmp_path) as url, httpx.Client(base_url=url, trust_env=False) as visitor:
-        asked(url, chat(9, 900), "sk-own")
-        for path in ("/compaction/", "/compaction/savings"):
-            text = visitor.get(path).text
-            assert "You see requests that came without a key." in text, path
-            assert '<a href="/compaction/sign-in">sign in</a>' in text, path
-        assert "No requests yet." in visitor.get("/compaction/").text
-        assert "No requests match." in visitor.get("/compaction/?model=other").text
-        visitor.post("/compaction/sign-in", data={"key": "sk-own"})
-        assert until(lambda: "/compaction/view/" in visitor.get("/compaction/").text)
-        assert "You see requests that came without a key." not in visitor.get("/compaction/").text
-    with behind(StandIn(window=WINDOW), tmp_path, auth={"keyless": "separate"}) as url:
-        text = httpx.get(f"{url}/compaction/", trust_env=False).text
-    assert "aren't kept" in text.replace("&#39;", "'")

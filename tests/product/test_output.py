@@ -55,13 +55,6 @@ def test_the_output_is_lowered_to_what_is_left(name: str, turns: int, stream: bo
     assert {**received.body, name: WINDOW} == fields
 
 
-def test_a_budget_for_thinking_stays_below_the_output(tmp_path: Path) -> None:
-    upstream = StandIn(window=WINDOW, max_output=WINDOW)
-    body = written(4, max_tokens=15_000, thinking={"type": "enabled", "budget_tokens": 14_000})
-    sent(upstream, tmp_path, body)
-    assert {received.body["max_tokens"] for received in upstream.conversations} == {15_000}
-
-
 NARROW = 40_960
 TOOLS = [
     {"name": f"tool_{number}", "description": words(100, f"t{number}x"), "input_schema": {"type": "object"}}

@@ -38,17 +38,6 @@ LONG = chat(7, 1_000)
 SHORT = chat(2, 100)
 
 
-def test_shadow_measures_and_changes_nothing(tmp_path: Path) -> None:
-    headers, upstream = outcome({"mode": "shadow"}, LONG, tmp_path)
-    assert headers["x-compaction"] == "shadow"
-    assert headers["x-compaction-steps"] == "summary"
-    before, after = (int(headers[f"x-compaction-tokens-{when}"]) for when in ("before", "after"))
-    assert abs(before - upstream.requests[0].tokens) <= 10
-    assert after < before / 2
-    assert last_messages(upstream) == LONG
-    assert len(upstream.requests) == 1, "no summary is made"
-
-
 @pytest.mark.parametrize(
     ("mode", "asked", "done"),
     [
@@ -127,14 +116,3 @@ def test_a_policy_has_settings_of_its_own_for_some_models(tmp_path: Path) -> Non
         "patient": ("none", "default"),
         "eager-2": ("compacted", "default"),
     }
-
-
-def test_an_unknown_model_is_compacted_at_170000_tokens(tmp_path: Path) -> None:
-    upstream = StandIn(window=1_000_000)
-    with behind(upstream, tmp_path, profile=None) as url:
-        below = ask(url, chat(20, 3_000))
-        assert below["x-compaction"] == "none"
-        assert upstream.conversations[-1].tokens > 110_000
-        above = ask(url, chat(30, 3_000))
-    assert above["x-compaction"] == "compacted"
-    assert last_messages(upstream)[-6:] == chat(30, 3_000)[-6:]

@@ -85,51 +85,11 @@ ANSWERS: list[tuple[str, Sent | Object, Said]] = [
         ),
         Said(calls=CALLED, end="tool_calls"),
     ),
-    # The last arguments come with the finish reason, and the usage after it. The arguments were lost.
-    (
-        "new-api#6046, litellm#25321",
-        stream(
-            chunk(HI),
-            chunk(call(name="get", arguments='{"a"', id="c")),
-            chunk(call(arguments=": 1}"), "tool_calls"),
-            {**FRAME, "choices": [], "usage": USAGE},
-        ),
-        Said(text="hi", calls=CALLED, end="tool_calls"),
-    ),
-    # Chunks without choices ended the stream.
-    ("OmniRoute#9547", stream(chunk(HI), {**FRAME, "choices": []}, chunk({}, "stop")), Said(text="hi")),
-    # A server fills the stream with empty deltas while it writes a call.
-    (
-        "vmlx#219",
-        stream(
-            *[chunk({}, tool_call_generating=True)] * 3,
-            chunk(call(name="get", arguments='{"a": 1}')),
-            chunk({}, "stop"),
-        ),
-        Said(calls=CALLED, end="tool_calls"),
-    ),
     # Each chunk of reasoning had a finish reason, so clients stopped before the answer.
     (
         "open-webui#16377",
         stream(chunk({"reasoning_content": "hm"}, "stop"), chunk(HI, "stop"), chunk({}, "stop")),
         Said("hm", "hi"),
-    ),
-    # Reasoning came with a content of null, and the reasoning or the answer was lost.
-    (
-        "open-webui#24697, khoj#1370, tinfoil-webapp#146",
-        stream(
-            chunk({"role": "assistant", "content": None}),
-            chunk({"content": None, "reasoning": "hm"}),
-            chunk({"reasoning": None, "content": "hi"}),
-            chunk({}, "stop"),
-        ),
-        Said("hm", "hi"),
-    ),
-    # An error in the stream became an empty answer without an error.
-    (
-        "OmniRoute#8210, octo-agent#910",
-        stream(chunk({"role": "assistant"}), {**FRAME, "choices": [], "error": {"code": 502, "message": "No."}}),
-        Said(end="error"),
     ),
     (
         "local-operator#223",
@@ -146,18 +106,6 @@ ANSWERS: list[tuple[str, Sent | Object, Said]] = [
         "pi#8511",
         {**STATED, "choices": [choice(0, "stop", message={"content": ""}, native_finish_reason="network_error")]},
         Said(end="error"),
-    ),
-    # OpenRouter sends comments and blank lines while it waits.
-    (
-        "openai-go#227, CLIProxyAPI#2690",
-        stream(b": OPENROUTER PROCESSING", b"\n\n", chunk(HI), b": OPENROUTER PROCESSING", chunk({}, "stop")),
-        Said(text="hi"),
-    ),
-    # Calls before a text had its place in the output, and the SDK failed.
-    (
-        "freellmapi#842",
-        stream(chunk(call(name="get", arguments='{"a": 1}', id="c")), chunk(HI), chunk({}, "tool_calls")),
-        Said(text="hi", calls=CALLED, end="tool_calls"),
     ),
     # The arguments go on after reasoning or a text has begun, and the stream broke.
     (
@@ -202,18 +150,6 @@ def turned(*events: Object) -> Items:
 
 
 RESPONSES: list[tuple[str, Items, Items, Object, str]] = [
-    # The arguments come at the end only, so each call had none.
-    (
-        "litellm#25321",
-        [CALL],
-        [
-            item(0, {**CALL, "arguments": ""}, "added"),
-            {"type": f"response.{ARGUMENTS}.done", "output_index": 0, "arguments": CALL["arguments"]},
-            item(0, CALL),
-        ],
-        {"tool_calls": [MADE_CALL]},
-        "tool_calls",
-    ),
     # All calls had the index 0.
     (
         "litellm#21331",
@@ -243,14 +179,6 @@ RESPONSES: list[tuple[str, Items, Items, Object, str]] = [
         {"reasoning_content": "hm", "content": "Hello", "tool_calls": [MADE_CALL]},
         "tool_calls",
     ),
-    # The last event has no output, and the answer was empty.
-    (
-        "new-api#4362, sub2api#4107",
-        [],
-        [delta("output_text", 0, "Hello"), item(0, said(text("Hello")))],
-        {"content": "Hello"},
-        "stop",
-    ),
     # An item is null or missing, and the client failed.
     (
         "openai-python#3126",
@@ -277,14 +205,6 @@ RESPONSES: list[tuple[str, Items, Items, Object, str]] = [
         ],
         {"reasoning_content": "hm", "content": "Hello", "tool_calls": [MADE_CALL]},
         "tool_calls",
-    ),
-    # All output was reasoning, so the client got a 500, or an answer that seemed complete.
-    (
-        "litellm#37710, litellm#34351",
-        [THOUGHT],
-        [delta("reasoning_summary_text", 0, "hm", summary_index=0)],
-        {"reasoning_content": "hm"},
-        "length",
     ),
 ]
 

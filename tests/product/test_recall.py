@@ -105,11 +105,6 @@ class Talk:
         self.messages.append(known)
         return [request.body for request in self.door.upstream.conversations[before:]]
 
-    def move(self, door: Front) -> None:
-        """Send further turns to another replica."""
-        self.door = door
-        self.client = openai.OpenAI(base_url=f"{door.url}/v1", api_key=self.key, max_retries=0)
-
     def answer(self, *ids: str) -> None:
         for id in ids:
             self.messages.append({"role": "tool", "tool_call_id": id, "content": f"content of {id}"})
@@ -233,14 +228,6 @@ def test_a_hidden_round_fails(door: Front, stream: bool, text: str | None, failu
     assert (talk.message.content, talk.reason) == ("Final.", "stop")
 
 
-def test_a_failure_without_the_tool_too_is_the_upstreams(door: Front) -> None:
-    talk = Talk(door, "all fail", False)
-    call = Reply(content="Let me look.", tool_calls=(ours(query="vault"),))
-    with pytest.raises(openai.RateLimitError) as limited:
-        talk.ask(call, RATE, RATE, RATE)
-    assert limited.value.response.headers["retry-after"] == "1"
-
-
 @both
 def test_all_rounds_fit(door: Front, stream: bool) -> None:
     """The texts of the rounds count, too."""
@@ -256,16 +243,6 @@ def test_all_rounds_fit(door: Front, stream: bool) -> None:
     assert ["tool_choice" in body for body in bodies] == [False] * 5 + [True]
     assert "orchardplum" in "".join(results(bodies[-1]))
     assert talk.message.content.endswith("Done.")
-
-
-@both
-def test_a_refusal_without_the_tool_too_reaches_the_client(door: Front, stream: bool) -> None:
-    refusal = Reply(status=400, error={"error": {"message": "no", "type": "invalid_request_error"}})
-    talk = Talk(door, "refused twice", stream)
-    with pytest.raises(openai.APIError) as refused:
-        talk.ask(Reply(tool_calls=(ours(query="vault"),)), refusal, refusal)
-    assert ("did not continue" in refused.value.message) is stream
-    assert isinstance(refused.value, openai.BadRequestError) is not stream
 
 
 @both
@@ -386,29 +363,6 @@ def test_no_tool_is_in_a_response_that_cannot_be_read(tmp_path: Path, stream: bo
         assert (talk.message.content, talk.message.tool_calls) == ("Fine.", None)
         talk.say("Next?")
         assert NAME not in names(talk.ask(Reply(content="Fine."))[0])
-
-
-@both
-def test_another_replica_puts_the_hidden_round_back(tmp_path: Path, stream: bool) -> None:
-    with front({"default": ON}, tmp_path) as one, front({"default": ON}, tmp_path) as two:
-        talk = Talk(one, "replica", stream)
-        _, second = talk.ask(
-            Reply(content="A", tool_calls=(ours(query="vault"),)),
-            Reply(content="B", tool_calls=(theirs(), ours("r2", query="staging"))),
-        )
-        talk.answer("c1")
-        talk.move(two)
-        (third,) = talk.ask(Reply(content="C"))
-        assert third["messages"][: len(second["messages"])] == second["messages"]
-        roles = [message["role"] for message in third["messages"][len(second["messages"]) :]]
-        assert roles == ["assistant", "tool", "tool"]
-        talk.say("And now?")
-        (fourth,) = talk.ask(Reply(content="D"))
-        assert fourth["messages"][: len(third["messages"])] == third["messages"]
-        talk.say("Again?")
-        talk.move(one)
-        (fifth,) = talk.ask(Reply(content="E"))
-        assert fifth["messages"][: len(fourth["messages"])] == fourth["messages"]
 
 
 class Lockstep:

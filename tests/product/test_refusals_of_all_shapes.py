@@ -46,10 +46,8 @@ def caller(upstream: Refusing, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 SHAPES: dict[str, Callable[[str], Any]] = {
     "code and message": lambda said: {"code": 20_015, "message": said, "data": None},
-    "report": lambda said: {"id": "c", "choices": None, "base_resp": {"status_code": 2013, "status_msg": said}},
     "response": lambda said: {"Response": {"Error": {"Code": "Invalid", "Message": said}, "RequestId": "r"}},
     "detail array": lambda said: {"detail": [{"loc": ["body", "messages"], "msg": said, "input": "x" * 9_000}]},
-    "detail": lambda said: {"detail": said},
     "error in a choice": lambda said: {
         "id": "c",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "error": {"message": said}}],

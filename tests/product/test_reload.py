@@ -421,21 +421,3 @@ def test_sighup(workers: int, tmp_path: Path) -> None:
 
 
 TEAM = {"keys": [HASH], "policy": "new"}
-
-
-def test_a_worker_that_died_comes_back_with_what_was_last_right(tmp_path: Path) -> None:
-    psutil = pytest.importorskip("psutil")
-    upstream = StandIn()
-    file = tmp_path / "main.yaml"
-    with serve(upstream.app) as entrance:
-        file.write_text(main_file(entrance, tmp_path, policies={"new": {}}, teams={"t": TEAM}))
-        with program(file, "--workers", "2") as (url, running, log):
-            until(lambda: ready(url) == "ready\n", "it serves")
-            file.write_text("policies: 7\n")
-            until(lambda: len(entries(log, "configuration.wrong")) == 2, "each worker tells it")
-            before = {child.pid for child in psutil.Process(running.pid).children()}
-            workers = [p for p in psutil.Process(running.pid).children() if "spawn_main" in " ".join(p.cmdline())]
-            workers[0].kill()
-            until(lambda: len(entries(log, "configuration.wrong")) == 3, "the new one tells it, too")
-            assert {child.pid for child in psutil.Process(running.pid).children()} != before
-            assert {policy_of(url) for _ in range(10)} == {"new"}

@@ -128,18 +128,6 @@ def test_with_a_key_nothing_of_it_is_in_any_file(tmp_path: Path) -> None:
         assert summary_of(url, "sk-somebody-else") == "made"
 
 
-def test_a_key_is_replaced_by_another(tmp_path: Path) -> None:
-    with running(tmp_path, {"encryption": {"key": KEY}}) as url:
-        assert summary_of(url) == "made"
-    before = set(rows(tmp_path))
-    assert before
-    with running(tmp_path, {"encryption": {"key": OTHER_KEY, "old_keys": [KEY]}}) as url:
-        assert summary_of(url) == "stored"
-        assert until(lambda: not before & set(rows(tmp_path))), "all was written anew"
-    with running(tmp_path, {"encryption": {"key": OTHER_KEY}}) as url:
-        assert summary_of(url) == "stored"
-
-
 def test_forgetting_a_caller_beside_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "EVERY", 0.2)
     monkeypatch.setattr(recorder, "PAUSE_SECONDS", 0.01)
@@ -202,15 +190,6 @@ def test_forgetting_a_team_in_an_encrypted_store(tmp_path: Path) -> None:
         assert not before & set(rows(tmp_path))
         with proxied(settings, tmp_path) as url:
             assert summary_of(url) == "made"
-
-
-def test_forgetting_a_team_reaches_what_its_keys_stored_in_open_mode(tmp_path: Path) -> None:
-    with serve(stand_in().app) as upstream:
-        settings = {**configuration(upstream, tmp_path), "teams": {"search": {"keys": [f"sha256:{CALLER_SHA}"]}}}
-        with proxied(settings, tmp_path) as url:
-            assert summary_of(url) == "made"
-    assert "summary: 1 entry removed" in command(tmp_path, "forget", "--team", "search").stdout
-    assert found_in(tmp_path) == set()
 
 
 def test_a_damaged_file_is_moved_aside_at_the_start(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 from proxy.dialects import counting as messages
 from proxy.errors import ConfigurationError
 from proxy.server.loopback import serve
-from proxy.summary import store as service
 from proxy.telemetry.metrics import REGISTRY
 from proxy.tokens import text as encodings
 from proxy.upstream import registry
@@ -205,24 +204,3 @@ def test_a_model_that_fails_three_times_is_not_asked_a_fourth(tmp_path: Path) ->
         metrics = httpx.get(f"{url}/metrics", trust_env=False).text
     assert counted("skipped") - skipped == 2
     assert 'compaction_summaries_breaker_total{change="opened"}' in metrics
-
-
-@pytest.mark.parametrize("remembered", [500, 1], ids=("in memory", "forgotten"))
-def test_a_prefix_that_failed_three_times_keeps_its_digest(
-    remembered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = service.SummaryLimits(digest_lifetime=0.0, entries=remembered)
-    monkeypatch.setattr(service, "DEFAULT_LIMITS", limits)
-
-    def summariser(body: dict[str, Any]) -> Reply:
-        return Reply(content="") if "Hopeless" in json.dumps(body) else Reply(content="Goal: SUMMARY-1.")
-
-    upstream = StandIn(window=WINDOW, summariser=summariser)
-    with summarising(upstream, tmp_path, {}) as url, client(url) as caller:
-        for number in range(6):
-            assert ask(caller, talk("Hopeless"))["x-compaction-summary"] == "digest"
-            # Others succeed in between, so that it is not the model that is left alone.
-            assert ask(caller, talk(f"Conversation {number}"))["x-compaction-summary"] == "made"
-        hopeless = [request for request in upstream.conversations if "Hopeless" in request.raw.decode()]
-        assert len({request.raw for request in hopeless}) == 1, "the prompt stays the same"
-        assert len([request for request in upstream.summaries if "Hopeless" in request.raw.decode()]) == 3

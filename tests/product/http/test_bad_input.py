@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import brotli
 import pytest
 import zstandard
 
-from tests.kit.client import CHAT, JSON, Got, StartProxy, ask, chat, connected, read_all, request_bytes
+from tests.kit.client import CHAT, JSON, Got, StartProxy, ask, chat, connected, request_bytes
 from tests.kit.raw_upstream import RawUpstream
 
 KEY = "sk-team-a"
@@ -33,7 +32,6 @@ PASSED: None = None
 
 NO_MODEL = (400, "invalid_body")
 UNKNOWN = (404, "model_not_found")
-TOO_LARGE = (413, "request_too_large")
 ENCODING = (415, "unsupported_content_encoding")
 
 
@@ -68,23 +66,14 @@ NO_JSON = {
     "nothing": b"",
     "white space": b" \n",
     "broken off": b'{"model":"gpt-4o-mini","messages":[{"role"',
-    "a list": b"[]",
-    "null": b"null",
-    "a number": b"5",
-    "a string": b'"gpt-4o-mini"',
-    "true": b"true",
     "a comma too many": b'{"model":"gpt-4o-mini","messages":[],}',
     "something after it": chat() + b" x",
-    "single quotes": b"{'model':'gpt-4o-mini','messages':[]}",
-    "a comment": b'{"model":"gpt-4o-mini", /* */ "messages":[]}',
     "NUL bytes": b"\x00" * 64,
-    "NUL after the end": chat() + b"\x00",
     "a form": b"model=gpt-4o-mini&messages=hi",
     "noise": bytes(range(256)) * 8,
     "invalid UTF-8 in a key": b'{"\xff\xfe":1,"model\xff":"gpt-4o-mini"}',
     "invalid UTF-8 in the model": b'{"model":"gpt\xff",' + HI.encode() + b"}",
     "20,000 levels of lists": fields('"deep":' + "[" * 20_000 + "]" * 20_000),
-    "20,000 levels of objects": fields('"deep":' + '{"a":' * 20_000 + "1" + "}" * 20_000),
     "20,000 levels in a message": messages('[{"role":"user","content":' + "[" * 20_000 + "]" * 20_000 + "}]"),
     "20,000 levels in the model": model("[" * 20_000 + "]" * 20_000),
     "levels that never close": b"[" * 100_000,
@@ -193,16 +182,6 @@ CASES: Sequence[Case] = (
     encoded("three encodings", "gzip, gzip, gzip", chat(), ENCODING),
 )
 
-LARGE: Mapping[str, tuple[str | None, Callable[[bytes], bytes]]] = {
-    "70 MB": (None, bytes),
-    "a gzip bomb": ("gzip", gzip.compress),
-    "a deflate bomb": ("deflate", zlib.compress),
-    "a br bomb": ("br", functools.partial(brotli.compress, quality=1)),
-    "a zstd bomb": ("zstd", zstandard.compress),
-    "a bomb in a bomb": ("gzip, gzip", lambda body: gzip.compress(gzip.compress(body))),
-}
-"""Bodies over the size limit after decompression: their content encoding, and how to compress 70 MB."""
-
 
 @pytest.fixture(scope="module")
 def plain(start_module_proxy: StartProxy, upstream: RawUpstream) -> str:
@@ -232,21 +211,8 @@ def check(got: Got, refusal: Refusal | None, upstream: RawUpstream, before: int,
     assert any(verb in error["message"] for verb in ("Send", "Ask", "Use", "Correct"))
 
 
-def test_there_are_enough_cases() -> None:
-    assert len({case.name for case in CASES}) == len(CASES)
-    assert len(CASES) + len(LARGE) >= 60
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bad_input(plain: str, routed: str, upstream: RawUpstream, case: Case) -> None:
-    rejects_or_passes(plain, routed, upstream, case)
-
-
-@pytest.mark.parametrize("name", LARGE)
-def test_a_body_over_the_size_limit_is_rejected(plain: str, routed: str, upstream: RawUpstream, name: str) -> None:
-    encoding, pack = LARGE[name]
-    headers = (JSON,) if encoding is None else (JSON, ("content-encoding", encoding))
-    case = Case(name, pack(b" " * (70 * MB) + chat()), TOO_LARGE, TOO_LARGE, headers)
     rejects_or_passes(plain, routed, upstream, case)
 
 
@@ -260,17 +226,6 @@ def rejects_or_passes(plain: str, routed: str, upstream: RawUpstream, case: Case
     lives_on(routed)
 
 
-def test_seventy_megabytes_without_a_length(plain: str, upstream: RawUpstream) -> None:
-    before = len(upstream.arrived)
-    piece = b" " * MB
-    try:
-        got = ask(plain, body=(piece for _ in range(70)))
-        assert (got.status, got.error["code"]) == TOO_LARGE
-    finally:
-        lives_on(plain)
-    assert len(upstream.arrived) == before + 1
-
-
 @pytest.mark.parametrize("cut", [0, 1, 60])
 def test_an_upload_that_breaks_off(plain: str, upstream: RawUpstream, cut: int) -> None:
     before = len(upstream.arrived)
@@ -279,33 +234,6 @@ def test_an_upload_that_breaks_off(plain: str, upstream: RawUpstream, cut: int) 
         connection.sendall(whole[: len(whole) - 60 + min(cut, 59)])
     lives_on(plain)
     assert len(upstream.arrived) == before + 1
-
-
-CHAT_LINE = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
-
-
-@pytest.mark.parametrize(
-    "request_text",
-    [
-        b"nonsense\r\n\r\n",
-        CHAT_LINE + b"Content-Length: x\r\n\r\n{}",
-        CHAT_LINE + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-        CHAT_LINE + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        CHAT_LINE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
-        CHAT_LINE + b"Content-Length: -1\r\n\r\n{}",
-        CHAT_LINE + b"Bad Name: 1\r\nContent-Length: 2\r\n\r\n{}",
-        b"POST /v1/\xff\xfe HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
-    ],
-)
-def test_what_is_no_http_is_refused_and_never_reaches_the_upstream(
-    plain: str, upstream: RawUpstream, request_text: bytes
-) -> None:
-    before = len(upstream.arrived)
-    with connected(plain) as connection:
-        connection.sendall(request_text)
-        assert read_all(connection).startswith(b"HTTP/1.1 400 ")
-    assert len(upstream.arrived) == before
-    lives_on(plain)
 
 
 def test_a_compressed_request_is_unpacked(plain: str, upstream: RawUpstream) -> None:
