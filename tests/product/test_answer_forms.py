@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -252,25 +251,6 @@ def test_a_refusal_and_a_stop_sequence(streamed: bool, front: Clients) -> None:
         *_, last = made_response
         made_response = last.response
     assert made_response.output[0].content[0].refusal == "no"
-
-
-def test_long_arguments_stay_readable(front: Clients) -> None:
-    """Arguments that stop being JSON after the client got a part of them end the stream."""
-    upstream, claude, _ = front
-    text = json.dumps({"a": "x" * 3_000})
-    for tail, whole in ((text[1_500:], True), (text[1_500:-1] + ",}", False)):
-        pieces = [text[:1_500], tail[:900], tail[900:]]
-        parts = [{"index": 0, "function": {"arguments": piece}} for piece in pieces]
-        upstream.answers["x"] = stream(
-            chunk({"tool_calls": [{"index": 0, **calling("")["tool_calls"][0]}]}),
-            *(chunk({"tool_calls": [part]}) for part in parts),
-            STOP,
-        )
-        if whole:
-            assert told_message(claude, "x").calls == [("get", {"a": "x" * 3_000})]
-        else:
-            with pytest.raises(Failed):
-                told_message(claude, "x")
 
 
 def types_in(union: Any) -> set[str]:

@@ -33,37 +33,6 @@ def calls(*pieces: dict[str, Any]) -> dict[str, Any]:
 
 
 X, Y = '{"x": 1}', '{"y": 2}'
-STREAMS: dict[str, list[dict[str, Any]]] = {
-    "in turns": [
-        calls(piece(0, "a", "f", "")),
-        calls(piece(1, "b", "g", "")),
-        calls(piece(0, text='{"x":')),
-        calls(piece(1, text='{"y":')),
-        calls(piece(0, text=" 1}")),
-        calls(piece(1, text=" 2}")),
-    ],
-    "the id in each delta": [
-        calls(piece(0, "a", "f", '{"x"')),
-        calls(piece(0, "a", None, ": 1}")),
-        calls(piece(1, "b", "g", '{"y"')),
-        calls(piece(1, "b", None, ": 2}")),
-    ],
-    "a call sent again whole": [
-        calls(piece(0, "a", "f", X)),
-        calls(piece(1, "b", "g", Y)),
-        calls(piece(1, "b", "g", Y)),
-    ],
-    "the name late": [
-        calls(piece(0, "a", None, "")),
-        calls(piece(0, None, "f", X)),
-        calls(piece(1, "b", None, '{"y"')),
-        calls(piece(1, None, "g", ": 2}")),
-    ],
-    "no index": [calls(piece(None, "a", "f", X)), calls(piece(None, "b", "g", Y))],
-    "no index, no id": [calls(piece(None, None, "f", X)), calls(piece(None, None, "g", Y))],
-    "index 0 for all": [calls(piece(0, "a", "f", X)), calls(piece(0, "b", "g", Y))],
-    "equal ids, index 0 for all": [calls(piece(0, "a", "f", X)), calls(piece(0, "a", "g", Y))],
-}
 BOTH = [("f", {"x": 1}), ("g", {"y": 2})]
 
 
@@ -107,17 +76,6 @@ def called(answered: Any) -> list[tuple[str, Any]]:
     return [(item.name, json.loads(item.arguments)) for item in found]
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_streamed_calls_arrive_whole(name: str, tmp_path: Path) -> None:
-    upstream = Scripted(STREAMS[name])
-    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        made = message(claude, stream=True, tools=[TOOL])
-        answered = response(gpt, stream=True, tools=[FUNCTION])
-    assert used(made) == BOTH
-    assert called(answered) == BOTH
-    assert (made.stop_reason, made.usage.input_tokens, answered.usage.output_tokens) == ("tool_use", 9, 4)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ids", [("a", "a"), (None, None), ("", ""), ("a", None)])
 def test_results_belong_to_the_call_with_their_id(
@@ -144,50 +102,6 @@ def test_results_belong_to_the_call_with_their_id(
         assert [json.dumps(result["content"]).count(name) for result, name in zip(sent, "fg", strict=True)] == [1, 1]
     if ids[0]:
         assert made.content[0].id == answered.output[0].call_id == ids[0]
-
-
-TEXTS: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
-    "before and in the same delta": (
-        [{"content": "A"}, {"content": "B", **calls(piece(0, "a", "f", X), piece(1, "b", "g", Y))}],
-        ["AB", "f", "g"],
-    ),
-    "between": (
-        [{"content": "A"}, calls(piece(0, "a", "f", X)), {"content": "B"}, calls(piece(1, "b", "g", Y))],
-        ["A", "f", "B", "g"],
-    ),
-    "inside": (
-        [
-            calls(piece(0, "a", "f", '{"x":')),
-            {"content": "A"},
-            calls(piece(0, text=" 1}")),
-            calls(piece(1, "b", "g", Y)),
-        ],
-        ["f", "A", "g"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_text_around_calls_keeps_its_place(name: str, tmp_path: Path) -> None:
-    deltas, expected = TEXTS[name]
-    upstream = Scripted(deltas)
-    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        made = message(claude, stream=True, tools=[TOOL])
-        answered = response(gpt, stream=True, tools=[FUNCTION])
-    assert (used(made), called(answered)) == (BOTH, BOTH)
-    assert [block.text if block.type == "text" else block.name for block in made.content] == expected
-    written = [item.content[0].text if item.type == "message" else item.name for item in answered.output]
-    assert written == expected
-
-
-def test_each_call_has_a_finish_reason(tmp_path: Path) -> None:
-    """Servers that send one chunk for each call may end each of them."""
-    upstream = Scripted(STREAMS["no index"], ends={1: "tool_calls", 2: "tool_calls", 3: "stop"})
-    with entrance(upstream.app, tmp_path, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        made = message(claude, stream=True, tools=[TOOL])
-        answered = response(gpt, stream=True, tools=[FUNCTION])
-    assert (used(made), called(answered)) == (BOTH, BOTH)
-    assert (made.stop_reason, made.usage.output_tokens, answered.usage.output_tokens) == ("tool_use", 4, 4)
 
 
 def test_a_call_streams_while_the_upstream_writes_it(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import brotli
 import httpx
 import openai
@@ -23,7 +22,7 @@ from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from tests.kit.three_apis import PATHS, Answer, event
-from tests.product.test_bridged_answers import HELLO, clients, entrance, message, response
+from tests.product.test_bridged_answers import HELLO, clients, entrance, response
 
 PACKED: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
@@ -158,22 +157,6 @@ def test_failed_responses_have_the_status_of_their_code(api: str, code: str, str
     assert answered.status_code == NAMED[code]
     assert "It failed." in answered.json()["error"]["message"]
     assert answered.headers["retry-after"] == "3"
-
-
-@pytest.mark.parametrize("type", ["overloaded_error", "rate_limit_error"])
-def test_an_error_late_in_a_stream_keeps_its_type(type: str, tmp_path: Path) -> None:
-    kind, body = whole("chat", stream=True)
-    failed = body.rpartition(b'data: {"id')[0].rpartition(b'data: {"id')[0] + event({"error": {"message": "No."}})
-    failed = failed.replace(b'"No."', b'"No.", "type": "%b"' % type.encode()).replace(b"event: error\n", b"")
-    upstream = Upstream("chat", lambda asked: Response(failed, media_type=kind))
-    with (
-        entrance(upstream.app, tmp_path, speaks=["chat"]) as url,
-        clients(url) as (claude, _),
-        pytest.raises(anthropic.APIStatusError) as raised,
-    ):
-        message(claude, stream=True)
-    body_of: Any = raised.value.body
-    assert body_of["error"] == {"type": type, "message": "No."}
 
 
 FUNCTIONS = {
