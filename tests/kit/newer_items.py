@@ -1,4 +1,4 @@
-"""Conversations with the newer kinds of items and blocks, for each of the three APIs, turn by turn.
+"""Conversations with the newer kinds of items and blocks, for Messages and Responses, turn by turn.
 
 A ``Talk`` appends to ``units`` and yields when its client would send them. Each text begins with a fact of its own.
 """
@@ -140,53 +140,6 @@ class Talk:
     def resolved(self, unit: Unit) -> Unit:
         """Return a unit, or the one that it refers to."""
         return self.known.get(unit.get("id", ""), unit) if unit.get("type") == "item_reference" else unit
-
-
-class Chat(Talk):
-    api = "chat"
-
-    def begin(self) -> None:
-        self.units.append({"role": self.rng.choice(("system", "developer")), "content": "Be brief."})
-
-    def ask(self, text: str) -> None:
-        parts: Any = [{"type": "text", "text": text}]
-        image = f"data:image/png;base64,{picture(1)}"
-        parts += [{"type": "image_url", "image_url": {"url": image}}] * (self.rng.random() < 0.1)
-        self.units.append({"role": "user", "content": parts if len(parts) > 1 else text})
-
-    def say(self, text: str) -> None:
-        refusal = {"content": None, "refusal": text} if self.rng.random() < 0.1 else {"content": text}
-        self.units.append({"role": "assistant", **refusal})
-
-    @property
-    def steps(self) -> Sequence[Callable[[], Iterator[None]]]:
-        return [self._calls, self._calls, self._custom]
-
-    @property
-    def calls(self) -> Sequence[Callable[[], Iterator[None]]]:
-        return [self._calls]
-
-    def fields(self) -> Unit:
-        return {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]}
-
-    def _calls(self, kind: str = "function") -> Iterator[None]:
-        ids = [self.id("call") for _ in range(1 if self._beside else self.rng.choice((1, 1, 3)))]
-        calls = []
-        for id_ in ids:
-            text = self.text(10)
-            made = {"arguments": json.dumps({"q": text})} if kind == "function" else {"input": text}
-            calls.append({"id": id_, "type": kind, kind: {"name": "f", **made}})
-        self.units.append({"role": "assistant", "content": None, "tool_calls": calls})
-        for id_ in ids:
-            text = self.text(120, 1.2)
-            parts = [{"type": "text", "text": text}] if self.rng.random() < 0.3 else text
-            self.units.append({"role": "tool", "tool_call_id": id_, "content": parts})
-        if self._beside:
-            self.units.append({"role": "user", "content": f"<environment_details>\n{self.text(20)}"})
-        yield
-
-    def _custom(self) -> Iterator[None]:
-        return self._calls("custom")
 
 
 class Messages(Talk):
@@ -525,7 +478,7 @@ class Responses(Talk):
         yield from self._hosted()
 
 
-TALKS: dict[str, type[Talk]] = {talk.api: talk for talk in (Chat, Messages, Responses)}
+TALKS: dict[str, type[Talk]] = {talk.api: talk for talk in (Messages, Responses)}
 
 
 def in_effect(units: Sequence[Unit]) -> dict[str, str]:

@@ -190,24 +190,6 @@ def test_arguments_that_arent_an_object(name: str, streamed: bool, front: Client
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize(
-    "image", [PIXEL, {"url": PIXEL}, {"type": "image_url", "image_url": {"url": PIXEL}}, {"b64_json": "AAAA"}]
-)
-def test_images(image: Any, streamed: bool, front: Clients) -> None:
-    upstream, claude, gpt = front
-    upstream.answers["x"] = completion({"content": "here", "images": [image]})
-    if streamed:
-        upstream.answers["x"] = stream(chunk({"content": "here"}), chunk({"images": [image]}), STOP)
-    assert told_message(claude, "x", stream=streamed).text == f"here\n![image]({PIXEL})\n"
-    made: Any = gpt.responses.create(model="m", input="x", stream=streamed)
-    made = next(event.response for event in made if event.type == "response.completed") if streamed else made
-    assert [(item.type, getattr(item, "result", None)) for item in made.output] == [
-        ("message", None),
-        ("image_generation_call", "AAAA"),
-    ]
-
-
-@pytest.mark.parametrize("streamed", [False, True])
 def test_thinking_with_a_signature(streamed: bool, front: Clients) -> None:
     upstream, claude, _ = front
     signed = {"type": "thinking", "thinking": "hm", "signature": "sig"}

@@ -20,7 +20,6 @@ from proxy.config import load
 from proxy.server.app import Proxy, create_app
 from proxy.server.loopback import serve
 from proxy.store.archive import Removed
-from proxy.telemetry.record import new_id
 from tests.kit.stores import archive_section
 
 UPSTREAM = {"upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}}}
@@ -133,22 +132,6 @@ def test_what_is_no_id_is_told_so(teams: Running, id: str) -> None:
     message = error(answer)["message"]
     assert message.startswith("This isn't an archive id. An archive id has 20 lowercase hexadecimal digits. ")
     assert "Copy the archive id from the note" in message
-
-
-def test_the_id_of_a_request_is_recognized(teams: Running) -> None:
-    message = error(teams.entry(new_id(), "sk-search"))["message"]
-    assert message.startswith(
-        "This is the id of a request, from the header x-compaction-id. Copy the archive id from the note "
-    )
-
-
-@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
-def test_other_methods_are_refused(teams: Running, method: str) -> None:
-    answer = teams.ask(f"/compaction/archive/{FIRST.id}", {"authorization": "Bearer sk-search"}, method)
-    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
-    if method != "HEAD":
-        assert error(answer)["code"] == "method_not_allowed"
-    answered(teams.entry(FIRST.id, "sk-search"), FIRST.id, OLD)
 
 
 def test_without_teams_each_key_has_an_archive_of_its_own(tmp_path: Path) -> None:

@@ -151,19 +151,6 @@ def test_a_conversation_that_grows_past_the_bound_begins_anew_seldom(tmp_path: P
     assert len(upstream.summaries) == breaks
 
 
-def test_a_summary_is_there_before_the_bound_is_reached(tmp_path: Path) -> None:
-    upstream = Bounded(messages=100)
-    messages = tiny(120, " It says more than most lines do, and is worth a summary." * 3)
-    with bounded(upstream, tmp_path) as (caller, _):
-        steps = []
-        for end in range(80, 110, 2):
-            answer = caller.chat.completions.with_raw_response.create(model="m", messages=messages[:end])
-            steps.append(answer.headers.get("x-compaction-summary"))
-    assert "stored" in steps
-    assert "made" not in steps
-    assert upstream.faults == []
-
-
 def test_pictures_of_three_mebibytes_for_an_upstream_that_takes_two(tmp_path: Path) -> None:
     upstream = Bounded(size=2 * MIB)
     messages = pictures(12, MIB // 4)

@@ -9,7 +9,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from starlette.applications import Starlette
@@ -22,7 +21,7 @@ from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.server.loopback import serve
 from proxy.store import open_store
 from tests.kit.configurations import loads
-from tests.kit.program import ROOT, call, run, served
+from tests.kit.program import ROOT, call, run
 from tests.kit.scripted import chat
 
 GOOD: dict[str, Any] = {
@@ -50,11 +49,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "wrong.yaml").write_text(WRONG)
     (tmp_path / "long.json").write_text(json.dumps({"model": "small", "messages": chat(7, 1_000)}))
     return tmp_path
-
-
-def test_check_a_right_file(folder: Path) -> None:
-    done = run(folder, "check", "good.yaml")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "good.yaml: fine\n", "")
 
 
 def test_check_names_every_fault_with_its_line(folder: Path) -> None:
@@ -272,24 +266,6 @@ def test_models(folder: Path) -> None:
     nothing = call(folder, "models")
     assert nothing.returncode == 2
     assert "Name the models to show" in nothing.stderr
-
-
-def test_models_with_a_store_that_is_none(folder: Path) -> None:
-    (folder / "broken.db").write_text("this is no database, and long enough to be seen as none " * 40)
-    (folder / "broken.yaml").write_text(yaml.safe_dump({**GOOD, "store": {"url": "sqlite:///broken.db"}}))
-    done = call(folder, "models", "small", "--config", "broken.yaml")
-    assert done.returncode == 2
-    assert "store.url: the store can't be read" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_serve_answers(folder: Path) -> None:
-    with served(GOOD, folder) as url, httpx.Client(trust_env=False) as http:
-        assert http.get(f"{url}/readyz").status_code == 200
-        answer = http.post(f"{url}/v1/chat/completions", json={"model": "o9", "messages": []})
-    assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "model_not_found"
-    assert answer.headers["x-compaction"] == "none"
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -116,18 +116,6 @@ def test_a_failure_falls_back_to_a_transcript(reply: Reply, tmp_path: Path) -> N
     assert "tools" not in second.body
 
 
-def test_a_prompt_with_a_digest_does_not_hold_all_messages(tmp_path: Path) -> None:
-    down = [Reply(status=500, error="down"), Reply(status=500, error="down")]
-    upstream = StandIn(window=16_000, summariser=lambda body: down.pop() if down else notes(body))
-    origins = run(upstream, tmp_path, CONTINUE, 36)
-    assert origins.count("made") == 1
-    assert "digest" in origins
-    first, *others = (request.raw.decode() for request in upstream.summaries)
-    assert MARK in first
-    assert not any(MARK in other for other in others)
-    assert any("Reading 0." in other for other in others[1:]), "the transcript begins where the conversation does"
-
-
 @pytest.mark.parametrize(
     "fields",
     [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}],

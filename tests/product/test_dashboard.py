@@ -187,15 +187,6 @@ def keyed(url: str, key: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_page_of_savings_has_a_bounded_number_of_rows(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.endpoints.presentation.SHOWN_ROWS", 1)
-    with signed_in(url, ADMIN) as client:
-        listed(client)
-        page = client.get("/compaction/savings").text
-    assert "1 others" in page
-    assert page.count("<td>gpt-5</td>") == 1
-
-
 def test_without_a_session_there_is_a_sign_in_page(url: str) -> None:
     with httpx.Client(base_url=url, trust_env=False) as client:
         for path in (*PAGES, "/compaction/view/" + "0" * 24):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +12,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from click.testing import CliRunner
 from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
@@ -22,7 +19,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from proxy.cli.commands import main
 from proxy.server.loopback import serve
 from proxy.store.items import KIND
 from proxy.store.sqlite import SqliteStore
@@ -139,19 +135,6 @@ def test_without_an_archive_no_item_is_stored_and_the_reported_usage_counts(tmp_
     assert UNSEEN in asked_for_summaries(upstream)
     assert stored_items(tmp_path / "items.db") == 0
     assert b"is explained here" not in (tmp_path / "items.db").read_bytes()
-
-
-def test_forgetting_a_caller_removes_its_items(tmp_path: Path) -> None:
-    upstream = StrictResponses(WINDOW)
-    key = base64.b64encode(b"k" * 32).decode()
-    store = {"url": f"sqlite:///{tmp_path}/items.db", "encryption": {"key": key}}
-    with behind(upstream.app, tmp_path, profile=PROFILE, store=store) as url, client(url) as caller:
-        Session().ask(caller)
-    assert b"is explained here" not in (tmp_path / "items.db").read_bytes()
-    tenant = hashlib.sha256(b"sk-client").hexdigest()
-    done = CliRunner().invoke(main, ["forget", "--key-sha256", tenant, "--config", str(tmp_path / "config.yaml")])
-    assert done.exit_code == 0, done.output
-    assert "item: 2 entries removed" in done.output
 
 
 def repeating(of: str) -> tuple[ASGIApp, list[dict[str, Any]]]:

@@ -159,18 +159,6 @@ def test_a_forgotten_tenant_leaves_no_trace_although_replicas_write(
     assert encrypted or hashlib.sha256(b"sk-stays").hexdigest().encode() in server.raw()
 
 
-def test_the_command_forgets_originals_without_a_replica(server: ObjectServer, tmp_path: Path) -> None:
-    with replicas(tmp_path, server, 1) as (url, _):
-        assert summary_of(url) == "made"
-        assert summary_of(url, "sk-stays") == "made"
-        assert until(lambda: len(archived(server)) == 6)
-    done = command(tmp_path, "forget", "--key-sha256", CALLER_SHA)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    assert "archive: 3 entries removed" in done.stdout
-    assert (len(tenants(server)), len(archived(server))) == (1, 3)
-    assert "Nothing was stored." in command(tmp_path, "forget", "--key-sha256", CALLER_SHA).stdout
-
-
 def tenants(server: ObjectServer) -> set[str]:
     return {name.split("/")[2] for name in archived(server)}
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from tests.kit.scripted import behind, chat, client, key_hash
@@ -35,7 +34,6 @@ def last_messages(upstream: StandIn) -> list[Any]:
 
 
 LONG = chat(7, 1_000)
-SHORT = chat(2, 100)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +57,6 @@ def test_the_header_where_the_policy_forbids_it(tmp_path: Path) -> None:
     headers, upstream = outcome({"allow_header": False}, LONG, tmp_path, extra_headers={"x-compaction": "off"})
     assert headers["x-compaction"] == "compacted"
     assert len(last_messages(upstream)) < len(LONG)
-
-
-def test_another_word_in_the_header_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(openai.BadRequestError, match="'off' or 'shadow'") as refused:
-        outcome({}, SHORT, tmp_path, extra_headers={"x-compaction": "enforce"})
-    assert refused.value.response.headers["x-compaction"] == "none"
 
 
 TEAMS: dict[str, Any] = {

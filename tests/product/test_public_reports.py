@@ -32,15 +32,7 @@ Items = list[dict[str, Any]]
 
 NOTES = "Goal: KEPT answers to the questions. Next step: answer the newest one, as the user wants."
 SAID = "All right, the work continues as planned."
-PRICES = {
-    "priced": {"input_cost_per_token": 1e-6, "output_cost_per_token": 0.0},
-    "claude-*": {
-        "input_cost_per_token": 1e-6,
-        "output_cost_per_token": 0.0,
-        "cache_creation_input_token_cost": 1.25e-6,
-        "cache_creation_input_token_cost_above_1hr": 2e-6,
-    },
-}
+PRICES = {"priced": {"input_cost_per_token": 1e-6, "output_cost_per_token": 0.0}}
 
 
 @dataclass(frozen=True)
@@ -63,16 +55,12 @@ class Sent:
 
 
 class Upstream:
-    """An upstream of all three APIs. ``reply`` answers a conversation, and ``notes`` is the text of each summary.
-
-    A request for a summary overflows at ``summary_window`` tokens.
-    """
+    """An upstream of all three APIs. ``reply`` answers a conversation, and ``notes`` is the text of each summary."""
 
     def __init__(self) -> None:
         self.sent: list[Sent] = []
         self.reply: Callable[[Sent], Response] = Sent.answer
         self.notes = NOTES
-        self.summary_window = 1_000_000
         self.app = Starlette(routes=[Route(path, self._answer, methods=["POST"]) for path in PATHS.values()])
 
     async def _answer(self, request: Request) -> Response:
@@ -80,9 +68,6 @@ class Upstream:
         api = next(name for name, path in PATHS.items() if request.url.path == path)
         sent = Sent(raw, json.loads(raw), api, b"<transcript>" in raw)
         self.sent.append(sent)
-        if sent.summary and text_tokens(raw.decode()) > self.summary_window:
-            text = f"This model's maximum context length is {self.summary_window} tokens."
-            return JSONResponse({"error": {"message": text, "code": "context_length_exceeded"}}, 400)
         return sent.answer(self.notes) if sent.summary else self.reply(sent)
 
 
@@ -107,10 +92,6 @@ class Seen:
     @property
     def compacted(self) -> bool:
         return self.response.headers["x-compaction"] == "compacted"
-
-    @property
-    def size(self) -> int:
-        return int(self.response.headers["x-compaction-tokens-before"])
 
     @property
     def units(self) -> Items:

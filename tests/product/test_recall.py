@@ -193,16 +193,6 @@ def test_a_call_after_the_last_round_ends_the_response(door: Front, stream: bool
     assert (talk.message.content, talk.message.tool_calls, talk.reason) == ("Once more.", None, "stop")
 
 
-@both
-def test_a_call_after_the_last_round_without_a_text_falls_back(door: Front, stream: bool) -> None:
-    talk = Talk(door, "insisting", stream, "1")
-    again = Reply(tool_calls=(ours(query="vault"),))
-    *_, last, plain = talk.ask(again, again, again, Reply(content="Without."))
-    assert (last["tool_choice"], NAME in names(plain)) == ("none", False)
-    assert (talk.message.content, talk.reason) == ("Without.", "stop")
-    assert talk.usage.completion_tokens > 3 * 20, "that of all rounds"
-
-
 RATE = Reply(status=429, error={"error": {"message": "Slow down."}}, headers={"retry-after": "1"})
 FAILURES = {
     "rate limit": RATE,
@@ -308,16 +298,6 @@ def test_an_upstream_that_refuses_the_tool_gets_none(tmp_path: Path, stream: boo
         talk.say("Next?")
         assert NAME not in names(talk.ask(Reply(content="Fine."))[0])
         assert NAME in names(Talk(other, "never", stream, caller=1).ask(Reply(content="Fine."))[0])
-
-
-@both
-def test_a_refusal_without_the_tool_too_has_another_cause(tmp_path: Path, stream: bool) -> None:
-    refusal = Reply(status=400, error={"error": {"message": "no such format", "type": "invalid_request_error"}})
-    with front({"default": ON}, tmp_path) as other:
-        talk = Talk(other, "other cause", stream)
-        with pytest.raises(openai.BadRequestError, match="no such format"):
-            talk.ask(refusal, refusal)
-        assert NAME in names(talk.ask(Reply(content="Fine."))[0])
 
 
 @both

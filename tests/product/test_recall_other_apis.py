@@ -121,10 +121,6 @@ class Talk(ABC):
         """Add the results of calls, and a text of the user's."""
 
     @abstractmethod
-    def events(self) -> tuple[list[str], list[int]]:
-        """Return the text deltas of a stream, and the numbers of its blocks or items."""
-
-    @abstractmethod
     def open(self) -> contextlib.AbstractContextManager[None]:
         """Stream a response, and add it to the conversation at its last event. The stream stays open."""
 
@@ -186,16 +182,6 @@ class MessagesTalk(Talk):
         results = [{"type": "tool_result", "tool_use_id": id, "content": f"content of {id}"} for id in answered]
         blocks = [*results, {"type": "text", "text": text}] if text else results
         self.messages.append({"role": "user", "content": blocks})
-
-    def events(self) -> tuple[list[str], list[int]]:
-        texts, indices = [], []
-        with self._client() as caller, caller.messages.stream(**self._options(), tools=self.tools) as events:
-            for event in events:
-                if event.type == "content_block_start":
-                    indices.append(event.index)
-                if event.type == "text":
-                    texts.append(event.text)
-        return texts, indices
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -272,19 +258,6 @@ class ResponsesTalk(Talk):
             {"type": "function_call_output", "call_id": id, "output": f"content of {id}"} for id in answered
         ]
         self.messages += [{"role": "user", "content": text}] if text else []
-
-    def events(self) -> tuple[list[str], list[int]]:
-        texts, indices = [], []
-        with (
-            client(self.url, self.key) as caller,
-            caller.responses.stream(**self._options(), tools=self.tools) as events,
-        ):
-            for event in events:
-                if event.type == "response.output_item.added":
-                    indices.append(event.output_index)
-                if event.type == "response.output_text.delta":
-                    texts.append(event.delta)
-        return texts, indices
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
@@ -471,17 +444,6 @@ def test_an_unknown_id_and_bad_arguments_are_answered(upstream: Upstream, url: s
     assert len(second[talk.units]) - len(first[talk.units]) == {"messages": 2, "responses": 1 + 2 + 2}[api]
 
 
-def test_nothing_is_added_without_the_conditions(upstream: Upstream, url: str, api: str) -> None:
-    short = TALKS[api](upstream, url, "short", False)
-    short.messages = short.messages[-3:]
-    assert names(short.ask(says("x"))[0]) == ["read_file", "recall_earlier"]
-    same = [*short.tools, {**short.tools[0], "name": NAME}]
-    for fields in ({"tool_choice": short.none}, {"tools": same}):
-        talk = TALKS[api](upstream, url, f"conditions{sorted(fields)}", False)
-        (body,) = talk.ask(says("x"), **fields)
-        assert body["tools"] == fields.get("tools", talk.tools)
-
-
 @both
 def test_another_replica_puts_the_hidden_round_back(tmp_path: Path, api: str, stream: bool) -> None:
     upstream = Upstream(api)
@@ -549,16 +511,3 @@ def test_a_client_may_ask_again_before_its_stream_ends(tmp_path: Path, api: str)
             assert talk.text == "Done."
     assert not end.late
     assert upstream.strict.faults == []
-
-
-def test_texts_and_parts_keep_their_borders(upstream: Upstream, url: str, api: str) -> None:
-    """The client gets the deltas of a response without the tool, in blocks or items of ascending numbers."""
-    text = "One two three four five six seven eight nine ten."
-    talk = TALKS[api](upstream, url, "deltas", True)
-    upstream.steps = [says(text)]
-    texts, numbers = talk.events()
-    upstream.steps = [says(text, ours(query="vault")), says(text)]
-    more_texts, more_numbers = talk.events()
-    assert more_texts == texts * 2
-    assert numbers == [0, 1]
-    assert more_numbers == [0, 1, 2, 3]

@@ -20,7 +20,7 @@ from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.units import decode
 from proxy.limits.profiles import Profiles
 from proxy.limits.profiles.lookup import Profile
-from proxy.pipeline.facts_cache import INLINE_BYTES, FactsCache
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from tests.kit.scripted import proxied
@@ -64,20 +64,6 @@ def test_a_result_is_counted_by_its_place() -> None:
         assert turns[2].facts.digest == turns[5].facts.digest
 
 
-def test_what_comes_later_changes_no_count() -> None:
-    memory = FactsCache()
-    whole = [turn.facts.tokens for turn in turns_of(TALK, OPENAI)]
-    for end in range(1, len(TALK) + 1):
-        assert [turn.facts.tokens for turn in turns_of(TALK[:end], OPENAI, memory)] == whole[:end]
-
-
-def test_many_large_ones_are_counted_alike() -> None:
-    large = result("a", KOREAN * 1_000)
-    assert len(json.dumps(large, ensure_ascii=False).encode()) > INLINE_BYTES
-    turns = turns_of([ASK, calls("a", "b"), large, result("b", KOREAN)], OPENAI)
-    assert turns[2].facts.tokens == OPENAI.message(large, parallel=True)
-
-
 @pytest.mark.parametrize("model", ["claude-sonnet-4-5", "qwen3-32b", "gpt-oss-120b", "never-heard-of"])
 def test_other_models_read_the_text(model: str) -> None:
     counter = ChatCounter(Profiles().find(model))
@@ -90,16 +76,6 @@ def test_what_is_shortened_is_counted_so_too() -> None:
     assert short is not None
     assert 500 < short.facts.tokens <= 1_000
     assert short.facts.tokens == OPENAI.message(decode(short.raw), parallel=True)
-
-
-@pytest.mark.parametrize("text", ["\u00e9", "\uffff", "\u4f60", "\U0001f9d1\u200d\U0001f680", '\n\u00e9"', "a\\\u0439"])
-def test_the_bytes_bound_the_tokens(text: str) -> None:
-    messages = [calls("a", "b"), result("a", text * 3_000), result("b", text)]
-    for ensure_ascii in (False, True):
-        raw = json.dumps({"messages": messages}, ensure_ascii=ensure_ascii).encode()
-        assert sum(turn.facts.tokens for turn in turns_of(messages, OPENAI)) <= OPENAI.at_most(raw)
-    alone = json.dumps({"messages": [ASK]}, ensure_ascii=False).encode()
-    assert OPENAI.at_most(alone) == len(alone)
 
 
 def test_profiles_that_count_otherwise_have_counters_of_their_own() -> None:

@@ -164,17 +164,6 @@ def test_a_later_call_succeeds_in_the_background(tmp_path: Path, monkeypatch: py
     assert len(prompts) == 2
 
 
-def test_the_fallback_is_asked_while_a_request_waits(tmp_path: Path) -> None:
-    def summariser(body: dict[str, Any]) -> Reply:
-        return Reply(content="Goal: OTHER-NOTES.") if body["model"] == "second" else SLOW
-
-    upstream = StandIn(window=WINDOW, summariser=summariser)
-    policy = {"summary": {"timeout": 0.3, "fallback_model": "second"}}
-    with behind(upstream, tmp_path, policy=policy) as url, client(url) as caller:
-        assert origin(caller, talk()) == "made"
-    assert [request.body["model"] for request in upstream.summaries] == ["m", "second"]
-
-
 def opened() -> float:
     return REGISTRY.get_sample_value("compaction_summaries_breaker_total", {"change": "opened"}) or 0
 

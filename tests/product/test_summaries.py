@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import openai
 
-from proxy.server.loopback import serve
 from proxy.summary.single_flight import InFlight
 from tests.kit.messages import assistant, call, result, system, user
-from tests.kit.scripted import PROFILE, behind, chat, client, proxied, words
+from tests.kit.scripted import behind, chat, client, words
 from tests.kit.upstream import Reply, Responder, StandIn
 from tests.kit.waiting import until
 
@@ -43,20 +40,6 @@ def sent(upstream: StandIn) -> str:
     return json.dumps(upstream.conversations[-1].body["messages"])
 
 
-def test_made_once_for_all_who_wait(tmp_path: Path, waiting: Callable[[int], bool]) -> None:
-    go = threading.Event()
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1.", go=go))
-    with behind(upstream, tmp_path) as url, client(url) as caller, ThreadPoolExecutor(8) as threads:
-        asked = [threads.submit(ask, caller, LONG) for _ in range(8)]
-        assert waiting(8)
-        go.set()
-        headers = [one.result() for one in asked]
-    assert len(upstream.summaries) == 1
-    assert {h["x-compaction-summary"] for h in headers} == {"made"}
-    assert len({request.raw for request in upstream.conversations}) == 1
-    assert len(upstream.conversations) == 8
-
-
 def test_a_policys_own_prompt(tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW, summariser=numbered())
     prompt = "OUR-WORDS {not a field}\n<transcript>\n{messages}\n</transcript>"
@@ -78,38 +61,6 @@ def test_only_the_newest_tokens_where_the_policy_says_so(tmp_path: Path) -> None
     assert request.tokens < 2_500 + 600
     assert "Question 0:" not in asked(upstream)
     assert "Question 0:" in sent(upstream), "the user's own words stay"
-
-
-def routed(main: str, other: str, key: str | None, window: int) -> dict[str, Any]:
-    upstream = {"base_url": f"{other}/v1", **({"api_key": key} if key else {})}
-    profile = {**PROFILE, "context_window": window}
-    return {
-        "upstreams": {"main": {"base_url": f"{main}/v1"}, "other": upstream},
-        "models": [
-            {"match": "summariser", "upstream": "other", "model": "small", "profile": profile},
-            {"match": "*", "upstream": "main", "profile": PROFILE},
-        ],
-        "policies": {"default": {"summary": {"model": "summariser"}}},
-    }
-
-
-def test_a_small_summary_model_reads_in_parts(tmp_path: Path) -> None:
-    main, other = StandIn(window=WINDOW), StandIn(window=4_000, max_output=2_000, summariser=numbered())
-    with (
-        serve(main.app) as url,
-        serve(other.app) as small,
-        proxied(routed(url, small, "sk-other", 4_000), tmp_path) as entrance,
-        client(entrance) as caller,
-    ):
-        assert ask(caller, LONG)["x-compaction-summary"] == "made"
-    assert main.summaries == []
-    assert len(other.requests) >= 4
-    assert {request.status for request in other.requests} == {200}
-    assert max(request.tokens for request in other.requests) <= 4_000
-    assert {request.body["model"] for request in other.requests} == {"small"}
-    assert {request.headers["authorization"] for request in other.requests} == {"Bearer sk-other"}
-    assert "notes on part 2" in json.dumps(other.requests[-1].body)
-    assert "SUMMARY" in sent(main)
 
 
 def test_prepared_in_the_background_nobody_waits(tmp_path: Path, flights: list[InFlight]) -> None:

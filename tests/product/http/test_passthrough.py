@@ -64,17 +64,6 @@ def test_a_request_travels_as_it_is(
     assert arrived.header("transfer-encoding") is None
 
 
-def test_bodies_of_any_size_and_framing(proxy: str, upstream: RawUpstream) -> None:
-    for size in (0, 1, 65_535, 999_999, 1_000_000, 1_000_001, 5_000_000):
-        for chunked in (False, True):
-            sent = NOISE[:size]
-            pieces = (sent[start : start + 70_001] for start in range(0, size, 70_001))
-            got = ask(proxy, "/v1/uploads/1/parts", pieces if chunked else sent)
-            assert got.status == 200
-            assert upstream.last.body == sent
-            assert upstream.last.header("content-length") == (None if chunked else str(size))
-
-
 def test_a_file_is_uploaded_and_comes_back(start_proxy: StartProxy, stage: Stage) -> None:
     boundary = "--------------------------d74496d66958873e"
     form = (
@@ -220,16 +209,6 @@ def test_no_path_leads_out_of_the_api(proxy: str, upstream: RawUpstream, path: s
     before = len(upstream.arrived)
     got = ask(proxy, path, None)
     assert (got.status, got.error["code"]) == (404, "not_found")
-    assert len(upstream.arrived) == before
-
-
-@pytest.mark.parametrize("path", ["/v1", "/chats", "/v2/models", "/V1/models", "/Models?x=1", "/livez/x", "/metricsx"])
-def test_an_unknown_path_says_where_the_api_is(proxy: str, upstream: RawUpstream, path: str) -> None:
-    before = len(upstream.arrived)
-    for method, body in (("GET", None), ("POST", b"{}")):
-        got = ask(proxy, path, body, method=method)
-        assert (got.status, got.error["code"]) == (404, "not_found")
-        assert "/v1" in got.error["message"]
     assert len(upstream.arrived) == before
 
 
