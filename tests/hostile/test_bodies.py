@@ -61,6 +61,24 @@ def test_one_byte_over_the_limit(limited: str, upstream: RawUpstream, chunked: b
     assert [len(one.body) for one in upstream.arrived] == [LIMIT]
 
 
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda body: gzip.compress(body, 1),
+    "deflate": lambda body: zlib.compress(body, 1),
+    "br": lambda body: brotli.compress(body, quality=1),
+    "zstd": lambda body: zstandard.compress(body, 3),
+    "gzip, gzip": lambda body: gzip.compress(gzip.compress(body, 1), 9),
+    "br, zstd": lambda body: zstandard.compress(brotli.compress(body, quality=1)),
+}
+
+
+@pytest.mark.parametrize("how", PACKERS)
+def test_a_packed_body_of_just_the_limit(limited: str, how: str) -> None:
+    headers = [JSON, ("content-encoding", how)]
+    assert ask(limited, CHAT, PACKERS[how](padded(LIMIT)), headers).status == 200
+    over = ask(limited, CHAT, PACKERS[how](padded(LIMIT + 1)), headers)
+    assert (over.status, over.error["code"]) == (413, "request_too_large")
+
+
 def bombs() -> dict[str, bytes]:
     """Each of some kilobytes, for hundreds of megabytes; the zstd one asks for a window of half a gigabyte at once."""
     nothing = bytes(64 * MB)
