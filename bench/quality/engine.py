@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,13 +25,14 @@ from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.rules import rules_for
-from proxy.pipeline.summary_models import TranscriptWriter
 from proxy.store import open_store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.quality import Written
 from proxy.summary.single_flight import NothingToAsk
 from proxy.summary.store import Summaries
+from proxy.summary.transcript import TranscriptWriter
+from proxy.summary.writer import SummaryModels
 
 MODEL = "bench"
 TOKENIZER = "o200k_base"
@@ -76,7 +77,7 @@ class _Model:
         self._reads = reads
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
-        """See ``proxy.summary.chunking.SummaryModel``."""
+        """See ``UpstreamSummaryModel``."""
         self._reads.append(sum(self._counter.message(message) for message in messages))
         found = MATERIAL.search(messages[-1]["content"])
         if found is None:
@@ -85,14 +86,21 @@ class _Model:
         return Written(self._summarizer(material, max_tokens, self.count), "stop")
 
 
-Models = Callable[[int], Awaitable[Sequence[UpstreamSummaryModel]]]
+class _Models(SummaryModels):
+    """These models, in this order."""
+
+    def __init__(self, *models: _Model) -> None:
+        self._models = models
+
+    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+        """See ``SummaryModels``."""
+        return cast("Sequence[UpstreamSummaryModel]", self._models)
 
 
-async def _no_models(tokens: int) -> Sequence[UpstreamSummaryModel]:
-    return ()
+_NO_MODELS = _Models()
 
 
-def _case(raws: Sequence[bytes], window: int, counter: ChatCounter, tenant: str, models: Models) -> CompactionInput:
+def _case(raws: Sequence[bytes], window: int, counter: ChatCounter, tenant: str, models: _Models) -> CompactionInput:
     """Return a request with these messages."""
     return CompactionInput(
         body=parse(b'{"model":"' + MODEL.encode() + b'","messages":[' + b",".join(raws) + b"]}"),
@@ -133,10 +141,7 @@ class Engine:
         model = _Model(counter, window, SUMMARIZERS[summarizer], prompts.outcome.reads)
         tenant = f"{conversation.name} {window} {summarizer}"
         raws = [msgspec.json.encode(message) for message in conversation.messages]
-
-        async def models(tokens: int) -> Sequence[UpstreamSummaryModel]:
-            return cast("Sequence[UpstreamSummaryModel]", (model,))
-
+        models = _Models(model)
         for end in conversation.requests():
             outcome = await self._compactor.compact(_case(raws[:end], window, counter, tenant, models))
             prompts.add(raws[:end] if outcome.messages is None else outcome.messages)
@@ -147,7 +152,7 @@ class Engine:
     async def last_prompt(self, conversation: Conversation, window: int) -> list[Message]:
         """Return the prompt of the conversation's last request, sent alone. No model writes its summary."""
         raws = [msgspec.json.encode(message) for message in conversation.messages]
-        case = _case(raws, window, self._counter(window), f"{conversation.name} {window} alone", _no_models)
+        case = _case(raws, window, self._counter(window), f"{conversation.name} {window} alone", _NO_MODELS)
         outcome = await self._compactor.compact(case)
         await _settled()
         return [msgspec.json.decode(raw) for raw in (raws if outcome.messages is None else outcome.messages)]

@@ -6,8 +6,10 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import StrEnum
 from itertools import chain, islice
+from urllib.parse import quote
 
 import msgspec
+from starlette.types import Scope
 
 # RFC 9110, section 7.6.1, and headers of older software with the same meaning.
 HOP_BY_HOP = frozenset(
@@ -181,6 +183,11 @@ def _chooses(name: bytes) -> bool:
 def for_other_request(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return a request's headers for another request of the proxy about the same conversation."""
     return [pair for pair in headers if pair[0] not in _OF_ONE_REQUEST]
+
+
+def client_query(scope: Scope) -> str:
+    """Return the query string to forward."""
+    return quote(scope["query_string"], safe="/?:@!$&'()*+,;=%-._~")
 
 
 _OF_ONE_REQUEST = frozenset({"accept-encoding", "idempotency-key"})

@@ -20,20 +20,22 @@ from proxy.pipeline.costs import Costs, reserve
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.features.additions import CAUSE, Additions
 from proxy.pipeline.features.alternation import Alternation
-from proxy.pipeline.features.continued_notes import NotesWriter, may_continue
 from proxy.pipeline.features.item_references import item_reader, resolve
 from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
 from proxy.pipeline.features.recall import Recall, RecallState, reserved
 from proxy.pipeline.features.server_state import ServerState
 from proxy.pipeline.features.usage_feedback import UsageFeedback
-from proxy.pipeline.job import CompactionInput, Outcome, SummaryWriter
+from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.rules import request_rules
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import describe_call, outgoing, resend, send
-from proxy.pipeline.summary_models import TranscriptWriter, has_summary_model, note_conditions, summary_models
+from proxy.pipeline.summaries import ExchangeModels
 from proxy.pipeline.watching import Tap, Watch
+from proxy.summary.settings import SummarySettings
+from proxy.summary.writer import SummaryWriter
+from proxy.summary.writers import WRITERS
 from proxy.upstream.transport import Outgoing, Transport
 
 log = structlog.get_logger(__name__)
@@ -235,7 +237,7 @@ class _Run(Run):
             writers=self._writers(),
             rules=request_rules(exchange, budget),
             strict=exchange.profile.strict_alternation,
-            kept=caller.has_storage,
+            stores_summaries=caller.has_storage,
             allowance=runtime.money.allowances.for_caller(caller),
             stale_reasoning=self._answering.reasoning.stale(exchange),
             keeps_reasoning=self._answering.reasoning.demanded(exchange),
@@ -244,13 +246,10 @@ class _Run(Run):
         )
 
     def _writers(self) -> tuple[SummaryWriter, ...]:
-        """Return the ways to have summaries written, in the order to try them: from the cheapest to the surest."""
-        exchange, runtime = self.exchange, self._answering.runtime
-        writers: list[SummaryWriter] = []
-        if may_continue(exchange):
-            writers.append(NotesWriter(runtime, exchange, lambda: None if self.recall is None else self.recall.adding))
-        models, may_try = partial(summary_models, runtime, exchange), partial(has_summary_model, exchange)
-        return *writers, TranscriptWriter(models, may_try, partial(note_conditions, exchange))
+        """Return the ways to have summaries written, in the order to try them."""
+        exchange, tool = self.exchange, lambda: None if self.recall is None else self.recall.adding
+        models = ExchangeModels(self._answering.runtime, exchange, tool)
+        return tuple(writer(models) for writer in WRITERS[exchange.caller.policy.section(SummarySettings).method])
 
     def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
         """Return the attempt to send the request as it came."""

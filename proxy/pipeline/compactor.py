@@ -202,10 +202,9 @@ class Compactor:
             outcome = replace(outcome, summary=used)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)
-        heavy = work.heavy or len(work.turns) > MANY or not work.knows_retention(entry)
-        heavy = heavy or (entry is not None and not work.knows_piece(entry))
+        heavy = work.heavy or len(work.turns) > MANY or not work.has_cached(entry)
         finish = partial(self._finished, work, entry, outcome)
-        outcome, rendered = await self._facts.run_if(heavy, finish, *work.place)
+        outcome, rendered = await self._facts.run_if(heavy, finish, *work.workload)
         if rendered is not None:
             outcome = replace(outcome, archive=self._keep(work, rendered))
         case = work.case

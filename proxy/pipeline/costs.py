@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -20,14 +21,16 @@ from proxy.access.spending import limit_of
 from proxy.config import Route
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.prices import Price, below_step, price_of
-from proxy.pipeline.attempt import Departure
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
-from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import Forecast
-from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store.forgetting import drop
 from proxy.telemetry.record import Cost, Usage
+
+if TYPE_CHECKING:  # the runtime has the compactor, which asks for summaries and their price
+    from proxy.pipeline.attempt import Departure
+    from proxy.pipeline.exchange import Exchange
+    from proxy.pipeline.runtime import Runtime
 
 log = structlog.get_logger(__name__)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -19,16 +18,16 @@ from proxy.compaction.pressure import COMMA, SEPARATOR, part
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, before_cut, render
 from proxy.compaction.rule_files import project_folders
 from proxy.compaction.rules import Envelope, Rules
-from proxy.compaction.settings import Clause, any_met, lowest_level, share_of
+from proxy.compaction.settings import Clause, lowest_level, share_of
 from proxy.compaction.summary_message import Counts, SummaryMessage, retention, texts_of, with_index
-from proxy.compaction.turn import PROGRAM, Facts, Turn, attributed, faults, head_length
+from proxy.compaction.turn import PROGRAM, Facts, Forms, Turn, attributed, faults, head_length
 from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request, value_of
 from proxy.dialects.units import ByDigest
 from proxy.summary.allowance import Allowance
-from proxy.summary.chunking import SummaryRequest, extract
 from proxy.summary.store import Checkpoint, Origin, StoredSummary
+from proxy.summary.writer import SummaryWriter
 from proxy.telemetry.record import Reason
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed"]
@@ -145,8 +144,8 @@ class CompactionInput(msgspec.Struct, eq=False):
     """A request, and the settings and limits for its compaction.
 
     ``budget`` is in tokens. ``writers`` are the ways to have a summary written, in the order to try them.
-    ``strict`` is true if the upstream requires user and assistant messages to alternate. ``kept`` is true if the proxy
-    may store summaries for the caller. ``allowance`` limits the tokens of the caller's summaries.
+    ``strict`` is true if the upstream requires user and assistant messages to alternate. ``stores_summaries`` is true
+    if the proxy may store summaries for the caller. ``allowance`` limits the tokens of the caller's summaries.
     ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
     Bound reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it. With
     ``keeps_reasoning`` none is removed, because the upstream demands it.
@@ -163,7 +162,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     rules: Rules
     writers: Sequence[SummaryWriter] = ()
     strict: bool = False
-    kept: bool = True
+    stores_summaries: bool = True
     allowance: Allowance | None = None
     stale_reasoning: int = 0
     keeps_reasoning: bool = False
@@ -172,6 +171,9 @@ class CompactionInput(msgspec.Struct, eq=False):
     largest_budget: int | None = None
     deadline: float = 0.0
 
+
+FormKey = tuple[str, object]
+"""The key of a cached form: its name, and everything that it depends on."""
 
 PROMPTS = 1_000
 """System prompts whose folders are remembered, by their digests."""
@@ -200,7 +202,7 @@ class CompactionJob:
         return self.turns[self.head :]
 
     @property
-    def place(self) -> tuple[str, int]:
+    def workload(self) -> tuple[str, int]:
         """Return the tenant and the bytes of the request, for the counting thread."""
         return self.case.tenant, len(self.case.body.raw)
 
@@ -244,23 +246,9 @@ class CompactionJob:
                 # Later messages may replace kept ones, but don't change the index.
                 kept = self.case.rules.shortest(self.body[: self.plan.seen[position]], places, format)
                 message = SummaryMessage(raw, entry.index_at)
-                raw = with_index(message, entry.found, kept, self.plan.limits_at(position), format)
+                raw = with_index(message, entry.names, kept, self.plan.limits_at(position), format)
             form = forms[key] = Turn(raw, Facts("", "", format.tokens(raw), b""))
         return OutgoingMessage(form.raw, form.facts.tokens, None)
-
-    def knows_piece(self, entry: StoredSummary) -> bool:
-        """Return whether the message of a summary is cached. Making it takes milliseconds."""
-        forms, key = self._summary_forms(entry)
-        return key in forms
-
-    def _summary_forms(self, entry: StoredSummary) -> tuple[dict[tuple[str, object], Turn | None], tuple[str, object]]:
-        newest, before = self._until(self.plan.seen[self.plan.cut])
-        return newest.forms, ("index", (entry.message, before, self.plan.limits_at(self.plan.cut).index))
-
-    def _until(self, seen: int) -> tuple[Facts, bytes]:
-        """Return the facts of the last of so many messages, and a digest of all. Branches may share the last one."""
-        digests = b"".join([turn.facts.digest for turn in self.body[:seen]])
-        return self.body[seen - 1].facts, hashlib.sha256(digests).digest()
 
     def retention(self, entry: StoredSummary | None, rendered: RenderedConversation) -> dict[str, Counts]:
         """Return how many of the likeliest names in the removed messages the prompt has, by kind.
@@ -272,25 +260,32 @@ class CompactionJob:
         form = forms.get(key)
         if form is None:
             changed = [(p.raw, p.turn.facts) for p in rendered.pieces if p.turn and p.changed]
-            removed = [*([entry.found] if entry else []), *(facts.names for _, facts in changed)]
+            removed = [*([entry.names] if entry else []), *(facts.names for _, facts in changed)]
             counts = retention(removed, self._texts(rendered), archived=self.case.rules.archive)
             form = forms[key] = Turn(msgspec.json.encode(counts), Facts("", "", 0, b""))
         return msgspec.json.decode(form.raw, type=dict[str, Counts])
 
-    def knows_retention(self, entry: StoredSummary | None) -> bool:
-        """Return whether the counts of names are cached. Counting takes milliseconds."""
-        forms, key = self._retention_forms(entry)
-        return key in forms
+    def has_cached(self, entry: StoredSummary | None) -> bool:
+        """Return whether a summary's message and the counts of names are cached. Making them takes milliseconds."""
+        places = [self._retention_forms(entry), *([] if entry is None else [self._summary_forms(entry)])]
+        return all(key in forms for forms, key in places)
 
-    def _retention_forms(
-        self, entry: StoredSummary | None
-    ) -> tuple[dict[tuple[str, object], Turn | None], tuple[str, object]]:
+    def _summary_forms(self, entry: StoredSummary) -> tuple[Forms, FormKey]:
+        cut = self.plan.cut
+        return self._forms("index", self.plan.seen[cut], entry.message, self.plan.limits_at(cut).index)
+
+    def _retention_forms(self, entry: StoredSummary | None) -> tuple[Forms, FormKey]:
         plan = self.plan
         seen = [frontier.seen for frontier in plan.frontiers.values()] + [index + 1 for index in plan.clips]
         seen += [plan.seen[plan.cut]] if plan.cut else []
-        newest, before = self._until(max(seen, default=len(self.body)))
         changes = (tuple(plan.frontiers.items()), tuple(plan.clips.items()))
-        return newest.forms, ("retention", (None if entry is None else entry.message, before, changes))
+        last = max(seen, default=len(self.body))
+        return self._forms("retention", last, None if entry is None else entry.message, changes)
+
+    def _forms(self, name: str, seen: int, *parts: object) -> tuple[Forms, FormKey]:
+        """Return the forms of the last of ``seen`` messages, and a key with all of them, which branches may share."""
+        digests = b"".join([turn.facts.digest for turn in self.body[:seen]])
+        return self.body[seen - 1].facts.forms, (name, (hashlib.sha256(digests).digest(), *parts))
 
     def _texts(self, rendered: RenderedConversation) -> Iterator[str]:
         format = self.case.counter.format
@@ -308,11 +303,6 @@ class CompactionJob:
         crowded = bounds.reached(len(came.units), 0) and len(rendered.pieces) < len(came.units)
         heavy = bounds.reached(0, len(came.raw)) and rendered.bytes + around_messages(came) < len(came.raw)
         return crowded or heavy
-
-    def digest(self, previous: str | None, start: int, end: int) -> str:
-        body, limits = self.body, self.plan.limits_at(end)
-        directives = [body[index] for index in self.plan.omitted.get(end, ())]
-        return extract(body[start:end], previous, limits.summary, self.case.counter.format, directives)
 
     def checkpoints(self, positions: Sequence[int]) -> list[Checkpoint]:
         """Return the keys of positions. Each is a digest of the summary's settings and all messages before it."""
@@ -354,45 +344,6 @@ class CompactionJob:
         return archive_id(self.checkpoints([position])[0])
 
 
-class SummaryTask(NamedTuple):
-    """A summary to write. ``body`` is a copy of the job's, if a writer needs it.
-
-    ``request`` holds the messages and their limits. ``start`` is the position of the summary ``previous``, and
-    ``position`` that of the checkpoint.
-    """
-
-    job: CompactionJob
-    body: Request | None
-    request: SummaryRequest
-    previous: StoredSummary | None
-    start: int
-    position: int
-
-
-class Writing(NamedTuple):
-    """One try to write a summary: the name of its circuit breaker, and what returns the text."""
-
-    breaker: tuple[str, ...]
-    write: Callable[[], Awaitable[str]]
-
-
-class SummaryWriter(ABC):
-    """A way to have summaries written. ``needs_body`` is true if it sends the conversation's own request."""
-
-    needs_body: ClassVar[bool] = False
-
-    @abstractmethod
-    async def tries(self, task: SummaryTask) -> Sequence[Writing]:
-        """Return the tries to make, in order; none if this writer can't do it."""
-
-    def note(self, body: Request) -> None:  # noqa: B027 - most writers need nothing
-        """Read what the tries need from a request, which may drop its bytes before."""
-
-    def may_try(self) -> bool:
-        """Return false if ``tries`` will return none, whatever the task is."""
-        return True
-
-
 def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, repair: bool) -> CompactionJob:
     """Plan the compaction of a request, and compute the keys of its checkpoints.
 
@@ -428,10 +379,7 @@ def tokens_at_most(case: CompactionInput) -> float:
 
 def any_trigger(case: CompactionInput, tokens: int, messages: int) -> bool:
     """Return whether a request meets the condition of the policy or of a stage."""
-    rules = case.rules
-    triggers = [rules.trigger, *(stage.trigger for stage in rules.stages)]
-    bounded = rules.bounds.reached(messages, len(case.body.raw))
-    return bounded or any(any_met(trigger, tokens, messages, case.budget) for trigger in triggers)
+    return reason_for(case, tokens, messages) is not None
 
 
 def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
@@ -467,14 +415,15 @@ def parts_of(turns: Sequence[Turn], fixed: int) -> dict[str, int]:
     }
 
 
-def last_prompt(task: SummaryTask) -> Sequence[OutgoingMessage] | None:
-    """Return the messages of the conversation's last prompt, up to a checkpoint.
+def last_prompt(
+    job: CompactionJob, body: Request, previous: StoredSummary | None, start: int, position: int
+) -> Sequence[OutgoingMessage] | None:
+    """Return the messages of the conversation's last prompt, up to a checkpoint. ``body`` is that of the request.
 
-    That prompt had all messages before the newest answer. Return ``None`` if it had another summary than the previous
-    one, or if the cut leaves a call without its result.
+    That prompt had all messages before the newest answer. Return ``None`` if it had another summary than ``previous``,
+    which ends at ``start``, or if the cut leaves a call without its result.
     """
-    job, previous, body = task.job, task.previous, task.body or task.job.case.body
-    end = job.head + task.position
+    end = job.head + position
     newest = max((index for index, turn in enumerate(job.turns) if turn.facts.kind == "assistant"), default=0)
     turns = job.turns[:newest]
     size = job.fixed + sum(turn.facts.tokens for turn in turns)
@@ -484,7 +433,7 @@ def last_prompt(task: SummaryTask) -> Sequence[OutgoingMessage] | None:
         prior = planned(case, turns, job.fixed, size, needs_repair(case, turns))
         cut, summary = prior.plan.cut, None
         if cut:
-            if previous is None or cut != task.start:
+            if previous is None or cut != start:
                 return None
             summary = prior.summary_piece(previous)
         rendered = prior.render(summary)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from urllib.parse import quote
 
 import structlog
 from msgspec.structs import replace
@@ -13,7 +12,7 @@ from starlette.types import Scope
 from proxy.dialects.chat.alternation import alternating_messages
 from proxy.dialects.chat.request import with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
-from proxy.http.headers import VIA, for_other_request, for_upstream
+from proxy.http.headers import VIA, client_query, for_other_request, for_upstream
 from proxy.pipeline.attempt import Departure
 from proxy.pipeline.exchange import DEADLINE, Exchange, TimeLeft
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
@@ -161,7 +160,3 @@ def _describe_failure(
     call = UpstreamCall(result or error.code, None, milliseconds_since(began), sent)
     exchange.record.calls.append(call)
     log.debug("upstream.not_responded", result=call.result, ms=call.ms, tokens=sent)
-
-
-def client_query(scope: Scope) -> str:
-    return quote(scope["query_string"], safe="/?:@!$&'()*+,;=%-._~")

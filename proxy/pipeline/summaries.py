@@ -1,73 +1,100 @@
-"""Obtain the summaries that compaction inserts: stored ones, new ones from a model, or digests."""
+"""Ask for the summaries that compaction inserts: stored ones, new ones from a writer, or digests.
+
+``CheckpointSummaries`` asks, and ``ExchangeModels`` has the models that may write the summaries of one conversation.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from cachetools import LRUCache
 from msgspec.structs import replace
 
+from proxy.access.authenticator import may_use
+from proxy.access.spending import limit_of
+from proxy.compaction.format import TextCounter
 from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message
+from proxy.config import Route
+from proxy.dialects.answers import AnswerTail
+from proxy.dialects.apis import CHAT
+from proxy.dialects.conditions import Conditions
+from proxy.dialects.request import Request
+from proxy.errors import ConfigurationError, SpendingExceeded
+from proxy.http.headers import VIA, client_query, for_other_request, for_upstream
+from proxy.limits.budget import budget, reserved_output
+from proxy.limits.learned import for_others, limit_from_overflow, lower, published
+from proxy.overflow import Overflow
+from proxy.overflow.silent import Finished
+from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, PriceOf
+from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.job import CompactionJob, SummaryTask, Writing
-from proxy.store.guarded import Change, CircuitBreaker
+from proxy.pipeline.job import CompactionJob, last_prompt
 from proxy.summary.allowance import AllowanceSpent
-from proxy.summary.chunking import SummaryFailed, SummaryRequest, SummaryUnasked
+from proxy.summary.extract import extract
+from proxy.summary.forms import FORMS
+from proxy.summary.model import UpstreamSummaryModel, Way, output_limit
 from proxy.summary.prompt import redaction
-from proxy.summary.quality import SummaryRejected
 from proxy.summary.settings import SummarySettings
 from proxy.summary.single_flight import NothingToAsk, Progress
 from proxy.summary.store import Cause, Lineage, Origin, Patience, StoredSummary, Summaries, SummaryFactory
-from proxy.telemetry.metrics import BREAKER, SUMMARIES
+from proxy.summary.writer import SummaryModels, SummaryTask, SummaryTry, SummaryUnasked
+from proxy.summary.writers import SummaryTries
+from proxy.telemetry.metrics import SUMMARIES
+from proxy.telemetry.record import Usage, summary_record
+from proxy.upstream.transport import Answer
+
+if TYPE_CHECKING:  # the runtime has the compactor, which asks for summaries
+    from proxy.pipeline.exchange import Exchange
+    from proxy.pipeline.runtime import Runtime
 
 log = structlog.get_logger(__name__)
 
-FIRST_PAUSE = 60.0
-"""Seconds of the breaker's first pause."""
-
-LONGEST_PAUSE = 600.0
-"""Upper bound of a pause, in seconds."""
-
-
 MARKED = 8
 """Messages at the end of a conversation by which it's recognized, three at a time. Results don't count."""
+
+ReadUsage = Callable[[bytes], Finished]
+"""Reads the usage of a whole answer of an API."""
 
 SIZES = 10_000
 """Checkpoints whose expected sizes are remembered, the most recently used ones."""
 
 
 class CheckpointSummaries:
-    """Obtain the summaries of a request's checkpoints. Keeps the circuit breakers of summary models."""
+    """Obtain the summaries of a request's checkpoints."""
 
     def __init__(self, facts: FactsCache, summaries: Summaries) -> None:
         self._facts = facts
         self._summaries = summaries
         self._sizes: LRUCache[tuple[str, str], int] = LRUCache(SIZES)
-        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
+        self._tries = SummaryTries()
 
     def prepare(self, job: CompactionJob) -> None:
         """Start making the summary of the next checkpoint in the background."""
         positions = [*job.plan.checkpoints, *([job.plan.upcoming] if job.plan.upcoming else [])]
-        wanted = positions and job.case.mode == "enforce" and job.case.kept
+        wanted = positions and job.case.mode == "enforce" and job.case.stores_summaries
         # Without a model, there is nothing to do ahead of need, so don't take a lease and read the store.
-        if wanted and any(writer.may_try() for writer in job.case.writers):
+        if wanted and any(writer.available for writer in job.case.writers):
             checkpoints = job.checkpoints(positions)
             make, patience = self._maker(job, positions[-1], ahead=True), self._patience(job, positions[-1])
             self._summaries.begin(job.case.tenant, checkpoints, make, patience)
 
     async def obtain(self, job: CompactionJob, *, may_ask: bool) -> tuple[StoredSummary, Origin]:
         """Return the summary of the last checkpoint and its origin. With ``may_ask`` false, don't wait for a model."""
-        cut = job.plan.cut
-        if not job.case.kept:
+        cut, tenant = job.plan.cut, job.case.tenant
+        if not job.case.stores_summaries:
             # A model's summary that the proxy can't store would cost money in every turn.
-            return await self._digested(job, None, 0, cut, "not_stored"), "digest"
+            return await self._digest(_Span(job, cut), "not_stored"), "digest"
         checkpoints = job.checkpoints(job.plan.checkpoints)
-        tenant = job.case.tenant
         self._lineage(job).see(checkpoints[-1].key)
         make, patience = self._maker(job, cut), self._patience(job, cut)
         if may_ask:
@@ -76,7 +103,7 @@ class CheckpointSummaries:
         if stored is not None:
             return stored, "digest" if stored.digest else "stored"
         self._summaries.begin(tenant, checkpoints, make, patience)
-        return await self._digested(job, None, 0, cut, "waiting"), "digest"
+        return await self._digest(_Span(job, cut), "waiting"), "digest"
 
     async def expected_size(self, job: CompactionJob) -> int:
         """Return the expected tokens of the summary message of the last checkpoint, 0 without a checkpoint.
@@ -89,9 +116,8 @@ class CheckpointSummaries:
         key = job.case.tenant, job.checkpoints(job.plan.checkpoints)[-1].key
         size = self._sizes.get(key)
         if size is None:
-            piece = await self._facts.run(
-                lambda: job.summary_piece(_entry(job, None, 0, cut, "", digest=True)), *job.place
-            )
+            empty = _Span(job, cut)
+            piece = await self._facts.run(lambda: job.summary_piece(empty.entry("", digest=True)), *job.workload)
             size = self._sizes[key] = piece.tokens + job.plan.limits_at(cut).summary // 2
         return size
 
@@ -108,7 +134,7 @@ class CheckpointSummaries:
 
         async def digest(previous: StoredSummary | None, start: int) -> StoredSummary:
             SUMMARIES.labels(outcome="digest").inc()
-            return await self._digested(job, previous, start, position, "timeout")
+            return await self._digest(_Span(job, position, previous, start), "timeout")
 
         return Patience(job.case.policy.section(SummarySettings).timeout, digest)
 
@@ -116,131 +142,300 @@ class CheckpointSummaries:
         """Return what makes the entry of a checkpoint. With ``ahead``, it raises ``NothingToAsk`` instead of a digest
         if there is no model to ask.
         """
+        case = job.case
         # The request may drop its bytes before the summary is made in the background.
-        body = copy(job.case.body) if any(writer.needs_body for writer in job.case.writers) else None
+        body = copy(case.body) if any(writer.needs_body for writer in case.writers) else None
         lineage = self._lineage(job)
-        for writer in job.case.writers:
-            writer.note(job.case.body)
+        for writer in case.writers:
+            writer.models.keep_conditions(case.body)
 
         async def make(previous: StoredSummary | None, start: int, progress: Progress) -> StoredSummary:
-            request = _request(job, previous, start, position)
-            over_budget = False
-            if (allowance := job.case.allowance) is not None:
+            span, tries = _Span(job, position, previous, start), list[SummaryTry]()
+            if (allowance := case.allowance) is not None:
                 await allowance.load()
-                over_budget = allowance.spent
-            passed = [p for p in job.plan.checkpoints if p < position]
-            given_up = self._summaries.given_up(job.case.tenant, job.checkpoints([*passed, position]))
-            tries: list[Writing] = []
-            keys = [one.key for one in job.checkpoints([*passed, position])]
-            unused = not lineage.worth(keys)
-            if not given_up and not over_budget and not unused:
-                task = SummaryTask(job, body, request, previous, start, position)
-                tries = [one for writer in job.case.writers for one in await writer.tries(task)]
+            checkpoints = job.checkpoints([*(p for p in job.plan.checkpoints if p < position), position])
+            keys = [one.key for one in checkpoints]
+            reason: Cause | None = None
+            if not lineage.worth(keys):
+                reason = "unused"
+            if self._summaries.given_up(case.tenant, checkpoints):
+                reason = "given_up"
+            if allowance is not None and allowance.spent:
+                reason = "over_budget"
+            if reason is None:
+                task = span.task(body, partial(self._facts.run, tenant=case.tenant, size=len(case.body.raw)))
+                tries = [one for writer in case.writers for one in await writer.tries(task)]
             if ahead and not tries:
                 raise NothingToAsk
-            text, cause = await self._written(job, tries, progress)
+            settings, policy = case.policy.section(SummarySettings), case.policy.name
+            text, cause = await self._tries.first_text(
+                tries, progress, tenant=case.tenant, policy=policy, seconds=settings.timeout, deadline=case.deadline
+            )
             if text is not None:
                 lineage.made(keys)
-                return await self._facts.run(partial(_entry, job, previous, start, position, text), *job.place)
-            over_budget = over_budget or cause == "over_budget"
-            if over_budget:
-                SUMMARIES.labels(outcome="over_budget").inc()
-            SUMMARIES.labels(outcome="digest").inc()
+                return await self._facts.run(partial(span.entry, text), *job.workload)
             asked = cause in ("failed", "timeout")
-            cause = "over_budget" if over_budget else "given_up" if given_up else "unused" if unused else cause
-            if unused:
-                log.info("summary.not_worth_it", wasted=lineage.wasted, policy=job.case.policy.name)
-            entry = await self._digested(job, previous, start, position, cause)
-            return replace(entry, unasked=not asked, over_budget=over_budget)
+            cause = reason or cause
+            if cause == "over_budget":
+                SUMMARIES.labels(outcome="over_budget").inc()
+            if cause == "unused":
+                log.info("summary.not_worth_it", wasted=lineage.wasted, policy=policy)
+            SUMMARIES.labels(outcome="digest").inc()
+            entry = await self._digest(span, cause)
+            return replace(entry, unasked=not asked, over_budget=cause == "over_budget")
 
         return make
 
-    async def _written(
-        self, job: CompactionJob, tries: Sequence[Writing], progress: Progress
-    ) -> tuple[str | None, Cause]:
-        """Return the first text or entry that one of the tries writes. If there is none, return ``None`` and the cause.
-
-        The tries have ``deadline`` together. Requests that wait may skip all but the last one, see ``Patience``.
-        """
-        policy, asked = job.case.policy, False
-        timeout = policy.section(SummarySettings).timeout
-        cause: Cause = "no_model"
-        end = asyncio.get_running_loop().time() + job.case.deadline
-        for number, (key, write) in enumerate(tries, 1):
-            attempt = self._breaker.attempt((job.case.tenant, *key))
-            if attempt is None:
-                cause = cause if asked else "breaker_open"
-                SUMMARIES.labels(outcome="skipped").inc()
-                continue
-            left = (end - asyncio.get_running_loop().time()) / (len(tries) - number + 1)
-            asked = True
-            try:
-                with attempt:
-                    # Not wait_for: its task and the error would form a reference cycle with the conversation.
-                    async with progress.trying(max(timeout, left), last=number == len(tries)):
-                        text = await write()
-            except AllowanceSpent:
-                return None, "over_budget"
-            except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
-                cause = "timeout" if isinstance(failure, TimeoutError) or cause == "timeout" else "failed"
-                SUMMARIES.labels(outcome="failed").inc()
-                log.warning("summary.failed", reason=str(failure) or "timeout", policy=policy.name)
-                continue
-            SUMMARIES.labels(outcome="made").inc()
-            return text, cause
-        return None, cause
-
-    async def _digested(
-        self, job: CompactionJob, previous: StoredSummary | None, start: int, position: int, cause: Cause
-    ) -> StoredSummary:
+    async def _digest(self, span: _Span, cause: Cause) -> StoredSummary:
         """Return an entry with a digest in place of a model's summary."""
-        earlier = previous.text if previous else None
-
-        def entry() -> StoredSummary:
-            return _entry(job, previous, start, position, job.digest(earlier, start, position), digest=True)
-
-        return replace(await self._facts.run(entry, *job.place), cause=cause)
+        return replace(await self._facts.run(span.digest, *span.job.workload), cause=cause)
 
 
-def _entry(
-    job: CompactionJob,
-    previous: StoredSummary | None,
-    start: int,
-    position: int,
-    text: str,
-    *,
-    digest: bool = False,
-) -> StoredSummary:
-    """Return the entry with a text. This takes milliseconds."""
-    format, limits, body = job.case.counter.format, job.plan.limits_at(position), job.body
-    found = collect_names(body[start:position], previous.found if previous else None, format, start)
-    omitted = len(job.plan.omitted.get(position, ()))
-    parts = SummaryParts(job.quoted(position), text, job.archived(position), omitted, job.folders)
-    message, place = summary_message(parts, limits, job.case.rules, format)
-    return StoredSummary(text, message, found, place, digest=digest)
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The messages that a summary replaces: those before ``position``. ``previous`` covers those before ``start``."""
+
+    job: CompactionJob
+    position: int
+    previous: StoredSummary | None = None
+    start: int = 0
+
+    def task(self, body: Request | None, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> SummaryTask:
+        """Return the task for writers. ``body`` is a copy of the request, if they need it."""
+        job, start, text = self.job, self.start, self.previous.text if self.previous else None
+        settings, format = job.case.policy.section(SummarySettings), job.case.counter.format
+        return SummaryTask(
+            [turn for index, turn in enumerate(job.body[start : self.position], start) if index not in job.plan.pinned],
+            format,
+            text,
+            job.plan.limits_at(self.position).summary,
+            settings.prompt,
+            settings.trim_tokens_to_summarize,
+            redaction(secrets=settings.redact_secrets, patterns=settings.redact),
+            body,
+            job.fixed,
+            partial(last_prompt, job, body or job.case.body, self.previous, start, self.position),
+            in_thread,
+        )
+
+    def entry(self, text: str, *, digest: bool = False) -> StoredSummary:
+        """Return the entry with a text. This takes milliseconds."""
+        job, position, limits = self.job, self.position, self.job.plan.limits_at(self.position)
+        format, earlier = job.case.counter.format, self.previous.names if self.previous else None
+        names = collect_names(job.body[self.start : position], earlier, format, self.start)
+        omitted = len(job.plan.omitted.get(position, ()))
+        parts = SummaryParts(job.quoted(position), text, job.archived(position), omitted, job.folders)
+        message, index_at = summary_message(parts, limits, job.case.rules, format)
+        return StoredSummary(text, message, names, index_at, digest=digest)
+
+    def digest(self) -> StoredSummary:
+        """Return the entry with an extract in place of a model's text."""
+        job, position, earlier = self.job, self.position, self.previous.text if self.previous else None
+        directives = [job.body[index] for index in job.plan.omitted.get(position, ())]
+        most, format = job.plan.limits_at(position).summary, job.case.counter.format
+        return self.entry(extract(job.body[self.start : position], earlier, most, format, directives), digest=True)
 
 
-def _request(job: CompactionJob, previous: StoredSummary | None, start: int, position: int) -> SummaryRequest:
-    """Return what to summarize: the messages from ``start`` to ``position``, and the summary before them."""
-    settings, pinned = job.case.policy.section(SummarySettings), job.plan.pinned
-    return SummaryRequest(
-        [turn for index, turn in enumerate(job.body[start:position], start) if index not in pinned],
-        job.case.counter.format,
-        previous.text if previous else None,
-        job.plan.limits_at(position).summary,
-        settings.prompt,
-        settings.trim_tokens_to_summarize,
-        redaction(secrets=settings.redact_secrets, patterns=settings.redact),
-    )
+class ExchangeModels(SummaryModels):
+    """The models that may write the summaries of a request's conversation.
+
+    The caller's key goes only to the upstream of the caller's request. Models that the caller's team may not use don't
+    get its conversations. ``tool`` returns what adds the proxy's own tool to a body, if the request gets the tool.
+    """
+
+    def __init__(
+        self, runtime: Runtime, exchange: Exchange, tool: Callable[[], Callable[[bytes], bytes] | None] = lambda: None
+    ) -> None:
+        self._runtime = runtime
+        self._exchange = exchange
+        self._tool = tool
+        self._policy = exchange.caller.policy
+        self._settings = self._policy.section(SummarySettings)
+
+    @property
+    def any_for_transcript(self) -> bool:
+        """See ``SummaryModels``."""
+        first, other, route = (
+            self._settings.model,
+            self._settings.fallback_model,
+            self._exchange.configuration.settings.route,
+        )
+        names = [name for name in (first, other) if name is not None and may_use(self._exchange.caller, name)]
+        # The conversation's own model takes the place of the first one.
+        return first not in names or any(route(name) for name in names)
+
+    @property
+    def may_continue(self) -> bool:
+        """See ``SummaryModels``."""
+        exchange = self._exchange
+        return (
+            exchange.dialect.name in FORMS and not exchange.body.references and not exchange.profile.strict_alternation
+        )
+
+    def with_tool(self, body: bytes) -> bytes:
+        """See ``SummaryModels``."""
+        tool = self._tool()
+        return body if tool is None else tool(body)
+
+    def keep_conditions(self, body: Request) -> None:
+        """See ``SummaryModels``."""
+        exchange = self._exchange
+        if exchange.conditions is None:
+            headers = for_other_request(for_upstream(exchange.scope["headers"]))
+            query = client_query(exchange.scope)
+            exchange.conditions = Conditions.of(exchange.dialect.name, body.outer_fields(), headers, query)
+
+    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+        """See ``SummaryModels``."""
+        first, other = self._allowed(self._settings.model), self._allowed(self._settings.fallback_model)
+        names: list[str | Route] = [first or self._exchange.route, *((other,) if other else ())]
+        models = []
+        for name in names:
+            route = self._exchange.configuration.settings.route(name) if isinstance(name, str) else name
+            if route is None:
+                log.warning("summary.no_route", model=name, policy=self._policy.name)
+                continue
+            try:
+                models.append(await self._model(route, max_tokens, CHAT.answers.read_usage))
+            except ConfigurationError as error:  # the other models, or a digest, take its place
+                log.error("summary.model_unusable", model=name, upstream=route.upstream, reason=error.message)
+        return models
+
+    async def for_continuation(self, max_tokens: int) -> UpstreamSummaryModel:
+        """See ``SummaryModels``."""
+        exchange, route, dialect = self._exchange, self._exchange.route, self._exchange.dialect
+        if not self.may_continue:
+            raise SummaryUnasked("the conversation can't be continued")
+        model = await self._model(route, max_tokens, dialect.answers.read_usage)
+        headers = for_other_request(for_upstream(exchange.scope["headers"]))
+        return dataclasses.replace(
+            model,
+            transport=await exchange.configuration.upstreams.transport(route.upstream, dialect.path, exchange.asker),
+            form=FORMS[dialect.name],
+            others=(),
+            headers=[*headers, (VIA, exchange.via)],
+            query=client_query(exchange.scope),
+        )
+
+    def _allowed(self, name: str | None) -> str | None:
+        """Return the name of a model if the caller's team may use it."""
+        if name is None or may_use(self._exchange.caller, name):
+            return name
+        log.warning("summary.model_not_allowed", model=name, policy=self._policy.name)
+        return None
+
+    async def _model(self, route: Route, max_tokens: int, read_usage: ReadUsage) -> UpstreamSummaryModel:
+        """Return the model of a route. ``read_usage`` reads the usage in its responses.
+
+        Raises ``ConfigurationError`` if its upstream or its tokenizer can't be used.
+        """
+        runtime, exchange, caller = self._runtime, self._exchange, self._exchange.caller
+        limits, key = runtime.limits, (route.upstream, route.model, caller.tenant)
+        profile = await limits.profile(route, exchange.configuration)
+        counter = limits.measures.counter(profile, CHAT)
+        # Reasoning must not use all of a small window that it shares with the transcript.
+        shared = (profile.context_window or 0) // 2
+        most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
+        manner = runtime.stores.summaries.manner(caller.tenant, f"{route.upstream} {route.model}")
+        output = output_limit(route.model, max_tokens, most, manner.reasoning)
+        await limits.load(*key)
+        learned = limits.learned.get(*key)
+        if exchange.provisional is not None and key == exchange.place:
+            learned = lower(learned, for_others(exchange.provisional.limit))
+        factor = limits.calibration.factor(*key)
+
+        def learn(overflow: Overflow, sent: int, output: int) -> None:
+            limit = limit_from_overflow(overflow, sent, output, factor)
+            if limit.source == "refusal":
+                limits.learned.learn(*key, limit, published(profile, factor))
+
+        near = route.upstream == exchange.route.upstream
+        conditions = exchange.conditions
+        holding = None
+        if conditions is not None:
+            same = near and route.model == exchange.route.model
+            holding = partial(conditions.for_call, upstream=near, model=same)
+        (form, transport), *others = await self._ways(route)
+        price_of = pricing(price_for(exchange.configuration, route, profile))
+        return UpstreamSummaryModel(
+            transport,
+            route.model,
+            route.upstream,
+            input_limit=budget(profile, reserved_output(profile, output, None), learned, factor),
+            max_output=most,
+            count=counter.text,
+            credential=caller.credential if near else None,
+            timeout=max(self._settings.timeout, exchange.configuration.settings.server.deadline),
+            allowance=runtime.money.allowances.for_caller(caller),
+            on_overflow=learn,
+            form=form,
+            others=others,
+            conditions=holding,
+            manner=manner,
+            on_missing=partial(
+                exchange.configuration.upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"
+            ),
+            calls=_CallRecords(runtime, exchange, route, price_of, read_usage, counter.text, factor).call,
+            trace=exchange.record.trace,
+        )
+
+    async def _ways(self, route: Route) -> list[Way]:
+        """Return the APIs through which an upstream can summarize, in the order to try them. There is at least one.
+
+        An upstream without an API of its own gets chat completions, which LiteLLM translates.
+        """
+        exchange, upstream = self._exchange, route.upstream
+        upstreams, conditions = exchange.configuration.upstreams, exchange.conditions
+        # Most servers have chat completions, and the conversation's own API works.
+        own_first = conditions is not None and conditions.need_own_api
+        first = [exchange.dialect.name, "chat"] if own_first else ["chat", exchange.dialect.name]
+        ways: list[Way] = []
+        for form in sorted(FORMS.values(), key=lambda form: first.index(form.api) if form.api in first else len(first)):
+            transport = await upstreams.native(upstream, form.path, f"{exchange.caller.tenant} {route.model}")
+            if transport is not None:
+                ways.append((form, transport))
+        if not ways:
+            return [(FORMS["chat"], await upstreams.transport(upstream))]
+        certain = exchange.configuration.settings.upstreams[upstream].certain_apis is not None
+        return ways[:1] if certain else ways
 
 
-def _is_failure(error: BaseException) -> bool:
-    """Return whether the model failed. Otherwise the caller left, or the proxy sent no request."""
-    return isinstance(error, Exception) and not isinstance(error, SummaryUnasked)
+@dataclass(frozen=True, slots=True)
+class _CallRecords:
+    """Records the calls to a summary model, and reserves and counts what they cost."""
 
+    runtime: Runtime
+    exchange: Exchange
+    route: Route
+    price_of: PriceOf | None
+    read_usage: ReadUsage
+    count: TextCounter
+    factor: float
 
-def _report(change: Change, key: Hashable, pause: float) -> None:
-    BREAKER.labels(change=change).inc()
-    # Omit the tenant, because it may be the digest of a caller's key.
-    model = key[1:] if isinstance(key, tuple) else key
-    log.warning(f"summary.breaker_{change}", model=model, **({"pause": pause} if pause else {}))
+    @asynccontextmanager
+    async def call(
+        self, sent: int, size: Callable[[], int], most: int, span: str | None
+    ) -> AsyncIterator[Callable[[Answer], None]]:
+        """See ``summary.model.Calls``."""
+        parent, caller, bill = self.exchange.record, self.exchange.caller, Bill()
+        record = summary_record(parent, self.route.upstream, self.route.model)
+        if parent.trace is not None and span is not None:
+            record.trace = parent.trace.child(span)
+        bill.price_of = self.price_of
+        if limit_of(caller) is not None:
+            cost = bill.amount(Usage(await asyncio.to_thread(size), min(most, EXPECTED_OUTPUT)))
+            try:
+                await self.runtime.money.spending.reserve(caller, record.id, cost)
+            except SpendingExceeded as error:
+                raise AllowanceSpent("the team's limit is spent") from error
+        began = perf_counter()
+        try:
+            with bill.call(AnswerTail(self.read_usage), sent) as meter:
+                yield meter.watch
+                meter.complete = True
+        finally:
+            record.status = meter.status
+            record.error = None if meter.status else "upstream_error"
+            record.phases = {"total": round((perf_counter() - began) * 1000, 3)}
+            await bill.settle(record, partial(asyncio.to_thread, size), self.count, lambda: self.factor)
+            self.runtime.records.recorder.add(record)

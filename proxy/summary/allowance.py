@@ -15,7 +15,7 @@ from proxy.access.authenticator import Caller
 from proxy.constants import DAY
 from proxy.store import Store
 from proxy.store.accounts import Account, Amount, TeamAccounts
-from proxy.summary.chunking import SummaryUnasked
+from proxy.summary.writer import SummaryUnasked
 
 KIND = "spent.2"
 

@@ -15,8 +15,8 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.answers import json_objects
 from proxy.http.headers import Headers
 from proxy.overflow.silent import LARGEST_FIGURE
-from proxy.summary.chunking import SummaryFailed
 from proxy.summary.quality import Written
+from proxy.summary.writer import SummaryFailed
 from proxy.upstream.transport import output_field
 
 REQUIRED_OUTPUT = 4_096

@@ -18,9 +18,9 @@ from proxy.errors import UpstreamError, UpstreamUnreachable
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
 from proxy.summary.allowance import Allowance
-from proxy.summary.chunking import SummaryFailed, SummaryModel, SummaryTooLong
 from proxy.summary.forms import CHAT, Manner, SummaryForm, read, reported_cost
 from proxy.summary.quality import Written
+from proxy.summary.writer import SummaryFailed, SummaryTooLong
 from proxy.telemetry.trace_context import Trace, new_span, with_trace
 from proxy.upstream.learning import MISSING, denies_path
 from proxy.upstream.transport import Answer, Outgoing, Transport
@@ -58,7 +58,7 @@ Way = tuple[SummaryForm, Transport]
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class UpstreamSummaryModel(SummaryModel):
+class UpstreamSummaryModel:
     """A summary model at an upstream.
 
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
@@ -66,7 +66,7 @@ class UpstreamSummaryModel(SummaryModel):
     request's input and output tokens as counted here. ``allowance`` limits the cost of calls for the caller's team.
     ``calls`` records each call. ``conditions`` returns the conditions of the client's request for a call by an API.
     ``manner`` is how the server must be asked, as far as that is known.
-    ``headers``, ``query``, and ``path`` are those of the calls, by default the form's.
+    ``headers`` and ``query`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
 
@@ -89,7 +89,6 @@ class UpstreamSummaryModel(SummaryModel):
     manner: Manner = field(default_factory=Manner)
     headers: Headers | None = None
     query: str = ""
-    path: str | None = None
 
     @property
     def name(self) -> str:
@@ -154,16 +153,6 @@ class UpstreamSummaryModel(SummaryModel):
             raise SummaryFailed("the model rejected the conversation as too long")
         return read(self.form, status, answer)
 
-    async def compacted(self, body: bytes, tokens: int, most: int) -> bytes:
-        """Send a request to compact, and return the response. Raises ``SummaryFailed``.
-
-        ``tokens`` is its size, ``most`` the output that it asks for.
-        """
-        status, answer = await self._send((self.form, self.transport), body, lambda: tokens, most)
-        if status != 200:
-            raise SummaryFailed(f"the provider returned status {status} to a request to compact")
-        return answer
-
     def _holding(self, form: SummaryForm) -> Conditions:
         """Return the conditions of the client's request that hold for a call in a form."""
         return NO_CONDITIONS if self.conditions is None else self.conditions(form.api)
@@ -220,7 +209,7 @@ class UpstreamSummaryModel(SummaryModel):
             headers=with_trace([*own, *(pair for pair in given if pair[0] not in dict(own))], self.trace, span),
             credential=self.credential,
             timeout=self.timeout,
-            path=self.path or form.path,
+            path=form.path,
             query=query,
         )
         call = nullcontext() if self.calls is None else self.calls(len(body), size, most, span)
@@ -241,14 +230,6 @@ class UpstreamSummaryModel(SummaryModel):
         except UpstreamError as error:
             raise SummaryFailed(error.code) from error
         return answer.status, b"".join(chunks)
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationModel:
-    """The conversation's own model. ``with_tool`` adds the tool to read archived messages to a body, if it was sent."""
-
-    model: UpstreamSummaryModel
-    with_tool: Callable[[bytes], bytes] | None
 
 
 def output_limit(model: str, max_tokens: int, max_output: int | None, reasoning: int = 0) -> int:

@@ -15,6 +15,7 @@ from proxy.config.patterns import Pattern
 from proxy.config.policy import Policy
 from proxy.config.sections import PolicySection
 from proxy.config.settings import Settings, WrittenSettings
+from proxy.summary.writers import Method
 
 
 class SummarySettings(Section):
@@ -22,9 +23,7 @@ class SummarySettings(Section):
 
     main: ClassVar[str | None] = "model"
 
-    method: Literal["transcript", "continue"] = "transcript"
-    """transcript: send the messages as text. continue: send the conversation's own model its last prompt and a request
-    for notes."""
+    method: Method = "transcript"
     model: Text | None = None
     """The model that writes summaries: a name that `models` routes. Default: the conversation's own model."""
     fallback_model: Text | None = None

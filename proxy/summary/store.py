@@ -129,7 +129,7 @@ class Lineage:
 class StoredSummary(msgspec.Struct, frozen=True):
     """The entry for a checkpoint: the text, and the message that replaces the turns before it, without its index.
 
-    ``found`` contains the names in the turns. ``index_at`` is the place of their index in the text of the message; 0 if
+    ``names`` contains the names in the turns. ``index_at`` is the place of their index in the text of the message; 0 if
     it gets none. ``digest`` is true if no model wrote the text. ``until`` is when the proxy replaces a digest, in the
     event loop's time. ``unasked`` is true if the proxy called no model, and ``given_up`` if it won't call one again.
     ``over_budget`` is true if the team's budget for summaries was used up. ``cause`` is a ``Cause``, or that of a later
@@ -138,7 +138,7 @@ class StoredSummary(msgspec.Struct, frozen=True):
 
     text: str
     message: bytes
-    found: Names
+    names: Names = msgspec.field(name="found")
     index_at: int = 0
     digest: bool = False
     until: float = 0.0
@@ -550,4 +550,4 @@ def _now() -> float:
 
 def _size_of(entry: StoredSummary) -> int:
     """Return the approximate bytes of an entry in memory."""
-    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *entry.found))) + MENTION * len(entry.found)
+    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *entry.names))) + MENTION * len(entry.names)

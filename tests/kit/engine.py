@@ -18,13 +18,14 @@ from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.rules import rules_for
-from proxy.pipeline.summary_models import TranscriptWriter
 from proxy.store import Entry, Store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.quality import Written
 from proxy.summary.single_flight import NothingToAsk
 from proxy.summary.store import Summaries
+from proxy.summary.transcript import TranscriptWriter
+from proxy.summary.writer import SummaryFailed, SummaryModels
 from tests.kit.generator import MODEL, Setting, body_of
 
 NOTES = "The build was repaired; two tests still fail."
@@ -114,8 +115,19 @@ class _Model:
         self._ask = ask
 
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
-        """See ``proxy.summary.chunking.SummaryModel``."""
+        """See ``UpstreamSummaryModel``."""
         return Written(self._ask(messages[-1]["content"]), "stop")
+
+
+class _Models(SummaryModels):
+    """One model for all summaries."""
+
+    def __init__(self, model: _Model) -> None:
+        self._model = model
+
+    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+        """See ``SummaryModels``."""
+        return cast("Sequence[UpstreamSummaryModel]", (self._model,))
 
 
 @dataclass(frozen=True)
@@ -161,9 +173,7 @@ class Engine:
             self.asked += 1
             return ask(material)
 
-        async def models(tokens: int) -> Sequence[UpstreamSummaryModel]:
-            return cast("Sequence[UpstreamSummaryModel]", (_Model(f"summaries of {request.body.model}", counted),))
-
+        models = _Models(_Model(f"summaries of {request.body.model}", counted))
         return CompactionInput(
             body=request.body,
             counter=COUNTER,

@@ -40,7 +40,7 @@ COVERED = {
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages "
     "upstream/bridge/completions upstream/bridge/over_responses upstream/bridge/responses "
     "upstream/bridge/messages_answers upstream/bridge/responses_answers",
-    "product/test_continued_summaries.py": "pipeline/features/continued_notes",
+    "product/test_continued_summaries.py": "summary/notes",
     "hostile/test_web_pages.py": "access/web_origins",
     "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",
     "product/behaviors": "endpoints/conversations",
@@ -63,7 +63,7 @@ COVERED = {
     "hostile/test_without_tables.py": "pipeline/measures",
     "product/test_item_references.py": "pipeline/features/item_references pipeline/watching",
     "product/test_summaries.py": "pipeline/summaries",
-    "product/test_summary_limits.py": "pipeline/summary_models",
+    "product/test_no_summary_model.py": "summary/writer summary/writers",
     "product/test_reload.py": "server/reload",
     "unit/store/test_sqlite.py": "store/interface store/sqlite_worker",
     "product/http/test_failures.py": "upstream/connections",

@@ -16,8 +16,8 @@ from proxy.config.teams import LimitSettings
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.store import Entry, Store, StoreFailed, open_store
 from proxy.summary.allowance import DAY, Allowance, Allowances, AllowanceSpent
-from proxy.summary.chunking import SummaryFailed
 from proxy.summary.model import UpstreamSummaryModel
+from proxy.summary.writer import SummaryFailed
 from tests.kit.summary_conversation import words
 from tests.unit.summary.test_model import ASKED, OneAnswer
 

@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 
 from proxy.compaction.format import TextCounter
 from proxy.compaction.turn import Turn
-from proxy.summary.chunking import (
-    PARALLEL,
-    SummaryFailed,
-    SummaryRequest,
-    SummaryTooLong,
-    SummaryUnasked,
-    chunks,
-    newest,
-    write,
-)
 from proxy.summary.prompt import Redaction
 from proxy.summary.quality import SummaryRejected, Written
+from proxy.summary.transcript import PARALLEL, chunks, newest, write
+from proxy.summary.writer import SummaryFailed, SummaryTask, SummaryTooLong, SummaryUnasked
 from tests.kit.summary_conversation import FORMAT, turn, words
 
 Answer = Callable[[int, str], Written]
@@ -61,9 +53,7 @@ def talk(number: int, each: int = 100) -> list[Turn]:
 
 
 def summary(turns: Sequence[Turn], model: Model, **fields: Any) -> str:
-    wish = SummaryRequest(
-        turns, FORMAT, **{"previous": None, "max_tokens": 200, "template": None, "trim": None, **fields}
-    )
+    wish = SummaryTask(turns, FORMAT, **{"previous": None, "max_tokens": 200, "template": None, "trim": None, **fields})
     return asyncio.run(write(wish, model))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.summary.chunking import extract
+from proxy.summary.extract import extract
 from tests.kit.summary_conversation import FORMAT, calling, turn, words
 
 STEPS = [

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from proxy.errors import UpstreamUnreachable
-from proxy.summary.chunking import SummaryFailed, SummaryTooLong
 from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.quality import Written
+from proxy.summary.writer import SummaryFailed, SummaryTooLong
 from proxy.upstream.transport import Answer, Outgoing
 from tests.kit.summary_conversation import words
 

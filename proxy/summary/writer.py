@@ -1,0 +1,120 @@
+"""A way to have summaries written: its interface, its task, and the ways in which it fails."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from proxy.compaction.format import Format
+from proxy.compaction.render import OutgoingMessage
+from proxy.compaction.turn import Turn
+from proxy.dialects.request import Request
+from proxy.summary.prompt import Redaction
+
+if TYPE_CHECKING:
+    from proxy.summary.model import UpstreamSummaryModel
+
+
+class SummaryFailed(Exception):
+    """The model returned no usable summary. The message gives the reason without quoting content."""
+
+
+class SummaryTooLong(SummaryFailed):
+    """The model rejected the request as too long."""
+
+
+class SummaryUnasked(SummaryFailed):
+    """The proxy sent no request, for a reason unrelated to the model's health."""
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryTask:
+    """A summary to write, of at most ``max_tokens`` by the conversation's tokenizer.
+
+    ``turns`` are the messages since the summary ``previous``. ``template`` and ``trim`` are those of the policy.
+    ``redact`` removes text that no model may read in a transcript.
+
+    ``body`` is the client's request, if the writer needs it, and ``fixed`` the tokens of its tools and framing.
+    ``last_prompt`` returns the last prompt up to the checkpoint, see ``pipeline.job``. Call it with ``in_thread``,
+    which runs slow work.
+    """
+
+    turns: Sequence[Turn]
+    format: Format
+    previous: str | None
+    max_tokens: int
+    template: str | None
+    trim: int | None
+    redact: Redaction | None = None
+    body: Request | None = None
+    fixed: int = 0
+    last_prompt: Callable[[], Sequence[OutgoingMessage] | None] = lambda: None
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
+
+
+class SummaryTry(NamedTuple):
+    """One try to write a summary: the name of its circuit breaker, and what returns the text.
+
+    ``write`` raises ``SummaryFailed`` or ``SummaryRejected``.
+    """
+
+    breaker: tuple[str, ...]
+    write: Callable[[], Awaitable[str]]
+
+
+class SummaryModels(ABC):
+    """The models that may write the summaries of one conversation."""
+
+    @abstractmethod
+    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+        """Return the models that may read a transcript, in the order to try them.
+
+        ``max_tokens`` is the maximum size of the summary, which their windows reserve.
+        """
+
+    async def for_continuation(self, max_tokens: int) -> UpstreamSummaryModel:
+        """Return the conversation's own model, to continue the conversation with it.
+
+        Raises ``SummaryUnasked``, or ``ConfigurationError`` if its upstream can't be used.
+        """
+        raise SummaryUnasked("the conversation can't be continued")
+
+    def with_tool(self, body: bytes) -> bytes:
+        """Return a body with the proxy's own tool, if the conversation's requests get it."""
+        return body
+
+    @property
+    def any_for_transcript(self) -> bool:
+        """Return false if ``for_transcript`` will return none."""
+        return True
+
+    @property
+    def may_continue(self) -> bool:
+        """Return false if ``for_continuation`` will raise ``SummaryUnasked``."""
+        return False
+
+    def keep_conditions(self, body: Request) -> None:  # noqa: B027 - models of tests have none
+        """Read from the client's request what the calls need, before the request drops its bytes."""
+
+
+class SummaryWriter(ABC):
+    """A way to have summaries written, for one conversation. ``proxy.summary.writers`` lists them."""
+
+    def __init__(self, models: SummaryModels) -> None:
+        self.models = models
+
+    @property
+    def available(self) -> bool:
+        """Return false if ``tries`` will return none, whatever the task is."""
+        return True
+
+    @property
+    def needs_body(self) -> bool:
+        """Return whether the tries send the client's own request."""
+        return False
+
+    @abstractmethod
+    async def tries(self, task: SummaryTask) -> Sequence[SummaryTry]:
+        """Return the tries to make, in order; none if this writer can't do it."""

@@ -1,0 +1,103 @@
+"""The writers of summaries by the method of a policy, and the tries that they make."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Annotated, Literal
+
+import structlog
+from pydantic import Field
+
+from proxy.store.guarded import Change, CircuitBreaker
+from proxy.summary.allowance import AllowanceSpent
+from proxy.summary.notes import NotesWriter
+from proxy.summary.quality import SummaryRejected
+from proxy.summary.single_flight import Progress
+from proxy.summary.store import Cause
+from proxy.summary.transcript import TranscriptWriter
+from proxy.summary.writer import SummaryFailed, SummaryTry, SummaryUnasked, SummaryWriter
+from proxy.telemetry.metrics import BREAKER, SUMMARIES
+
+log = structlog.get_logger(__name__)
+
+Method = Annotated[
+    Literal["transcript", "continue"],
+    Field(
+        description="transcript: send the messages as text. continue: send the conversation's own model its last "
+        "prompt and a request for notes."
+    ),
+]
+
+WRITERS: Mapping[Method, Sequence[type[SummaryWriter]]] = {
+    "transcript": (TranscriptWriter,),
+    "continue": (NotesWriter, TranscriptWriter),
+}
+"""The writers of each method, in the order to try them: from the cheapest to the surest."""
+
+FIRST_PAUSE = 60.0
+"""Seconds of a breaker's first pause."""
+
+LONGEST_PAUSE = 600.0
+"""Upper bound of a pause, in seconds."""
+
+
+class SummaryTries:
+    """Makes the tries of writers. Keeps a circuit breaker for each tenant and name of a try."""
+
+    def __init__(self) -> None:
+        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report)
+
+    async def first_text(
+        self,
+        tries: Sequence[SummaryTry],
+        progress: Progress,
+        *,
+        tenant: str,
+        policy: str,
+        seconds: float,
+        deadline: float,
+    ) -> tuple[str | None, Cause]:
+        """Return the first text that one of the tries writes. If there is none, return ``None`` and the cause.
+
+        The tries have ``deadline`` seconds together, and each one at least ``seconds``. Requests that wait may skip all
+        but the last one, see ``Patience``.
+        """
+        asked, clock = False, asyncio.get_running_loop().time
+        cause: Cause = "no_model"
+        end = clock() + deadline
+        for number, (key, write) in enumerate(tries, 1):
+            attempt = self._breaker.attempt((tenant, *key))
+            if attempt is None:
+                cause = cause if asked else "breaker_open"
+                SUMMARIES.labels(outcome="skipped").inc()
+                continue
+            left = (end - clock()) / (len(tries) - number + 1)
+            asked = True
+            try:
+                with attempt:
+                    # Not wait_for: its task and the error would form a reference cycle with the conversation.
+                    async with progress.trying(max(seconds, left), last=number == len(tries)):
+                        text = await write()
+            except AllowanceSpent:
+                return None, "over_budget"
+            except (SummaryFailed, SummaryRejected, TimeoutError) as failure:
+                cause = "timeout" if isinstance(failure, TimeoutError) or cause == "timeout" else "failed"
+                SUMMARIES.labels(outcome="failed").inc()
+                log.warning("summary.failed", reason=str(failure) or "timeout", policy=policy)
+                continue
+            SUMMARIES.labels(outcome="made").inc()
+            return text, cause
+        return None, cause
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Return whether the model failed. Otherwise the caller left, or the proxy sent no request."""
+    return isinstance(error, Exception) and not isinstance(error, SummaryUnasked)
+
+
+def _report(change: Change, key: Hashable, pause: float) -> None:
+    BREAKER.labels(change=change).inc()
+    # Omit the tenant, because it may be the digest of a caller's key.
+    model = key[1:] if isinstance(key, tuple) else key
+    log.warning(f"summary.breaker_{change}", model=model, **({"pause": pause} if pause else {}))
