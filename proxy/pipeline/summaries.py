@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -366,7 +366,6 @@ class ExchangeModels(SummaryModels):
             count=counter.text,
             credential=caller.credential if near else None,
             timeout=max(self._settings.timeout, exchange.configuration.settings.server.deadline),
-            allowance=runtime.money.allowances.for_caller(caller),
             on_overflow=learn,
             form=form,
             others=others,
@@ -375,7 +374,7 @@ class ExchangeModels(SummaryModels):
             on_missing=partial(
                 exchange.configuration.upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"
             ),
-            calls=_CallRecords(runtime, exchange, route, price_of, read_usage, counter.text, factor).call,
+            calls=CallRecords(runtime, exchange, route, price_of, read_usage, counter.text, factor).call,
             trace=exchange.record.trace,
         )
 
@@ -401,8 +400,11 @@ class ExchangeModels(SummaryModels):
 
 
 @dataclass(frozen=True, slots=True)
-class _CallRecords:
-    """Records the calls to a summary model, and reserves and counts what they cost."""
+class CallRecords:
+    """Records the calls to a summary model, and reserves and counts what they cost the team.
+
+    A call that ends early counts with the most tokens that it may cost.
+    """
 
     runtime: Runtime
     exchange: Exchange
@@ -417,25 +419,33 @@ class _CallRecords:
         self, sent: int, size: Callable[[], int], most: int, span: str | None
     ) -> AsyncIterator[Callable[[Answer], None]]:
         """See ``summary.model.Calls``."""
-        parent, caller, bill = self.exchange.record, self.exchange.caller, Bill()
+        parent, caller, bill, tokens = self.exchange.record, self.exchange.caller, Bill(), 0
         record = summary_record(parent, self.route.upstream, self.route.model)
         if parent.trace is not None and span is not None:
             record.trace = parent.trace.child(span)
         bill.price_of = self.price_of
-        if limit_of(caller) is not None:
-            cost = bill.amount(Usage(await asyncio.to_thread(size), min(most, EXPECTED_OUTPUT)))
+        money, allowance = self.runtime.money, self.runtime.money.allowances.for_caller(caller)
+        limited = limit_of(caller) is not None
+        if limited or allowance is not None:
+            tokens = await asyncio.to_thread(size)  # counting a long transcript would block the event loop
+        async with nullcontext() if allowance is None else allowance.call(tokens + most) as paid:
+            if limited:
+                cost = bill.amount(Usage(tokens, min(most, EXPECTED_OUTPUT)))
+                try:
+                    await money.spending.reserve(caller, record.id, cost)
+                except SpendingExceeded as error:
+                    raise AllowanceSpent("the team's limit is spent") from error
+            began, meter = perf_counter(), bill.call(AnswerTail(self.read_usage), sent, tokens or None)
             try:
-                await self.runtime.money.spending.reserve(caller, record.id, cost)
-            except SpendingExceeded as error:
-                raise AllowanceSpent("the team's limit is spent") from error
-        began = perf_counter()
-        try:
-            with bill.call(AnswerTail(self.read_usage), sent) as meter:
-                yield meter.watch
-                meter.complete = True
-        finally:
-            record.status = meter.status
-            record.error = None if meter.status else "upstream_error"
-            record.phases = {"total": round((perf_counter() - began) * 1000, 3)}
-            await bill.settle(record, partial(asyncio.to_thread, size), self.count, lambda: self.factor)
-            self.runtime.records.recorder.add(record)
+                with meter:
+                    yield meter.watch
+                    meter.complete = True
+            finally:
+                record.status = meter.status
+                record.error = None if meter.status else "upstream_error"
+                record.phases = {"total": round((perf_counter() - began) * 1000, 3)}
+                free, complete = meter.free, meter.complete
+                await bill.settle(record, partial(asyncio.to_thread, size), self.count, lambda: self.factor)
+                if paid is not None and (free or complete):
+                    paid.cost = bill.amount(record.usage or Usage()).tokens
+                self.runtime.records.recorder.add(record)

@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,6 @@ from proxy.config.upstreams import Api
 from proxy.constants import UNDECODABLE
 from proxy.dialects.answers import json_objects
 from proxy.http.headers import Headers
-from proxy.overflow.silent import LARGEST_FIGURE
 from proxy.summary.quality import Written
 from proxy.summary.writer import SummaryFailed
 from proxy.upstream.transport import output_field
@@ -228,39 +227,6 @@ class _Responses(SummaryForm):
 CHAT: SummaryForm = _Chat()
 FORMS: Mapping[str, SummaryForm] = {form.api: form for form in (CHAT, _Messages(), _Responses())}
 """By the name of the API, in the order of preference: most servers have chat completions. An API may have none."""
-
-
-_Figure = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_FIGURE)]
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: _Figure = 0
-    completion_tokens: _Figure = 0
-    input_tokens: _Figure = 0
-    cache_creation_input_tokens: _Figure = 0
-    cache_read_input_tokens: _Figure = 0
-    output_tokens: _Figure = 0
-    iterations: list[_Usage] | None = None
-
-
-class _Answer(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-def reported_cost(answer: bytes) -> int:
-    """Return the tokens of a call, input and output, as a response reports them; 0 if it doesn't."""
-    try:
-        usage = msgspec.json.decode(answer, type=_Answer).usage
-    except UNDECODABLE:
-        return 0
-    if usage is None:
-        return 0
-    if usage.iterations and not usage.output_tokens:  # a compaction, whose own totals are 0
-        usage = usage.iterations[0]
-    read = usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
-    if usage.prompt_tokens:
-        return usage.prompt_tokens + usage.completion_tokens
-    return read + usage.output_tokens if read else 0
 
 
 def read(form: SummaryForm, status: int, body: bytes) -> Written:

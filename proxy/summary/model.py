@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -14,11 +13,10 @@ import msgspec
 from proxy.compaction.format import TextCounter
 from proxy.config.upstreams import Api
 from proxy.dialects.conditions import NO_CONDITIONS, Conditions
-from proxy.errors import UpstreamError, UpstreamUnreachable
+from proxy.errors import UpstreamError
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
-from proxy.summary.allowance import Allowance
-from proxy.summary.forms import CHAT, Manner, SummaryForm, read, reported_cost
+from proxy.summary.forms import CHAT, Manner, SummaryForm, read
 from proxy.summary.quality import Written
 from proxy.summary.writer import SummaryFailed, SummaryTooLong
 from proxy.telemetry.trace_context import Trace, new_span, with_trace
@@ -63,8 +61,8 @@ class UpstreamSummaryModel:
 
     ``input_limit`` and ``max_output`` are in tokens, and ``timeout`` in seconds per call. ``credential`` is the
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
-    request's input and output tokens as counted here. ``allowance`` limits the cost of calls for the caller's team.
-    ``calls`` records each call. ``conditions`` returns the conditions of the client's request for a call by an API.
+    request's input and output tokens as counted here. ``calls`` charges and records each call.
+    ``conditions`` returns the conditions of the client's request for a call by an API.
     ``manner`` is how the server must be asked, as far as that is known.
     ``headers`` and ``query`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
@@ -79,7 +77,6 @@ class UpstreamSummaryModel:
     max_output: int | None = None
     credential: Credential | None = None
     on_overflow: Callable[[Overflow, int, int], None] | None = None
-    allowance: Allowance | None = None
     form: SummaryForm = CHAT
     others: Sequence[Way] = ()
     on_missing: Callable[[Api], None] | None = None
@@ -171,31 +168,6 @@ class UpstreamSummaryModel:
 
     async def _send(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
         """Send a body, charged to the team. ``size`` returns its tokens. Raises ``SummaryFailed``."""
-        if self.allowance is None:
-            return await self._answer(way, body, size, most)
-        # Counting a long transcript would block the event loop.
-        prompt = await asyncio.to_thread(size)
-        async with self.allowance.call(prompt + most) as call:
-            try:
-                status, answer = await self._answer(way, body, lambda: prompt, most)
-            except SummaryFailed as failure:
-                if isinstance(failure.__cause__, UpstreamUnreachable):
-                    call.cost = 0
-                raise
-            call.cost = await self._cost(way[0], prompt, answer) if status == 200 else 0
-        return status, answer
-
-    async def _cost(self, form: SummaryForm, prompt: int, answer: bytes) -> int:
-        """Return the cost of a call in tokens, as the response reports it, or as counted here."""
-        if cost := reported_cost(answer):
-            return cost
-        try:
-            written = read(form, 200, answer).text
-        except SummaryFailed:
-            return prompt
-        return prompt + await asyncio.to_thread(self.count, written)
-
-    async def _answer(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
         form, transport = way
         held = self._holding(form)
         own, given, query = form.headers, held.headers, held.query

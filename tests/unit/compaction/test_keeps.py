@@ -49,11 +49,11 @@ def messages() -> list[bytes]:
 def requests() -> list[object]:
     """Return the prompts that ask for a summary, and the summary that no model writes."""
     long = turn("tool", f"password: correct-horse-9 {LONG * 200}", tool_call_id="a")
-    transcript = prompt.entries([*CONVERSATION, long], FORMAT, prompt.Redaction(secrets=True))
+    texts = prompt.entries([*CONVERSATION, long], FORMAT, prompt.Redaction(secrets=True))
     sample = prompt.language_sample(CONVERSATION, FORMAT)
     return [
-        prompt.request_messages(transcript, max_tokens=500),
-        prompt.request_messages(transcript, max_tokens=500, previous="Earlier.", merge=True, sample=sample),
+        prompt.request_messages(texts, max_tokens=500),
+        prompt.request_messages(texts, max_tokens=500, previous="Earlier.", merge=True, sample=sample),
         prompt.continuation(500),
         transcript.chunks([LONG], [80], 40, FORMAT.text_tokens),
         extract.extract(CONVERSATION, "Earlier.", 200, FORMAT, [turn("system", "Answer in French.")]),

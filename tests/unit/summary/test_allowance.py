@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from proxy.access.authenticator import Caller
+from proxy.config import Route
 from proxy.config.policy import Policy
 from proxy.config.teams import LimitSettings
+from proxy.dialects.apis import CHAT
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
+from proxy.pipeline.summaries import CallRecords
 from proxy.store import Entry, Store, StoreFailed, open_store
 from proxy.summary.allowance import DAY, Allowance, Allowances, AllowanceSpent
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.writer import SummaryFailed
+from proxy.telemetry.record import RequestRecord
 from tests.kit.summary_conversation import words
 from tests.unit.summary.test_model import ASKED, OneAnswer
 
@@ -217,11 +222,21 @@ def answered(**fields: Any) -> bytes:
 USAGE = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
 
 
+def charged(transport: Any, allowances: Allowances, most: int) -> UpstreamSummaryModel:
+    """Return a model whose calls are charged to a team."""
+    records = SimpleNamespace(recorder=SimpleNamespace(add=lambda record: None))
+    runtime = SimpleNamespace(money=SimpleNamespace(allowances=allowances), records=records)
+    exchange = SimpleNamespace(record=RequestRecord("a", 0.0), caller=caller(most))
+    route = Route("main", "small", None)
+    calls = CallRecords(runtime, exchange, route, None, CHAT.answers.read_usage, words, 1.0)  # type: ignore[arg-type]
+    return UpstreamSummaryModel(transport, "small", "main", words, 5.0, calls=calls.call)
+
+
 @pytest.mark.parametrize(
     ("transport", "cost"),
     [
         (OneAnswer(answered(usage=USAGE)), 150),
-        (OneAnswer(answered(usage={"prompt_tokens": 120})), 120),
+        (OneAnswer(answered(usage={"prompt_tokens": 120})), 121),
         (OneAnswer(answered(usage=None)), 1 + words(ASKED[0]["content"])),
         (OneAnswer(answered(usage="none")), 1 + words(ASKED[0]["content"])),
         (OneAnswer(answered()), 1 + words(ASKED[0]["content"])),
@@ -234,7 +249,7 @@ USAGE = {"prompt_tokens": 120, "completion_tokens": 30, "total_tokens": 150}
 def test_what_a_call_costs(transport: Any, cost: int | None) -> None:
     async def test() -> None:
         allowances = Allowances(None, Clock())
-        model = UpstreamSummaryModel(transport, "small", "main", words, 5.0, allowance=allowance(allowances, 10_000))
+        model = charged(transport, allowances, 10_000)
         if isinstance(transport, Failing) or cost == 0:
             with pytest.raises(SummaryFailed):
                 await model.ask(ASKED, 1_000)
@@ -248,9 +263,7 @@ def test_what_a_call_costs(transport: Any, cost: int | None) -> None:
 
 def test_a_call_that_is_not_covered_is_not_made() -> None:
     transport = OneAnswer(answered(usage=USAGE))
-    model = UpstreamSummaryModel(
-        transport, "small", "main", words, 5.0, allowance=allowance(Allowances(None, Clock()), 1_500)
-    )
+    model = charged(transport, Allowances(None, Clock()), 1_500)
     with pytest.raises(AllowanceSpent):
         asyncio.run(model.ask(ASKED, 1_000))
     assert transport.requests == []
