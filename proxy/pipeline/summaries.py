@@ -27,7 +27,7 @@ from proxy.compaction.summary_message import SummaryParts, collect_names, summar
 from proxy.config import Route
 from proxy.dialects.answers import AnswerTail
 from proxy.dialects.apis import CHAT
-from proxy.dialects.conditions import Conditions
+from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.dialects.request import Request
 from proxy.errors import ConfigurationError, SpendingExceeded
 from proxy.http.headers import VIA, client_query, for_other_request, for_upstream
@@ -254,7 +254,6 @@ class ExchangeModels(SummaryModels):
 
     @property
     def any_for_transcript(self) -> bool:
-        """See ``SummaryModels``."""
         first, other, route = (
             self._settings.model,
             self._settings.fallback_model,
@@ -266,19 +265,16 @@ class ExchangeModels(SummaryModels):
 
     @property
     def may_continue(self) -> bool:
-        """See ``SummaryModels``."""
         exchange = self._exchange
         return (
             exchange.dialect.name in FORMS and not exchange.body.references and not exchange.profile.strict_alternation
         )
 
     def with_tool(self, body: bytes) -> bytes:
-        """See ``SummaryModels``."""
         tool = self._tool()
         return body if tool is None else tool(body)
 
     def keep_conditions(self, body: Request) -> None:
-        """See ``SummaryModels``."""
         exchange = self._exchange
         if exchange.conditions is None:
             headers = for_other_request(for_upstream(exchange.scope["headers"]))
@@ -286,7 +282,6 @@ class ExchangeModels(SummaryModels):
             exchange.conditions = Conditions.of(exchange.dialect.name, body.outer_fields(), headers, query)
 
     async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
-        """See ``SummaryModels``."""
         first, other = self._allowed(self._settings.model), self._allowed(self._settings.fallback_model)
         names: list[str | Route] = [first or self._exchange.route, *((other,) if other else ())]
         models = []
@@ -302,7 +297,6 @@ class ExchangeModels(SummaryModels):
         return models
 
     async def for_continuation(self, max_tokens: int) -> UpstreamSummaryModel:
-        """See ``SummaryModels``."""
         exchange, route, dialect = self._exchange, self._exchange.route, self._exchange.dialect
         if not self.may_continue:
             raise SummaryUnasked("the conversation can't be continued")
@@ -350,11 +344,7 @@ class ExchangeModels(SummaryModels):
                 limits.learned.learn(*key, limit, published(profile, factor))
 
         near = route.upstream == exchange.route.upstream
-        conditions = exchange.conditions
-        holding = None
-        if conditions is not None:
-            same = near and route.model == exchange.route.model
-            holding = partial(conditions.for_call, upstream=near, model=same)
+        same, conditions = near and route.model == exchange.route.model, exchange.conditions or NO_CONDITIONS
         (form, transport), *others = await self._ways(route)
         price_of = pricing(price_for(exchange.configuration, route, profile))
         return UpstreamSummaryModel(
@@ -369,7 +359,7 @@ class ExchangeModels(SummaryModels):
             on_overflow=learn,
             form=form,
             others=others,
-            conditions=holding,
+            conditions=partial(conditions.for_call, upstream=near, model=same),
             manner=manner,
             on_missing=partial(
                 exchange.configuration.upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"

@@ -76,13 +76,13 @@ class UpstreamSummaryModel:
     input_limit: int | None = None
     max_output: int | None = None
     credential: Credential | None = None
-    on_overflow: Callable[[Overflow, int, int], None] | None = None
+    on_overflow: Callable[[Overflow, int, int], None] = lambda overflow, sent, output: None
     form: SummaryForm = CHAT
     others: Sequence[Way] = ()
-    on_missing: Callable[[Api], None] | None = None
+    on_missing: Callable[[Api], None] = lambda api: None
     calls: Calls | None = None
     trace: Trace | None = None
-    conditions: Callable[[str], Conditions] | None = None
+    conditions: Callable[[str], Conditions] = lambda api: NO_CONDITIONS
     manner: Manner = field(default_factory=Manner)
     headers: Headers | None = None
     query: str = ""
@@ -113,7 +113,8 @@ class UpstreamSummaryModel:
         for way in ways:
             status, body = await self._paid(way, messages, most, most)
             if status not in MISSING:
-                self._found_missing(missing)
+                for api in missing:
+                    self.on_missing(api)
                 break
             if self.model.encode() in body:
                 break
@@ -134,9 +135,8 @@ class UpstreamSummaryModel:
             status, body = await self._paid(way, messages, None, most)
             overflow = recognise(status, body)
         if overflow is not None:
-            if self.on_overflow is not None:
-                size = self.count("\n".join(str(message["content"]) for message in messages))
-                self.on_overflow(overflow, size, most)
+            size = self.count("\n".join(str(message["content"]) for message in messages))
+            self.on_overflow(overflow, size, most)
             raise SummaryTooLong("the summary model rejected the transcript as too long")
         return read(form, status, body)
 
@@ -150,27 +150,18 @@ class UpstreamSummaryModel:
             raise SummaryFailed("the model rejected the conversation as too long")
         return read(self.form, status, answer)
 
-    def _holding(self, form: SummaryForm) -> Conditions:
-        """Return the conditions of the client's request that hold for a call in a form."""
-        return NO_CONDITIONS if self.conditions is None else self.conditions(form.api)
-
-    def _found_missing(self, apis: Sequence[Api]) -> None:
-        if self.on_missing is not None:
-            for api in apis:
-                self.on_missing(api)
-
     async def _paid(self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int) -> tuple[int, bytes]:
         """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
         own = way[0].body(self.model, self.manner.applied_to(messages), limit)
         own["stream"] = self.manner.streams
-        body = msgspec.json.encode({**self._holding(way[0]).fields, **own})
+        body = msgspec.json.encode({**self.conditions(way[0].api).fields, **own})
         return await self._send(way, body, lambda: sum(self.count(message["content"]) for message in messages), most)
 
     async def _send(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
         """Send a body, charged to the team. ``size`` returns its tokens. Raises ``SummaryFailed``."""
         form, transport = way
-        held = self._holding(form)
-        own, given, query = form.headers, held.headers, held.query
+        conditions = self.conditions(form.api)
+        own, given, query = form.headers, conditions.headers, conditions.query
         if self.headers is not None:
             own, given, query = [], self.headers, self.query
         span = None if self.trace is None else new_span()

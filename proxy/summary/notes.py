@@ -41,12 +41,10 @@ class NotesWriter(SummaryWriter):
 
     @property
     def available(self) -> bool:
-        """See ``SummaryWriter``."""
         return self.models.may_continue
 
     @property
     def needs_body(self) -> bool:
-        """See ``SummaryWriter``."""
         return self.models.may_continue
 
     async def tries(self, task: SummaryTask) -> Sequence[SummaryTry]:

@@ -73,19 +73,9 @@ _ERROR_CODE = re.compile(
     r"\W{0,4}(?:error code: ?\d{3}\b|<!doctype html|<html\b|traceback \(most recent)", re.IGNORECASE
 )
 # A JSON object with only these keys is an error. Notes in JSON have other keys.
-_ERROR_KEYS = {"error", "errors", "detail", "exception", "fault", "error_code", "error_message", "errorMessage"}
-_ENVELOPE_KEYS = _ERROR_KEYS | {
-    "message",
-    "code",
-    "status",
-    "statusCode",
-    "type",
-    "param",
-    "title",
-    "success",
-    "object",
-}
-_ENVELOPE_KEYS |= {"request_id", "requestId", "timestamp", "path"}
+_ENVELOPE_KEYS = {"error", "errors", "detail", "exception", "fault", "error_code", "error_message", "errorMessage"}
+_ENVELOPE_KEYS |= {"message", "code", "status", "statusCode", "type", "param", "title", "success", "object", "path"}
+_ENVELOPE_KEYS |= {"request_id", "requestId", "timestamp"}
 
 # Tool calls as text, from models whose server can't parse their call format.
 _CALL = re.compile(

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
-from proxy.config.checks import Finding, overlap
-from proxy.config.document import Path, shown
+from proxy.config.checks import Finding, overlap, policies_of
+from proxy.config.document import shown
 from proxy.config.fields import Count, Seconds, Section, Text, wrong
 from proxy.config.patterns import Pattern
 from proxy.config.policy import Policy
@@ -66,22 +66,11 @@ def _models(summary: SummarySettings) -> Iterable[str | None]:
 
 
 def _redaction(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
-    for name, found in settings.policies.items():
-        places: list[tuple[Path, Policy]] = [(("policies", name), found)]
-        places += [(("policies", name, "models", index), own.policy) for index, own in enumerate(found.models)]
-        for path, policy in places:
-            summary = policy.section(SummarySettings)
-            if summary.method == "continue" and summary.redacts:
-                problem = "continue sends the conversation as it is, so redact and redact_secrets have no effect"
-                yield (*path, "summary", "method"), problem, "method: transcript, or no redaction"
-
-
-def _stated(written: WrittenSettings) -> Iterator[tuple[Path, SummarySettings, str]]:
-    """Yield the sections in the file: the path of the policy or override, the section, and the glob of its models."""
-    for name, own in written.policies.items():
-        yield ("policies", name), own.section(SummarySettings), "*"
-        for index, over in enumerate(own.models):
-            yield ("policies", name, "models", index), over.section(SummarySettings), over.match
+    for path, policy, _ in policies_of(written, settings):
+        summary = policy.section(SummarySettings)
+        if summary.method == "continue" and summary.redacts:
+            problem = "continue sends the conversation as it is, so redact and redact_secrets have no effect"
+            yield (*path, "summary", "method"), problem, "method: transcript, or no redaction"
 
 
 def _warnings(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
@@ -91,12 +80,12 @@ def _warnings(written: WrittenSettings, settings: Settings) -> Iterator[Finding]
 
 
 def _unrouted(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
-    for above, summary, _ in _stated(written):
-        for key, model in zip(("model", "fallback_model"), _models(summary), strict=True):
+    for path, _, stated in policies_of(written, settings):
+        for key, model in zip(("model", "fallback_model"), _models(stated.section(SummarySettings)), strict=True):
             if model is not None and settings.route(model) is None:
                 problem = f"no route of 'models' matches '{shown(model)}', so it makes no summary"
                 fix = f'correct the name, or add a route: {{match: "{shown(model)}", upstream: NAME}}'
-                yield (*above, "summary", key), problem, fix
+                yield (*path, "summary", key), problem, fix
 
 
 def _forbidden(settings: Settings) -> Iterator[Finding]:

@@ -31,7 +31,7 @@ LEFT_OF_A_TENANT = 8
 LEFT = 32
 """Maximum summaries per process that continue. Each one holds its conversation in memory."""
 
-Place = tuple[str, ...]
+CheckpointKey = tuple[str, ...]
 """A tenant and the key of a checkpoint."""
 
 
@@ -77,13 +77,13 @@ class InFlight:
 
 
 class SingleFlight(Generic[V]):
-    """Run at most one task per place."""
+    """Run at most one task per key."""
 
     def __init__(self) -> None:
-        self._flights: dict[Place, InFlight] = {}
+        self._flights: dict[CheckpointKey, InFlight] = {}
 
-    def __contains__(self, place: Place) -> bool:
-        return place in self._flights
+    def __contains__(self, key: CheckpointKey) -> bool:
+        return key in self._flights
 
     @property
     def tasks(self) -> list[asyncio.Task[V]]:
@@ -92,22 +92,22 @@ class SingleFlight(Generic[V]):
 
     async def run(
         self,
-        place: Place,
+        key: CheckpointKey,
         make: Callable[[Progress], Coroutine[Any, Any, V]],
         seconds: float | None = None,
         *,
         skips: bool = True,
     ) -> V | None:
-        """Return the result of the task for a place. Start the task if none is in progress.
+        """Return the result of the task for a key. Start the task if none is in progress.
 
         Return ``None`` if it isn't done after ``seconds``. The task continues. With ``skips``, first skip each try that
         takes so long, except the last one.
         """
-        flight = self._flights.get(place)
+        flight = self._flights.get(key)
         if flight is None or flight.task.done():  # a task that has just failed is removed in the next pass of the loop
             progress = Progress()
-            flight = self._flights[place] = InFlight(asyncio.ensure_future(make(progress)), progress)
-            flight.task.add_done_callback(lambda task: self._landed(place, task))
+            flight = self._flights[key] = InFlight(asyncio.ensure_future(make(progress)), progress)
+            flight.task.add_done_callback(lambda task: self._landed(key, task))
         flight.waiting += 1
         disconnected = True
         try:
@@ -116,7 +116,7 @@ class SingleFlight(Generic[V]):
         finally:
             flight.waiting -= 1
             if flight.waiting == 0 and not flight.task.done():
-                self._left(place, disconnected=disconnected)
+                self._left(key, disconnected=disconnected)
         if not done:
             return None
         result: V = flight.task.result()
@@ -124,10 +124,10 @@ class SingleFlight(Generic[V]):
 
     def cancel(self, forgotten: Callable[[str], bool]) -> None:
         """Cancel the tasks of forgotten tenants that no caller waits for."""
-        for place in [place for place, flight in self._flights.items() if not flight.waiting and forgotten(place[0])]:
-            self._cancel(place)
+        for key in [key for key, flight in self._flights.items() if not flight.waiting and forgotten(key[0])]:
+            self._cancel(key)
 
-    def _left(self, place: Place, *, disconnected: bool) -> None:
+    def _left(self, key: CheckpointKey, *, disconnected: bool) -> None:
         """Let a task continue without callers, unless there are too many such tasks.
 
         If the tenant has too many, cancel this task. If the process has too many, cancel the newest task of the tenant
@@ -135,23 +135,23 @@ class SingleFlight(Generic[V]):
         """
         alone = [other for other, flight in self._flights.items() if flight.waiting == 0 and not flight.task.done()]
         of_tenants = Counter(tenant for tenant, _ in alone)
-        if of_tenants[place[0]] > LEFT_OF_A_TENANT:
-            self._cancel(place)
+        if of_tenants[key[0]] > LEFT_OF_A_TENANT:
+            self._cancel(key)
         elif len(alone) > LEFT:
             tenant, _ = of_tenants.most_common(1)[0]
             self._cancel(next(other for other in reversed(alone) if other[0] == tenant))
         elif disconnected:
             log.info("summary.client_left", makings=len(alone))
 
-    def _cancel(self, place: Place) -> None:
+    def _cancel(self, key: CheckpointKey) -> None:
         # Remove the task now: a request that arrives while the task is still ending must start another one.
-        self._flights.pop(place).task.cancel()
+        self._flights.pop(key).task.cancel()
 
-    def _landed(self, place: Place, task: asyncio.Task[V]) -> None:
-        flight = self._flights.get(place)
+    def _landed(self, key: CheckpointKey, task: asyncio.Task[V]) -> None:
+        flight = self._flights.get(key)
         if flight is None or flight.task is not task:
             return
-        del self._flights[place]
+        del self._flights[key]
         error = None if task.cancelled() else task.exception()
         if flight.waiting == 0 and error is not None and not isinstance(error, NothingToAsk):
             log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
@@ -191,7 +191,7 @@ class Lease:
 
     def __init__(self, store: Store, tenant: str, key: str) -> None:
         self._store = store
-        self._place = (tenant, KIND, key)
+        self._entry = (tenant, KIND, key)
         self._token = secrets.token_bytes(16)
         self._taking: asyncio.Task[bool] | None = None
         self._renewing: asyncio.Task[None] | None = None
@@ -224,7 +224,7 @@ class Lease:
 
     async def _take(self) -> bool:
         try:
-            holder = await self._store.add(*self._place, self._token, LEASE_SECONDS)
+            holder = await self._store.add(*self._entry, self._token, LEASE_SECONDS)
         except StoreFailed as failure:
             log.warning("store.write_failed", reason=str(failure))
             return True
@@ -235,7 +235,7 @@ class Lease:
     async def free(self) -> bool:
         """Return whether no worker has the lease, or the store fails."""
         try:
-            return await self._store.get(*self._place) is None
+            return await self._store.get(*self._entry) is None
         except StoreFailed:
             return True
 
@@ -248,7 +248,7 @@ class Lease:
         await cancelled(self._renewing)
         self._renewing = None
         try:
-            await self._store.replace(*self._place, self._token, b"", 0)  # another worker's lease stays
+            await self._store.replace(*self._entry, self._token, b"", 0)  # another worker's lease stays
         except StoreFailed as failure:  # the lease expires without renewal
             log.warning("store.write_failed", reason=str(failure))
 
@@ -263,10 +263,10 @@ class Lease:
         while True:
             await asyncio.sleep(RENEWED_SECONDS)
             try:
-                if await self._store.replace(*self._place, self._token, self._token, LEASE_SECONDS):
+                if await self._store.replace(*self._entry, self._token, self._token, LEASE_SECONDS):
                     continue
                 # The lease ended because this process was paused. Take it again if no other worker has it.
-                if await self._store.add(*self._place, self._token, LEASE_SECONDS) != self._token:
+                if await self._store.add(*self._entry, self._token, LEASE_SECONDS) != self._token:
                     log.warning("summary.lease_lost")
                     return
             except StoreFailed as failure:

@@ -408,7 +408,7 @@ class Summaries:
             previous, position = await self._latest(tenant, checkpoints if lease.held else checkpoints[:-1])
             if previous is not None and position == checkpoints[-1].position:
                 return previous
-            entry = await self._within_bounds(place, make(previous, position, progress))
+            entry = await make(previous, position, progress)
             if entry.digest:
                 # Another worker may have taken over while this one was paused.
                 if lease.held and (stored := await self.stored(*place)) is not None and not stored.digest:
@@ -424,6 +424,10 @@ class Summaries:
                 async with asyncio.timeout(self._limits.saving):
                     await self.cache.writes.written(place)
             return self.cache.peek(place) or entry
+        except asyncio.CancelledError:  # because too many are being made, or the process ends
+            if (shown := self.cache.peek(place)) is not None and shown.late:
+                self._count_failure(place)
+            raise
         finally:
             if lease.held or lease.pending:
                 self._later(self._released(lease, place))
@@ -440,15 +444,6 @@ class Summaries:
                 return await self._flights.run(place, make, seconds)
             except NothingToAsk:  # this request joined a task ahead of need
                 continue
-
-    async def _within_bounds(self, place: Place, making: Awaitable[StoredSummary]) -> StoredSummary:
-        """Return the made entry. Count a failure if it's canceled late, because too many are being made."""
-        try:
-            return await making
-        except asyncio.CancelledError:
-            if (shown := self.cache.peek(place)) is not None and shown.late:
-                self._failures[place] = self._failures.get(place, 0) + 1
-            raise
 
     async def _made_elsewhere(self, lease: Lease, place: Place) -> StoredSummary | None:
         """Return the entry that another worker is making; ``None`` if it ends without one.
@@ -524,7 +519,7 @@ class Summaries:
         place = tenant, checkpoints[-1].key
         known = self.given_up(tenant, checkpoints)
         if not entry.unasked:
-            self._failures[place] = self._failures.get(place, 0) + 1
+            self._count_failure(place)
         given_up = self.given_up(tenant, checkpoints)
         if given_up and not known:
             GIVEN_UP.inc()
@@ -537,6 +532,9 @@ class Summaries:
         entry = msgspec.structs.replace(entry, until=until, given_up=given_up)
         self.cache.remember(place, entry)
         return entry
+
+    def _count_failure(self, place: Place) -> None:
+        self._failures[place] = self._failures.get(place, 0) + 1
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._background.discard(task)

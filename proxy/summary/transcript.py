@@ -33,11 +33,9 @@ class TranscriptWriter(SummaryWriter):
 
     @property
     def available(self) -> bool:
-        """See ``SummaryWriter``."""
         return self.models.any_for_transcript
 
     async def tries(self, task: SummaryTask) -> Sequence[SummaryTry]:
-        """See ``SummaryWriter``."""
         models = await self.models.for_transcript(task.max_tokens)
         return [SummaryTry((model.name,), partial(write, task, model)) for model in models]
 

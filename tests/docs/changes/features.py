@@ -1,7 +1,8 @@
-"""Changes around a request: a recovery, a metric, and the wording of an overflow."""
+"""Changes around a request: a recovery, a writer of summaries, a metric, and the wording of an overflow."""
 
 from __future__ import annotations
 
+from tests.docs.changes.compaction import documented
 from tests.kit.changes import Change, Edit, after, before
 
 TEAPOT = '''"""Send a request once more if the upstream claims to be a teapot."""
@@ -18,6 +19,48 @@ class Teapots:
     async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return the same attempt if the upstream's status is 418."""
         return attempt if start.answer.status == 418 else None
+'''
+
+OUTLINE = '''"""Write summaries without a model: an outline of the messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+
+from proxy.summary.extract import extract
+from proxy.summary.writer import SummaryTask, SummaryTry, SummaryWriter
+
+
+class OutlineWriter(SummaryWriter):
+    """Outlines of the messages."""
+
+    async def tries(self, task: SummaryTask) -> Sequence[SummaryTry]:
+        """Return one try, which can't fail."""
+        return (SummaryTry(("outline",), partial(_write, task)),)
+
+
+async def _write(task: SummaryTask) -> str:
+    return await asyncio.to_thread(extract, task.turns, task.previous, task.max_tokens, task.format)
+'''
+
+OUTLINE_TEST = '''"""Test summaries without a model."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.summary.writer import SummaryTask
+from proxy.summary.writers import WRITERS
+from tests.kit.summary_conversation import FORMAT, calling
+
+
+def test_it_names_the_calls() -> None:
+    (writer,) = WRITERS["outline"]
+    task = SummaryTask([calling("read_file", "main.py")], FORMAT, None, 100, None, None)
+    (attempt,) = asyncio.run(writer(None).tries(task))
+    assert "called read_file(main.py)" in asyncio.run(attempt.write())
 '''
 
 WORDING = "The scroll holds 131072 glyphs; yours would unroll to 150210."
@@ -52,6 +95,42 @@ from tests.unit.pipeline.test_answering import FINE, Case, answered, long_chat, 
 case = Case(long_chat(3), [refusal("I am one.", 418), FINE])
 reply, _, _ = answered(case, Path(tempfile.mkdtemp()))
 assert reply.run.retries == ["teapot"]
+""",
+    ),
+    "a way to write summaries": Change(
+        most=3,
+        edits=[
+            Edit("proxy/summary/outline.py", OUTLINE),
+            before(
+                "proxy/summary/writers.py",
+                "from proxy.summary.quality import SummaryRejected\n",
+                "from proxy.summary.outline import OutlineWriter\n",
+            ),
+            after("proxy/summary/writers.py", 'Literal["transcript", "continue"', ', "outline"'),
+            after(
+                "proxy/summary/writers.py",
+                '    "continue": (NotesWriter, TranscriptWriter),\n',
+                '    "outline": (OutlineWriter,),\n',
+            ),
+            after(
+                "docs/configuration.md",
+                "`policies.NAME.summary.method` | sets how to ask for a summary; see below | `transcript`",
+                ", `outline`",
+            ),
+            Edit("tests/unit/summary/test_outline.py", OUTLINE_TEST),
+        ],
+        generators=["tests.docs.config_schema"],
+        tests=("tests/unit/summary/test_outline.py", *documented("summary")),
+        check="""
+import tempfile
+from pathlib import Path
+from tests.unit.pipeline.test_answering import FINE, Case, answered, long_chat
+
+case = Case(long_chat(40), [FINE], policy={"summary": {"method": "outline"}})
+reply, script, _ = answered(case, Path(tempfile.mkdtemp()))
+assert reply.sent.outcome.summary.origin == "made"
+assert any(b"extracted these notes" in bytes(message) for message in reply.sent.outcome.messages)
+assert len(script.sent) == 1
 """,
     ),
     "a metric": Change(
