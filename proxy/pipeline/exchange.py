@@ -13,7 +13,6 @@ from starlette.types import Scope
 from proxy.access.authenticator import Caller
 from proxy.compaction.format import Binding
 from proxy.config import Route
-from proxy.dialects.conditions import Conditions
 from proxy.dialects.counting import Counter
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request
@@ -112,7 +111,6 @@ class Exchange(RequestContext):
     If it's ``None``, the proxy can't measure the request and sends it unchanged. ``memory`` holds the memory of the
     bodies. ``heartbeat`` is for a client that wants a stream. ``refused_bytes`` is the size of the last request that
     the upstream refused for its bytes.
-    ``conditions`` are those of the client's request for summary calls, once one is needed.
     """
 
     dialect: Dialect
@@ -126,7 +124,6 @@ class Exchange(RequestContext):
     heartbeat: Heartbeat | None = None
     provisional: Provisional | None = None
     refused_bytes: int | None = None
-    conditions: Conditions | None = None
     _key: tuple[str, str] | None = None
 
     def replace(self, body: Request, *, original: Request | None = None) -> None:

@@ -43,7 +43,7 @@ from proxy.summary.allowance import AllowanceSpent
 from proxy.summary.extract import extract
 from proxy.summary.forms import FORMS
 from proxy.summary.model import UpstreamSummaryModel, Way, output_limit
-from proxy.summary.prompt import redaction
+from proxy.summary.prompt import Redaction
 from proxy.summary.settings import SummarySettings
 from proxy.summary.single_flight import NothingToAsk, Progress
 from proxy.summary.store import Cause, Lineage, Origin, Patience, StoredSummary, Summaries, SummaryFactory
@@ -211,7 +211,7 @@ class _Span:
             job.plan.limits_at(self.position).summary,
             settings.prompt,
             settings.trim_tokens_to_summarize,
-            redaction(secrets=settings.redact_secrets, patterns=settings.redact),
+            Redaction(secrets=settings.redact_secrets, patterns=settings.redact) if settings.redacts else None,
             body,
             job.fixed,
             partial(last_prompt, job, body or job.case.body, self.previous, start, self.position),
@@ -249,37 +249,30 @@ class ExchangeModels(SummaryModels):
         self._runtime = runtime
         self._exchange = exchange
         self._tool = tool
+        self._conditions = NO_CONDITIONS
         self._policy = exchange.caller.policy
         self._settings = self._policy.section(SummarySettings)
+        same_prompt = not exchange.body.references and not exchange.profile.strict_alternation
+        self.may_continue = same_prompt and exchange.dialect.name in FORMS
 
     @property
     def any_for_transcript(self) -> bool:
-        first, other, route = (
-            self._settings.model,
-            self._settings.fallback_model,
-            self._exchange.configuration.settings.route,
-        )
+        first, other = self._settings.model, self._settings.fallback_model
         names = [name for name in (first, other) if name is not None and may_use(self._exchange.caller, name)]
+        route = self._exchange.configuration.settings.route
         # The conversation's own model takes the place of the first one.
         return first not in names or any(route(name) for name in names)
-
-    @property
-    def may_continue(self) -> bool:
-        exchange = self._exchange
-        return (
-            exchange.dialect.name in FORMS and not exchange.body.references and not exchange.profile.strict_alternation
-        )
 
     def with_tool(self, body: bytes) -> bytes:
         tool = self._tool()
         return body if tool is None else tool(body)
 
     def keep_conditions(self, body: Request) -> None:
-        exchange = self._exchange
-        if exchange.conditions is None:
-            headers = for_other_request(for_upstream(exchange.scope["headers"]))
-            query = client_query(exchange.scope)
-            exchange.conditions = Conditions.of(exchange.dialect.name, body.outer_fields(), headers, query)
+        if self._conditions is NO_CONDITIONS:
+            scope = self._exchange.scope
+            headers = for_other_request(for_upstream(scope["headers"]))
+            fields, query = body.outer_fields(), client_query(scope)
+            self._conditions = Conditions.of(self._exchange.dialect.name, fields, headers, query)
 
     async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
         first, other = self._allowed(self._settings.model), self._allowed(self._settings.fallback_model)
@@ -344,7 +337,7 @@ class ExchangeModels(SummaryModels):
                 limits.learned.learn(*key, limit, published(profile, factor))
 
         near = route.upstream == exchange.route.upstream
-        same, conditions = near and route.model == exchange.route.model, exchange.conditions or NO_CONDITIONS
+        same, conditions = near and route.model == exchange.route.model, self._conditions
         (form, transport), *others = await self._ways(route)
         price_of = pricing(price_for(exchange.configuration, route, profile))
         return UpstreamSummaryModel(
@@ -374,9 +367,9 @@ class ExchangeModels(SummaryModels):
         An upstream without an API of its own gets chat completions, which LiteLLM translates.
         """
         exchange, upstream = self._exchange, route.upstream
-        upstreams, conditions = exchange.configuration.upstreams, exchange.conditions
+        upstreams = exchange.configuration.upstreams
         # Most servers have chat completions, and the conversation's own API works.
-        own_first = conditions is not None and conditions.need_own_api
+        own_first = self._conditions.need_own_api
         first = [exchange.dialect.name, "chat"] if own_first else ["chat", exchange.dialect.name]
         ways: list[Way] = []
         for form in sorted(FORMS.values(), key=lambda form: first.index(form.api) if form.api in first else len(first)):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import regex  # type: ignore[import-untyped]
@@ -136,36 +135,28 @@ _RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Redaction:
-    """Redact text that looks like a secret, if ``secrets`` is set, and matches of the ``own`` expressions."""
+    """Redact text that looks like a secret, and matches of a policy's own expressions. Make one for each summary.
 
-    secrets: bool
-    own: OwnExpressions | None = None
-
-    def __call__(self, text: str) -> str:
-        """Replace each secret with ``[redacted]``. The names of the secrets stay."""
-        if self.secrets:
-            lower = text.lower()
-            for pattern, needles in _RULES:
-                if not needles or any(needle in lower for needle in needles):
-                    text = pattern.sub(_blacked_out, text)
-        return text if self.own is None else self.own(text)
-
-
-class OwnExpressions:
-    """A policy's own expressions, with a time limit per summary.
-
-    A text can be crafted to make an expression slow, like ``\\s+$`` on a megabyte of white space. The proxy redacts
-    such a text entirely.
+    A text can be crafted to make an expression slow, like ``\\s+$`` on a megabyte of white space. So the time of the
+    own expressions is limited. The proxy redacts a text over the limit entirely.
     """
 
-    def __init__(self, patterns: Sequence[str]) -> None:
+    def __init__(self, *, secrets: bool, patterns: Sequence[str] = ()) -> None:
+        self._secrets = secrets
         self._patterns = tuple(regex.compile(pattern) for pattern in patterns)
         self._left = ALL_SECONDS
 
     def __call__(self, text: str) -> str:
-        """Replace each match with ``[redacted]``."""
+        """Replace each secret and match with ``[redacted]``. The names of the secrets stay."""
+        if self._secrets:
+            lower = text.lower()
+            for pattern, needles in _RULES:
+                if not needles or any(needle in lower for needle in needles):
+                    text = pattern.sub(_blacked_out, text)
+        return self._without_matches(text) if self._patterns else text
+
+    def _without_matches(self, text: str) -> str:
         began = time.thread_time()
         try:
             for pattern in self._patterns:
@@ -176,13 +167,6 @@ class OwnExpressions:
             text = REDACTED
         self._left = max(0.0, self._left - (time.thread_time() - began))
         return text
-
-
-def redaction(*, secrets: bool, patterns: Sequence[str]) -> Redaction | None:
-    """Return the redaction of a policy for one summary, or ``None`` if it redacts nothing."""
-    if not secrets and not patterns:
-        return None
-    return Redaction(secrets, OwnExpressions(patterns) if patterns else None)
 
 
 def _blacked_out(match: re.Match[str]) -> str:

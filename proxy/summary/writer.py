@@ -65,7 +65,12 @@ class SummaryTry(NamedTuple):
 
 
 class SummaryModels(ABC):
-    """The models that may write the summaries of one conversation."""
+    """The models that may write the summaries of one conversation.
+
+    ``may_continue`` is false if ``for_continuation`` raises ``SummaryUnasked`` for each task.
+    """
+
+    may_continue: bool = False
 
     @abstractmethod
     async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
@@ -89,11 +94,6 @@ class SummaryModels(ABC):
     def any_for_transcript(self) -> bool:
         """Return false if ``for_transcript`` will return none."""
         return True
-
-    @property
-    def may_continue(self) -> bool:
-        """Return false if ``for_continuation`` will raise ``SummaryUnasked``."""
-        return False
 
     def keep_conditions(self, body: Request) -> None:  # noqa: B027 - models of tests have none
         """Read from the client's request what the calls need, before the request drops its bytes."""

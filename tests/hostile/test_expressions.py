@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from proxy.compaction.rules import Pins, search_for, whole
 from proxy.config.issues import Issues
 from proxy.summary import prompt
-from proxy.summary.prompt import REDACTED, redaction
+from proxy.summary.prompt import REDACTED, Redaction
 from tests.kit.configurations import loads
 from tests.kit.conversations import FORMAT, turn
 
@@ -92,8 +92,7 @@ def test_what_can_take_for_ever_ends_within_its_time(pattern: str, monkeypatch: 
     taken("redact", pattern)
     monkeypatch.setattr(prompt, "TEXT_SECONDS", 0.05)
     monkeypatch.setattr(prompt, "ALL_SECONDS", 0.2)
-    clean = redaction(secrets=False, patterns=[pattern])
-    assert clean is not None
+    clean = Redaction(secrets=False, patterns=[pattern])
     began = time.thread_time()
     for text in (ENDLESS[pattern], *(ENDLESS[pattern] * n for n in range(2, 12))):
         clean(text)
@@ -160,16 +159,14 @@ texts = st.text(st.sampled_from("aAbBcxyz TICKETBUG-0179,=!#\n\téßΩж你𝔘\
 @given(text=texts)
 def test_both_engines_find_what_python_finds(pattern: str, text: str) -> None:
     assert search_for(pattern)(text) == (re.search(pattern, text) is not None)
-    clean = redaction(secrets=False, patterns=[pattern])
-    assert clean is not None
+    clean = Redaction(secrets=False, patterns=[pattern])
     assert clean(text) == re.sub(pattern, REDACTED, text)
 
 
 def test_half_a_character_hides_nothing() -> None:
     assert whole("a\ud83d TICKET-7 \udc00") == "a\ufffd TICKET-7 \ufffd"
     assert pinned("TICKET-[0-9]+", "a\ud83d TICKET-7 \udc00")
-    clean = redaction(secrets=False, patterns=["TICKET-[0-9]+"])
-    assert clean is not None
+    clean = Redaction(secrets=False, patterns=["TICKET-[0-9]+"])
     assert clean("\ud83d TICKET-7") == f"\ud83d {REDACTED}"
 
 
@@ -179,8 +176,7 @@ HOSTILE = {SLOW[0]: " " * 20_000 + "x", SLOW[1]: "ab" * 8_000, SLOW[2]: "ab" * 1
 
 @pytest.mark.parametrize("pattern", HOSTILE)
 def test_a_text_that_is_slow_to_black_out_is_blacked_out_whole(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clean = redaction(secrets=False, patterns=[pattern, "ACME"])
-    assert clean is not None
+    clean = Redaction(secrets=False, patterns=[pattern, "ACME"])
     monkeypatch.setattr(prompt, "TEXT_SECONDS", 0.02)
     with capture_logs() as logs:
         assert clean(HOSTILE[pattern]) == REDACTED
@@ -197,21 +193,18 @@ def test_a_text_that_is_slow_to_black_out_is_blacked_out_whole(pattern: str, mon
 def test_many_slow_texts_have_one_bound_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt, "TEXT_SECONDS", 0.1)
     monkeypatch.setattr(prompt, "ALL_SECONDS", 0.3)
-    clean = redaction(secrets=True, patterns=[SLOW[0]])
-    assert clean is not None
+    clean = Redaction(secrets=True, patterns=[SLOW[0]])
     began = time.thread_time()
     assert {clean(HOSTILE[SLOW[0]]) for _ in range(30)} == {REDACTED}
     assert time.thread_time() - began < 2
     # The proxy doesn't show a text that it can't search any more.
     assert clean("what ACME does" * 10_000) == REDACTED
-    fresh = redaction(secrets=True, patterns=[SLOW[0]])
-    assert fresh is not None
+    fresh = Redaction(secrets=True, patterns=[SLOW[0]])
     assert fresh("what ACME does") == "what ACME does"
 
 
 def test_a_slow_text_holds_up_no_other_work() -> None:
-    clean = redaction(secrets=False, patterns=[SLOW[0]])
-    assert clean is not None
+    clean = Redaction(secrets=False, patterns=[SLOW[0]])
 
     async def turns() -> int:
         working = asyncio.ensure_future(asyncio.to_thread(clean, HOSTILE[SLOW[0]]))

@@ -25,7 +25,7 @@ from proxy.summary.quality import Written
 from proxy.summary.single_flight import NothingToAsk
 from proxy.summary.store import Summaries
 from proxy.summary.transcript import TranscriptWriter
-from proxy.summary.writer import SummaryFailed, SummaryModels
+from proxy.summary.writer import SummaryModels
 from tests.kit.generator import MODEL, Setting, body_of
 
 NOTES = "The build was repaired; two tests still fail."
