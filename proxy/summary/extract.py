@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from proxy.compaction import keeps
-from proxy.compaction.format import Format
+from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
 
@@ -34,27 +34,23 @@ def extract(
         parts.append(earlier)
         left -= count(earlier) + 2
     lines = (f"- directive: {_start(format.text(turn.raw), keeps.EXTRACT_TEXT)}" for turn in reversed(directives))
-    orders: list[str] = []
-    share = left // keeps.EXTRACT_DIVISOR
+    new = (line for line in lines if not previous or line not in previous)
+    orders, taken = first_lines(new, left // keeps.EXTRACT_DIVISOR, count)
+    steps, _ = first_lines(filter(None, (_line(turn, format) for turn in reversed(turns))), left - taken, count)
+    return "\n".join([*parts, *reversed(orders), *reversed(steps)])
+
+
+def first_lines(lines: Iterable[str], limit: int, count: TextCounter) -> tuple[list[str], int]:
+    """Return the first lines within ``limit`` tokens, and their tokens."""
+    fitting: list[str] = []
+    taken = 0
     for line in lines:
-        if previous and line in previous:
-            continue
-        share -= count(line) + 1
-        if share < 0:
+        size = count(line) + 1
+        if taken + size > limit:
             break
-        orders.append(line)
-        left -= count(line) + 1
-    parts += reversed(orders)
-    kept: list[str] = []
-    for turn in reversed(turns):
-        line = _line(turn, format)
-        if not line:
-            continue
-        left -= count(line) + 1
-        if left < 0:
-            break
-        kept.append(line)
-    return "\n".join([*parts, *reversed(kept)])
+        fitting.append(line)
+        taken += size
+    return fitting, taken
 
 
 def _newest_foreign(turns: Sequence[Turn], format: Format) -> str | None:

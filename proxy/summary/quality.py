@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 
 from proxy.compaction.format import TextCounter
+from proxy.summary.extract import first_lines
 from proxy.summary.prompt import continuation
 
 # How refusals begin: in English, German, French, Spanish, Portuguese, Italian, Chinese, Japanese, Korean, and Russian.
@@ -111,12 +112,12 @@ _MOST_THOUGHTS = 20
 _THOUGHT = (
     r"(?:\w{1,20}[:_])?(?:think|thought|reason|reflect|analy[sz]|scratch|plann|ponder|deliberat|monolog|cot\b)\w{0,30}"
 )
-_KEPT = (
+_CONTENT_TAGS = (
     rf"(?:{_HEADS}|notes?|\w*summary|answer|final\w*|output|response|result|text|html|body|main|article|section|table|strong"
     r"|code|markdown|document|context|conversation|begin_of_solution|(?:\w{1,20}:)?(?:tool\w*|function\w*|invoke)|user|assistant)\b"
 )
 _TAG = re.compile(
-    rf"(?:<[|｜ ]?(?=[^\W\d])|[\[(](?=(?:think|thinking|thoughts?|reasoning)[\])])|◁|【)(?!{_KEPT})"
+    rf"(?:<[|｜ ]?(?=[^\W\d])|[\[(](?=(?:think|thinking|thoughts?|reasoning)[\])])|◁|【)(?!{_CONTENT_TAGS})"
     r"([^\W\d][\w:.-]{2,40})(?:\s[^<>\n]{0,200})?[|｜ ]?[>\]▷】)]",
     re.IGNORECASE,
 )
@@ -183,7 +184,7 @@ def checked(written: Written, *, transcript: str, source_tokens: int, max_tokens
     )
     if fault := next((fault for found, fault in faults if found), None):
         raise SummaryRejected(fault)
-    return notes if size <= max_tokens else _first_lines(notes, max_tokens, count)
+    return notes if size <= max_tokens else _shortened(notes, max_tokens, count)
 
 
 def notes_in(written: Written) -> Written:
@@ -320,15 +321,9 @@ def _as_json(text: str) -> object:
         return None
 
 
-def _first_lines(text: str, max_tokens: int, count: TextCounter) -> str:
+def _shortened(text: str, max_tokens: int, count: TextCounter) -> str:
     """Return the leading whole lines that fit in ``max_tokens``."""
-    kept: list[str] = []
-    left = max_tokens
-    for line in text.splitlines():
-        left -= count(line) + 1
-        if left < 0:
-            break
-        kept.append(line)
-    if not kept:
+    lines, _ = first_lines(text.splitlines(), max_tokens, count)
+    if not lines:
         raise SummaryRejected("the summary is one line that is too long")
-    return "\n".join(kept)
+    return "\n".join(lines)
