@@ -247,7 +247,8 @@ class _Run(Run):
 
     def _writers(self) -> tuple[SummaryWriter, ...]:
         """Return the ways to have summaries written, in the order to try them."""
-        exchange, tool = self.exchange, lambda: None if self.recall is None else self.recall.adding
+        exchange, recall = self.exchange, self.recall
+        tool = lambda: None if recall is None else recall.adding  # noqa: E731 - the run itself must not stay in memory
         models = ExchangeModels(self._answering.runtime, exchange, tool)
         return tuple(writer(models) for writer in WRITERS[exchange.caller.policy.section(SummarySettings).method])
 

@@ -25,7 +25,7 @@ from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message
 from proxy.config import Route
-from proxy.dialects.answers import AnswerTail
+from proxy.dialects.answers import Answers, AnswerTail
 from proxy.dialects.apis import CHAT
 from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.dialects.request import Request
@@ -34,7 +34,6 @@ from proxy.http.headers import VIA, client_query, for_other_request, for_upstrea
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.overflow import Overflow
-from proxy.overflow.silent import Finished
 from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, PriceOf
 from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.facts_cache import FactsCache
@@ -61,9 +60,6 @@ log = structlog.get_logger(__name__)
 
 MARKED = 8
 """Messages at the end of a conversation by which it's recognized, three at a time. Results don't count."""
-
-ReadUsage = Callable[[bytes], Finished]
-"""Reads the usage of a whole answer of an API."""
 
 SIZES = 10_000
 """Checkpoints whose expected sizes are remembered, the most recently used ones."""
@@ -284,7 +280,7 @@ class ExchangeModels(SummaryModels):
                 log.warning("summary.no_route", model=name, policy=self._policy.name)
                 continue
             try:
-                models.append(await self._model(route, max_tokens, CHAT.answers.read_usage))
+                models.append(await self._model(route, max_tokens, CHAT.answers))
             except ConfigurationError as error:  # the other models, or a digest, take its place
                 log.error("summary.model_unusable", model=name, upstream=route.upstream, reason=error.message)
         return models
@@ -293,7 +289,7 @@ class ExchangeModels(SummaryModels):
         exchange, route, dialect = self._exchange, self._exchange.route, self._exchange.dialect
         if not self.may_continue:
             raise SummaryUnasked("the conversation can't be continued")
-        model = await self._model(route, max_tokens, dialect.answers.read_usage)
+        model = await self._model(route, max_tokens, dialect.answers)
         headers = for_other_request(for_upstream(exchange.scope["headers"]))
         return dataclasses.replace(
             model,
@@ -311,8 +307,8 @@ class ExchangeModels(SummaryModels):
         log.warning("summary.model_not_allowed", model=name, policy=self._policy.name)
         return None
 
-    async def _model(self, route: Route, max_tokens: int, read_usage: ReadUsage) -> UpstreamSummaryModel:
-        """Return the model of a route. ``read_usage`` reads the usage in its responses.
+    async def _model(self, route: Route, max_tokens: int, answers: Answers) -> UpstreamSummaryModel:
+        """Return the model of a route. ``answers`` reads the usage in its responses.
 
         Raises ``ConfigurationError`` if its upstream or its tokenizer can't be used.
         """
@@ -357,7 +353,7 @@ class ExchangeModels(SummaryModels):
             on_missing=partial(
                 exchange.configuration.upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"
             ),
-            calls=CallRecords(runtime, exchange, route, price_of, read_usage, counter.text, factor).call,
+            calls=CallRecords(runtime, exchange, route, price_of, answers, counter.text, factor).call,
             trace=exchange.record.trace,
         )
 
@@ -393,7 +389,7 @@ class CallRecords:
     exchange: Exchange
     route: Route
     price_of: PriceOf | None
-    read_usage: ReadUsage
+    answers: Answers
     count: TextCounter
     factor: float
 
@@ -418,7 +414,7 @@ class CallRecords:
                     await money.spending.reserve(caller, record.id, cost)
                 except SpendingExceeded as error:
                     raise AllowanceSpent("the team's limit is spent") from error
-            began, meter = perf_counter(), bill.call(AnswerTail(self.read_usage), sent, tokens or None)
+            began, meter = perf_counter(), bill.call(AnswerTail(self.answers.read_usage), sent, tokens or None)
             try:
                 with meter:
                     yield meter.watch

@@ -13,11 +13,7 @@ _OPENING = "(The proxy extracted these notes from the messages without a model. 
 
 
 def extract(
-    turns: Sequence[Turn],
-    previous: str | None,
-    max_tokens: int,
-    format: Format,
-    directives: Sequence[Turn] = (),
+    turns: Sequence[Turn], previous: str | None, max_tokens: int, format: Format, directives: Sequence[Turn] = ()
 ) -> str:
     """Return extracts of the assistant's texts, calls, and results within ``max_tokens``, newest first.
 

@@ -180,10 +180,7 @@ class Checkpoint:
     content: str = ""
 
 
-CODEC = Codec(
-    lambda entries: list(map(msgspec.msgpack.encode, entries)),
-    msgspec.msgpack.Decoder(StoredSummary).decode,
-)
+CODEC = Codec(lambda entries: list(map(msgspec.msgpack.encode, entries)), msgspec.msgpack.Decoder(StoredSummary).decode)
 
 
 class SummaryCache(TenantCache[StoredSummary]):
@@ -284,11 +281,7 @@ class Summaries:
             return self.cache.get(tenant, key)
 
     async def obtain(
-        self,
-        tenant: str,
-        checkpoints: Sequence[Checkpoint],
-        make: SummaryFactory,
-        patience: Patience | None = None,
+        self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory, patience: Patience | None = None
     ) -> tuple[StoredSummary, Origin]:
         """Return the entry for the last checkpoint. If there is none, make it from the latest earlier one.
 
@@ -311,11 +304,7 @@ class Summaries:
         return made, "digest" if made.digest else "made"
 
     def begin(
-        self,
-        tenant: str,
-        checkpoints: Sequence[Checkpoint],
-        make: SummaryFactory,
-        patience: Patience | None = None,
+        self, tenant: str, checkpoints: Sequence[Checkpoint], make: SummaryFactory, patience: Patience | None = None
     ) -> None:
         """Make an entry in the background, ahead of need or after the model was too slow.
 
@@ -433,10 +422,7 @@ class Summaries:
                 self._later(self._released(lease, place))
 
     async def _made(
-        self,
-        place: Place,
-        make: Callable[[Progress], Coroutine[Any, Any, StoredSummary]],
-        seconds: float | None,
+        self, place: Place, make: Callable[[Progress], Coroutine[Any, Any, StoredSummary]], seconds: float | None
     ) -> StoredSummary | None:
         """Return the entry that a task makes; ``None`` if that takes too long."""
         while True:

@@ -228,7 +228,7 @@ def charged(transport: Any, allowances: Allowances, most: int) -> UpstreamSummar
     runtime = SimpleNamespace(money=SimpleNamespace(allowances=allowances), records=records)
     exchange = SimpleNamespace(record=RequestRecord("a", 0.0), caller=caller(most))
     route = Route("main", "small", None)
-    calls = CallRecords(runtime, exchange, route, None, CHAT.answers.read_usage, words, 1.0)  # type: ignore[arg-type]
+    calls = CallRecords(runtime, exchange, route, None, CHAT.answers, words, 1.0)  # type: ignore[arg-type]
     return UpstreamSummaryModel(transport, "small", "main", words, 5.0, calls=calls.call)
 
 
