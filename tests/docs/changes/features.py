@@ -98,7 +98,7 @@ assert reply.run.retries == ["teapot"]
 """,
     ),
     "a way to write summaries": Change(
-        most=3,
+        most=2,
         edits=[
             Edit("proxy/summary/outline.py", OUTLINE),
             before(
@@ -112,14 +112,9 @@ assert reply.run.retries == ["teapot"]
                 '    "continue": (NotesWriter, TranscriptWriter),\n',
                 '    "outline": (OutlineWriter,),\n',
             ),
-            after(
-                "docs/configuration.md",
-                "`policies.NAME.summary.method` | sets how to ask for a summary; see below | `transcript`",
-                ", `outline`",
-            ),
             Edit("tests/unit/summary/test_outline.py", OUTLINE_TEST),
         ],
-        generators=["tests.docs.config_schema"],
+        generators=["tests.docs.reference"],
         tests=("tests/unit/summary/test_outline.py", *documented("summary")),
         check="""
 import tempfile
