@@ -196,14 +196,14 @@ class Conversations:
         if heartbeat is not None and heartbeat.begun:
             await heartbeat.stop()
         else:
-            headers += identity(exchange)
+            headers += identity_headers(exchange)
         shape, linger = self._dialect.errors, limit_of(exchange.caller) is not None
         await send_answer(send, start, headers, tap, shape=shape, hide=hide, heartbeat=heartbeat, linger=linger)
         if tap is not None:
             tap.finish()
 
     def _headers(self, exchange: Exchange, reply: Reply) -> list[tuple[str, str]]:
-        headers = done(reply.sent, len(reply.run.retries))
+        headers = outcome_headers(reply.sent, len(reply.run.retries))
         if (left := self._service.money.spending.remaining(exchange.caller)) is not None:
             headers.append((Own.SPENDING_REMAINING, left))
         if reply.run.advice is not None:
@@ -250,15 +250,15 @@ def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect
 
 def start_headers(exchange: Exchange) -> list[tuple[str, str]]:
     """Return the headers of a response that starts before the outcome is known. A comment reports the outcome."""
-    return [(Own.VERDICT, "pending"), *identity(exchange)]
+    return [(Own.VERDICT, "pending"), *identity_headers(exchange)]
 
 
-def identity(exchange: Exchange) -> list[tuple[str, str]]:
+def identity_headers(exchange: Exchange) -> list[tuple[str, str]]:
     """Return the response headers that name the policy and the request."""
     return [(Own.POLICY, exchange.caller.policy.name), (Own.ID, exchange.record.id)]
 
 
-def done(sent: Departure, retries: int) -> list[tuple[str, str]]:
+def outcome_headers(sent: Departure, retries: int) -> list[tuple[str, str]]:
     """Return the response headers that depend on the outcome."""
     outcome, summary = sent.outcome, sent.outcome.summary
     headers: list[tuple[str, str]] = [(Own.VERDICT, outcome.verdict), (Own.RETRIES, str(retries))]

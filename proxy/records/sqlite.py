@@ -49,7 +49,7 @@ CREATE INDEX IF NOT EXISTS ledger_day ON ledger (day);
 CREATE INDEX IF NOT EXISTS ledger_tenant ON ledger (tenant, day);
 """
 
-ROWS = (100, 50, 20, 10, 5, 2, 1)
+ROWS = 100
 """Records per statement. Fewer statements take less CPU and pass the interpreter lock between threads less often.
 
 Old versions of SQLite don't accept the parameters of more records.
@@ -68,10 +68,7 @@ _NEW = f"INSERT {_ROW}"
 _ADDED = ", ".join(f"{name} = min({name} + ?{place}, {LARGEST_SUM})" for place, name in enumerate(SUMS, 6))
 _ADD = f"UPDATE ledger SET labels = ?5, {_ADDED} WHERE key = ?1"  # noqa: S608
 _COLUMNS_PUT = "expires, codec, id, tenant, team, policy, model, verdict, kind, parent, value"
-_PUT = {
-    rows: f"INSERT INTO records ({_COLUMNS_PUT}) VALUES {', '.join([_RECORD] * rows)}"  # noqa: S608
-    for rows in ROWS
-}
+_PUT = f"INSERT INTO records ({_COLUMNS_PUT}) VALUES "  # noqa: S608
 _LEDGER = f"SELECT tenant, codec, key, labels, {', '.join(SUMS)} FROM ledger WHERE day BETWEEN ? AND ?"  # noqa: S608
 _COLUMNS = "tenant, codec, id, value"
 
@@ -115,7 +112,7 @@ class SqliteRecords(RecordStore):
     async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
         conditions, values = ["id = ?", "expires > ?"], [id, self._clock()]
         if tenants is not None:
-            _among("tenant", [name for one in tenants for name in self._codec.names("tenant", one)], conditions, values)
+            self._among_tenants(tenants, conditions, values)
         query = f"SELECT {_COLUMNS} FROM records WHERE {' AND '.join(conditions)}"  # noqa: S608 - no values in it
         row = await self._reader.run(lambda db: db.execute(query, values).fetchone())
         return None if row is None else self._opened(*row)
@@ -128,12 +125,7 @@ class SqliteRecords(RecordStore):
             if (wanted := getattr(query, name)) is not None:
                 _among(name, self._codec.names(name, wanted), conditions, values)
         if query.tenants is not None:
-            _among(
-                "tenant",
-                [name for one in query.tenants for name in self._codec.names("tenant", one)],
-                conditions,
-                values,
-            )
+            self._among_tenants(query.tenants, conditions, values)
         for condition, value in (
             ("verdict = ?", query.verdict),
             ("kind = ?", query.kind),
@@ -167,7 +159,7 @@ class SqliteRecords(RecordStore):
         conditions: list[str] = []
         values: list[Any] = [since, until]
         if tenants is not None:
-            _among("tenant", [name for one in tenants for name in self._codec.names("tenant", one)], conditions, values)
+            self._among_tenants(tenants, conditions, values)
         sql = " AND ".join([_LEDGER, *conditions])
 
         def read(db: sqlite3.Connection) -> list[tuple[LedgerLabels, LedgerSums]]:
@@ -185,10 +177,9 @@ class SqliteRecords(RecordStore):
         return int((await self._reader.run(lambda db: db.execute("SELECT count(*) FROM records").fetchone()))[0])
 
     async def remove(self, tenant: str) -> Counter[str]:
-        names = self._codec.names("tenant", tenant)
         conditions: list[str] = []
         values: list[Any] = []
-        _among("tenant", names, conditions, values)
+        self._among_tenants([tenant], conditions, values)
 
         def remove(db: sqlite3.Connection) -> Counter[str]:
             removed: Counter[str] = Counter()
@@ -241,16 +232,14 @@ class SqliteRecords(RecordStore):
                 self._add(db, labels, sums)
 
     def _insert(self, db: sqlite3.Connection, records: Sequence[RequestRecord], expires: float) -> None:
-        start = 0
-        for size in ROWS:
-            while len(records) - start >= size:
-                values: list[object] = [expires, self._codec.ids[0]]
-                for record in records[start : start + size]:
-                    names, value = self._codec.stored(record)
-                    # For `bytes` and `None`, the module looks for an adapter, which takes longer than a copy.
-                    values += record.id, *names, record.verdict, record.kind, record.parent or "", bytearray(value)
-                db.execute(_PUT[size], values)
-                start += size
+        for start in range(0, len(records), ROWS):
+            some = records[start : start + ROWS]
+            values: list[object] = [expires, self._codec.ids[0]]
+            for record in some:
+                names, value = self._codec.stored(record)
+                # For `bytes` and `None`, the module looks for an adapter, which takes longer than a copy.
+                values += record.id, *names, record.verdict, record.kind, record.parent or "", bytearray(value)
+            db.execute(_PUT + ", ".join([_RECORD] * len(some)), values)
 
     def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums, source: str = "") -> tuple[object, ...]:
         key, codec, tenant, value = self._codec.row(labels, source)
@@ -269,6 +258,9 @@ class SqliteRecords(RecordStore):
         row = self._ledger_row(bounded(labels, own, all_), sums)
         if not db.execute(_ADD, row).rowcount:
             db.execute(_NEW, row)
+
+    def _among_tenants(self, tenants: Sequence[str], conditions: list[str], values: list[Any]) -> None:
+        _among("tenant", [name for one in tenants for name in self._codec.names("tenant", one)], conditions, values)
 
     def _opened(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
         return self._codec.open_record(tenant, codec, id, value)

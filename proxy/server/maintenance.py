@@ -63,9 +63,6 @@ class Maintenance:
         self._unknown = 0
         self._task: asyncio.Task[None] | None = None
 
-    def watch(self, *holders: Holder) -> None:
-        self._holders += holders
-
     def start(self) -> None:
         """Start the rounds. Call this in the event loop."""
         if self._task is None:
