@@ -191,7 +191,7 @@ def explained(file: Path, config: Path | None, model: str | None, policy: str | 
     raw = file.read_bytes()
     try:
         dialect = recognized(raw) if api is None else DIALECTS[api]
-        body = asyncio.run(dialect.parse(raw))
+        body = asyncio.run(dialect.request.read(raw))
     except UNDECODABLE as error:
         raise ConfigurationError(f"{file}: not JSON ({error}). {_FIX}") from error
     except BadBody as error:

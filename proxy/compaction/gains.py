@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from proxy.compaction.stages.stage import Stage
@@ -14,48 +14,30 @@ if TYPE_CHECKING:
     from proxy.compaction.sizes import Sizes
 
 
-class Gains(ABC):
-    """The savings of a stage, and how far it is applied. Positions are group indexes.
+class Gains:
+    """The savings of a stage that looks at one message only, and how far it is applied. Positions are group indexes.
 
     ``frontier`` is the group up to which the stage is applied. ``seen`` is the number of groups at that decision.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, by_group: Iterable[int]) -> None:
         self.frontier = 0
         self.seen = 0
+        self._total = [0, *accumulate(by_group)]
 
-    @abstractmethod
     def potential(self, start: int, frontier: int, end: int) -> int:
         """Return the savings on the groups from ``start`` to ``frontier`` if there are ``end`` groups.
 
         ``end`` must not decrease from one call to the next.
         """
-
-    @abstractmethod
-    def apply(self, frontier: int, end: int) -> None:
-        """Apply the stage up to a frontier."""
-
-    @abstractmethod
-    def applied(self, start: int) -> int:
-        """Return the savings of the applied part of the stage, on the groups from ``start`` on."""
-
-
-class PlainGains(Gains):
-    """Savings of a stage that looks at one message only."""
-
-    def __init__(self, by_group: Sequence[int]) -> None:
-        super().__init__()
-        self._total = [0]
-        for gain in by_group:
-            self._total.append(self._total[-1] + gain)
-
-    def potential(self, start: int, frontier: int, end: int) -> int:
         return self._total[frontier] - self._total[start] if frontier > start else 0
 
     def apply(self, frontier: int, end: int) -> None:
+        """Apply the stage up to a frontier."""
         self.frontier, self.seen = frontier, end
 
     def applied(self, start: int) -> int:
+        """Return the savings of the applied part of the stage, on the groups from ``start`` on."""
         return self._total[self.frontier] - self._total[start] if self.frontier > start else 0
 
 
@@ -68,7 +50,7 @@ class LateGains(Gains):
 
     def __init__(self, groups: int, gains: Mapping[tuple[int, int], int]) -> None:
         """Take ``gains`` in tokens, by the group of the message and the group of the later message."""
-        super().__init__()
+        super().__init__(())
         self._waiting = sorted(((later, group, gain) for (group, later), gain in gains.items()), reverse=True)
         self._tree = [0] * (groups + 1)
         self._applied: list[tuple[int, int]] = []
@@ -147,7 +129,7 @@ def stage_gains(
     for stage in stages:
         by_group = savings[stage.name]
         if not stage.later():
-            gains[stage.name] = PlainGains(by_group)
+            gains[stage.name] = Gains(by_group)
             continue
         late = {(group, group): gain for group, gain in enumerate(by_group) if gain}
         for index, later in stage.later().items():

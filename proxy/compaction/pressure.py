@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.compaction import keeps
-from proxy.compaction.gains import PlainGains
+from proxy.compaction.gains import Gains
 from proxy.compaction.turn import Turn
 
 COMMA = 1
@@ -80,7 +80,6 @@ class MessagePressure(Pressure):
         self._replacement = replacement
 
     def outside(self, cut: int) -> int:
-        """Return the messages of the head and of the replacement."""
         return self._head + self._replacement(cut)
 
 
@@ -105,7 +104,7 @@ class BytePressure(Pressure):
             grown.append(grown[-1] + sum(sizes[start:end]) + SEPARATOR * (end - start))
         super().__init__(most, grown)
         self._overhead = overhead
-        self._gains = {name: PlainGains(by_group) for name, by_group in gains.items()}
+        self._gains = {name: Gains(by_group) for name, by_group in gains.items()}
         self._replacement = replacement
 
     def outside(self, cut: int) -> int:

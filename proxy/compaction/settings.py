@@ -96,11 +96,6 @@ def lowest_level(trigger: Trigger, budget: int | None) -> int | None:
     return min((level for level in levels if level is not None), default=None)
 
 
-def lowest_messages(trigger: Trigger) -> int | None:
-    """Return the lowest message count among the clauses; ``None`` if no clause has one."""
-    return min((c.messages for c in trigger if c.messages is not None), default=None)
-
-
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """A section of a policy that the engine reads. The docstring of a subclass describes the section to users.

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
 from proxy.http.sse import EventSplitter, data_of, split_events
-from proxy.overflow.errors import names_error, says_error
+from proxy.overflow.errors import error_part, names_error, says_error
 from proxy.overflow.silent import (
     ABORT_REASONS,
     LENGTH_REASONS,
@@ -33,9 +33,6 @@ NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
 
 BLANK = b"\xef\xbb\xbf \t\r\n"
 """Bytes that may come before the first value: a byte order mark, and blank lines that keep the connection alive."""
-
-OVERLAP = 512
-"""Bytes that are searched again with the next chunk: more than a mark can have."""
 
 TAIL_BYTES = 4_096
 """Bytes to keep of each chunk."""
@@ -54,11 +51,13 @@ LARGEST = 16_000_000
 NO_TEXTS = re.compile(rb"(?!)()")
 """Finds nothing: an answer that isn't streamed has no events."""
 
+EVENT = re.compile(rb"[%b]{0,512}(?:data|event|error|id|retry)?:" % BLANK)
+"""The beginning of a stream."""
+
 Verdict = Literal["content", "error", "end"]
 
 Object = Mapping[str, Any]
 
-_FIELDS_OF_EVENTS = (b"data:", b"event:", b"error:", b":", b"id:", b"retry:")
 _SHOWN = 512
 """Bytes of an event that decide whether it is an error."""
 _ERROR_NAME = re.compile(rb"event: ?(?:[\w.-]{0,64}(?:error|exception)|response\.failed)", re.I)
@@ -67,6 +66,7 @@ _ERROR_DATA = re.compile(
     rb"\"(?:error|response\.failed)\")"
 )
 
+_ERROR = re.compile(rb'"error"\s{0,99}:\s{0,99}[^\sn]')
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,200})"')
 _REPORTS = re.compile(rb'"usage"\s*:\s*\{')
 _USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
@@ -79,17 +79,12 @@ _decoder = json.JSONDecoder()
 class Answers(ABC):
     """How to read an API's answers.
 
-    - ``MARKS`` find the start of the content in a body without a stream's content type. They have three groups:
-      ``error``, ``written`` for content, and ``begin`` for the field that content is in. ``INSIDE`` means that content
-      needs no such field. JSON strings can't match, because they escape quotation marks.
     - ``USUAL`` are the finish reasons that say nothing about the size of the prompt. ``REASON`` finds a finish reason
       in the end of an answer: its first group.
     - ``TEXTS`` finds the text in events: its first group is a part of a JSON string.
     - ``NESTED`` is the field of an event with the whole answer. It may have the usage, too.
     """
 
-    MARKS: ClassVar[re.Pattern[bytes]]
-    INSIDE: ClassVar[bool] = True
     USUAL: ClassVar[frozenset[str | None]]
     REASON: ClassVar[re.Pattern[str]]
     TEXTS: ClassVar[re.Pattern[bytes]]
@@ -114,10 +109,6 @@ class Answers(ABC):
     def gives_up(self, body: bytes) -> bool:
         """Return whether the server abandoned a stream after its first event, before it wrote anything."""
 
-    @abstractmethod
-    def fast_path(self, first: bytes) -> bool:
-        """Return whether the first bytes have the usual form of an answer with content, and no error before it."""
-
     def tier(self, event: Object) -> object:
         """Return the service tier that an event states outside of its usage."""
         return None
@@ -139,9 +130,14 @@ class Answers(ABC):
         usage.update({name: number for name, number in newer.items() if number is not None})
         return usage
 
-    def content_detector(self) -> ContentDetector:
-        """Return a detector for one response."""
-        return ContentDetector(self.MARKS, inside=self.INSIDE)
+    def read_whole(self, body: bytes) -> Finished:
+        """Read a whole answer that isn't streamed. Any text but JSON is content, and an error isn't."""
+        body = body.lstrip(BLANK)
+        end = self.read_usage(body)
+        if body[:1] not in b'{["':
+            return replace(end, empty=False)
+        failed = _ERROR.search(body) is not None and error_part(next(json_objects(body), None))
+        return replace(end, empty=True) if failed else end
 
     def event_reader(self) -> EventReader:
         """Return a reader for one stream."""
@@ -196,52 +192,6 @@ class Answers(ABC):
             if isinstance(part, dict) and isinstance(newer := self.stated_usage(part), dict):
                 usage = self.joined_usage(usage, newer)
         return usage
-
-
-class ContentDetector:
-    """Checks a response without a stream's content type as it arrives. Reads each byte a few times at most.
-
-    ``marks`` and ``inside`` are those of ``Answers``.
-    """
-
-    def __init__(self, marks: re.Pattern[bytes], *, inside: bool) -> None:
-        self._marks = marks
-        self._from = 0
-        self._json = False
-        self._inside = inside
-        self._failed = False
-
-    def of(self, first: bytearray) -> Literal["answer", "events"] | None:
-        """Return the kind of response by all bytes so far; ``None`` if it may be an error.
-
-        ``answer`` is JSON with content and without an error before it, or a body that isn't JSON. ``events`` is a
-        stream.
-        """
-        if not self._json:
-            start = bytes(first[:OVERLAP]).lstrip(BLANK)[:6]
-            if not start or any(name != start and name.startswith(start) for name in _FIELDS_OF_EVENTS):
-                return None
-            if start.startswith(_FIELDS_OF_EVENTS):
-                return "events"
-            if start[:1] not in b'{["':
-                return "answer"
-            self._json = True
-        return "answer" if self._written(first) else None
-
-    def _written(self, first: bytearray) -> bool:
-        if self._failed:
-            return False
-        for mark in self._marks.finditer(first, self._from):
-            self._from = mark.end()
-            if mark["error"]:
-                self._failed = True
-                return False
-            if mark["begin"]:
-                self._inside = True
-            elif self._inside:
-                return True
-        self._from = max(self._from, len(first) - OVERLAP)
-        return False
 
 
 class EventReader:
@@ -340,7 +290,7 @@ class AnswerTail:
     def finished(self) -> Finished:
         """Return the answer's usage and finish reason. An answer longer than the last bytes has content."""
         if self.whole or self._read_end is None:
-            end = self.read_whole(b"".join(self._kept), self._read)
+            end = self._read(b"".join(self._kept))
         else:
             end = self.read_last(b"".join(self._chunks).decode("utf-8", "replace"), self._read_end)
         if self.whole or (end.prompt is not None and end.output is not None):
@@ -353,10 +303,6 @@ class AnswerTail:
         if more.prompt is None and more.output is None:
             return end
         return replace(more, finish_reason=end.finish_reason or more.finish_reason, empty=False)
-
-    def read_whole(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
-        """Read all bytes of an answer."""
-        return read(body)
 
     def read_last(self, text: str, read: Callable[[str], Finished]) -> Finished:
         """Read the last bytes of an answer whose beginning they lack."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.dialects.answers import Answers, ItemReader, ItemSink
@@ -11,7 +11,6 @@ from proxy.dialects.request import Request
 from proxy.dialects.rounds import HiddenTool
 from proxy.errors import ErrorShape
 from proxy.http.sse import COMMENT
-from proxy.limits.profiles.lookup import Profile
 
 
 def _no_items(sink: ItemSink) -> None:
@@ -44,15 +43,3 @@ class Dialect:
     hidden_tool: HiddenTool | None = None
     item_reader: Callable[[ItemSink], ItemReader | None] = _no_items
     heartbeat: bytes = COMMENT
-
-    async def parse(self, raw: bytes) -> Request:
-        """Parse a body of any size. Raises ``BadBody`` for too many units or values."""
-        return await self.request.read(raw)
-
-    def counter(self, profile: Profile) -> Counter:
-        """Return a counter. Raises ``ConfigurationError`` if its encoding isn't installed."""
-        return self.counters(profile)
-
-    def counter_key(self, profile: Profile) -> Hashable:
-        """Return the key that ``counter`` gives to a profile's counter."""
-        return self.counters.key_of(profile)

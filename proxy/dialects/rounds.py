@@ -115,9 +115,9 @@ class HiddenTool(ABC):
         """Return all tools of a request."""
         return tools_in(fields)
 
-    @abstractmethod
     def tool_name(self, tool: Any) -> Any:
         """Return the name of a request's tool."""
+        return field_of(tool, "name")
 
     @abstractmethod
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
@@ -125,11 +125,16 @@ class HiddenTool(ABC):
 
     def with_tool(self, raw: bytes, tool: bytes) -> bytes:
         """Return a body with one more tool, the last one."""
-        return with_tool(raw, tool)
+        fields = fields_of(raw)
+        tools = bytes(fields["tools"]).rstrip()
+        fields["tools"] = msgspec.Raw(tools[:-1].rstrip() + b"," + tool + b"]")
+        return msgspec.json.encode(fields)
 
     def without_tool(self, sent: bytes) -> bytes:
         """Return a body without its last tool."""
-        return without_tool(sent)
+        fields = fields_of(sent)
+        fields["tools"] = listed(msgspec.json.decode(fields["tools"], type=list[msgspec.Raw])[:-1])
+        return msgspec.json.encode(fields)
 
     def continued(self, sent: bytes, units: Sequence[bytes], *, last: bool) -> bytes:
         """Return a body with further units. With ``last``, the model may not call tools."""
@@ -155,17 +160,9 @@ class HiddenTool(ABC):
         """Return the client's unit as the last round of its response was, with the hidden calls."""
         return raw if round.own is None else round.own
 
-    def response(self) -> VisibleResponse:
-        """Return the client's response, still empty."""
-        return VisibleResponse()
-
     @abstractmethod
     def round(self, name: str, response: VisibleResponse, *, first: bool) -> StreamedRound:
         """Return a reader for one round of a stream. ``name`` is the tool's."""
-
-    def whole(self, name: str, body: bytes, response: VisibleResponse) -> WholeRound:
-        """Read a round that isn't streamed."""
-        return WholeRound(self, name, body, response)
 
     @abstractmethod
     def parts(self, answer: dict[str, Any]) -> list[Any]:
@@ -409,21 +406,6 @@ def tools_in(fields: Mapping[str, msgspec.Raw]) -> list[Any]:
     """Return the tools in a request's fields."""
     tools = value_of(fields.get("tools", NOTHING))
     return tools if isinstance(tools, list) else []
-
-
-def with_tool(raw: bytes, tool: bytes) -> bytes:
-    """Return a body with one more tool at the end of ``tools``."""
-    fields = fields_of(raw)
-    tools = bytes(fields["tools"]).rstrip()
-    fields["tools"] = msgspec.Raw(tools[:-1].rstrip() + b"," + tool + b"]")
-    return msgspec.json.encode(fields)
-
-
-def without_tool(sent: bytes) -> bytes:
-    """Return a body without the last of its ``tools``."""
-    fields = fields_of(sent)
-    fields["tools"] = listed(msgspec.json.decode(fields["tools"], type=list[msgspec.Raw])[:-1])
-    return msgspec.json.encode(fields)
 
 
 def longer(values: bytes, more: Sequence[bytes]) -> msgspec.Raw:

@@ -24,7 +24,7 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.parts import Table
 from proxy.dialects.repair import CallKey, needs_repair, repaired
-from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text, strings
+from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text, rewritten, strings
 from proxy.tokens.media import MEDIA_LABELS, has_remote_media
 
 T = TypeVar("T")
@@ -474,6 +474,38 @@ class Units(Format, Generic[Unit]):
     def _counter(self, facts: Facts | None) -> Callable[[Unit], int]:
         """Return the counter for a unit with these facts."""
         return self._count
+
+
+class MessageUnits(Units[Message]):
+    """The format of an API whose units are messages with a role and a content."""
+
+    def decoded(self, raw: bytes) -> Message:
+        return decode(raw)
+
+    def role(self, unit: Message, kind: Kind) -> str:
+        return string(unit.get("role"))
+
+    def walked(self, unit: Message, change: Change | None, swap: Swap | None) -> Message:
+        new: Message = rewritten(unit, self.TABLE, change, swap, self.TABLE["message"])
+        return new
+
+    def written(self, raw: bytes, unit: Message, new: Message) -> bytes:
+        return changed_fields(raw, unit, new)
+
+    def opening(self, unit: Message) -> str:
+        return opening_of(unit.get("content"), self.TABLE)
+
+
+def string(value: object) -> str:
+    """Return a string unchanged; an empty one for other values."""
+    return value if isinstance(value, str) else ""
+
+
+def argument_text(value: Any) -> str:
+    """Return a string unchanged, and other values as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def summary_in(message: Message) -> ForeignSummary | None:

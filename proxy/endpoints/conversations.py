@@ -102,7 +102,7 @@ class Conversations:
         """
         scope, caller, configuration, record = request.scope, request.caller, request.configuration, request.record
         record.bytes_in = len(came[0])
-        body = await self._dialect.parse(came.pop())
+        body = await self._dialect.request.read(came.pop())
         if (deployment := scope.get(DEPLOYMENT)) is not None:
             body = body.named(deployment)
         if len(body.units) > MANY:

@@ -110,6 +110,7 @@ class Meter:
         """
         self.complete = self.complete or start.complete
         self.error = start.error
+        self._end = start.end
         last = start.first.strip().rpartition(b"\n")[2]
         failed = start.overflow is not None or (start.error is not None and not start.answers.usage_in(last))
         self.free = self.free or failed

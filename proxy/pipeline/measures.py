@@ -58,10 +58,10 @@ class Measures:
 
     def counter(self, profile: Profile, dialect: Dialect) -> Counter:
         """Return the counter for a profile; profiles that count alike share one. Raises ``ConfigurationError``."""
-        key = dialect.name, dialect.counter_key(profile)
+        key = dialect.name, dialect.counters.key_of(profile)
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = dialect.counter(profile)
+            counter = self._counters[key] = dialect.counters(profile)
         return counter
 
     async def usable(self, profile: Profile, dialect: Dialect) -> Counter | None:

@@ -7,10 +7,10 @@ import re
 
 import msgspec
 
-from proxy.dialects.answers import Answers
+from proxy.dialects.answers import EVENT, Answers
 from proxy.dialects.apis import CHAT
 from proxy.errors import RequestError
-from proxy.http.decompression import Unpacking, unpack
+from proxy.http.decompression import unpack
 from proxy.overflow import EchoedRequest, Overflow, recognise
 from proxy.overflow.errors import as_error
 from proxy.overflow.silent import Finished
@@ -55,7 +55,7 @@ class ResponseStart(msgspec.Struct, eq=False):
     ``first`` is the bytes that it has read, ``answer.body`` the rest. ``complete`` is true if there is no rest.
     ``overflow`` is set if the upstream refused the prompt as too long, ``error`` if the response is an error. ``ended``
     is true if a stream ended without content, ``written`` if there is content. ``milliseconds`` is the time from the
-    request to this start.
+    request to this start. ``end`` is the usage and finish reason of a whole response with content.
     """
 
     answer: Answer
@@ -67,6 +67,7 @@ class ResponseStart(msgspec.Struct, eq=False):
     written: bool = False
     error: UpstreamErrorNames | None = None
     milliseconds: float = 0.0
+    end: Finished | None = None
 
     @property
     def empty(self) -> bool:
@@ -137,35 +138,26 @@ async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
 
 
 async def _whole(answer: Answer, body: Held, asked: Asked) -> ResponseStart:
-    """Read a response that isn't labeled as a stream, as long as it may be an error with a success status."""
-    length = header(answer, "content-length")
-    chunk = await anext(body, None)
-    if chunk is not None and asked.answers.fast_path(chunk):
-        return ResponseStart(answer, chunk, str(len(chunk)) == length, None, asked.answers, written=True)
-    packed = Unpacking(header(answer, "content-encoding"), ERROR_BYTES) if is_encoded(answer) else None
-    first, sight, complete = bytearray(), asked.answers.content_detector(), False
-    plain = first if packed is None else packed.beginning
-    while chunk is not None:
+    """Read a response that isn't labeled as a stream. If it's longer than ``ERROR_BYTES``, it's no error."""
+    length, packed = header(answer, "content-length"), is_encoded(answer)
+    first, complete = bytearray(), False
+    async for chunk in body:
         first += chunk
-        complete = str(len(first)) == length
-        if packed is not None:
-            packed.feed(chunk)
-        seen = sight.of(plain)
-        if seen == "events" and packed is None:
+        if not packed and EVENT.match(first):
             return await _stream(answer, body, bytes(first), asked)
-        if seen is not None:
-            return ResponseStart(answer, bytes(first), complete, None, asked.answers, written=seen == "answer")
+        complete = str(len(first)) == length
         if complete or len(first) > ERROR_BYTES:
             break
-        if packed is not None and packed.ended:
-            return ResponseStart(answer, bytes(first), False, None, asked.answers)
-        chunk = await anext(body, None)
     else:
         complete = not body.late
     start = bytes(first)
-    if packed is not None and not complete:
+    if packed and not complete:
         return ResponseStart(answer, start, False, None, asked.answers)
-    overflow, error = await _error(answer, start, asked, bytes(plain))
+    plain = await readable(answer, start) if packed else start
+    end = asked.answers.read_whole(plain) if complete else None
+    if end is not None and not end.empty:
+        return ResponseStart(answer, start, True, None, asked.answers, written=True, end=end)
+    overflow, error = await _error(answer, start, asked, plain)
     return ResponseStart(answer, start, complete, overflow, asked.answers, error=error)
 
 

@@ -95,7 +95,6 @@ class RelayTransport(Transport):
         return self._address.deployments and path in _OF_A_DEPLOYMENT
 
     async def send(self, request: Outgoing) -> Answer:
-        """Send the request to its path."""
         url = None if request.query else self._urls.get(request.path)
         if url is None:
             url = self.url(request.path, request.query, model=request.model)
@@ -124,11 +123,9 @@ class RelayTransport(Transport):
         return answer
 
     async def retire(self) -> None:
-        """Close the connections once no answer is open."""
         await self.connections.retire()
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self.connections.aclose()
 
     def url(self, path: str, query: str = "", *, model: str | None = None) -> str:

@@ -73,7 +73,6 @@ class _Duplicates(Stage):
         return forms[key]
 
     def later(self) -> dict[int, int]:
-        """Return the first later message that makes each result superfluous."""
         return self._next
 
     def _note(self, turn: Turn, read: Superseded, kept: str) -> str:

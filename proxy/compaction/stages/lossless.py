@@ -191,25 +191,6 @@ def _has_note(text: str, lines: Sequence[str], note: re.Pattern[str]) -> bool:
     return _NOTE in text and any(map(note.fullmatch, lines))
 
 
-def with_numbers(text: str) -> str:
-    """Undo ``without_numbers``."""
-    lines = text.split("\n")
-    made: list[str] = []
-    place = 0
-    while place < len(lines):
-        note = _NUMBERS_LINE.fullmatch(lines[place])
-        first = _NUMBERED.fullmatch(note[2]) if note else None
-        place += 1
-        if note is None or first is None:
-            made.append(lines[place - 1])
-            continue
-        count = int(note[1])
-        form, number = _numbers(first)
-        made += [form % n + line for n, line in enumerate(lines[place : place + count], number)]
-        place += count
-    return "\n".join(made)
-
-
 def grouped(text: str) -> str:
     """Write the path of search results (``path:line:text``) once for all results of a file that follow each other."""
     if not any(_PLACE.search(text, at, at + SEARCHED + _LONGEST_PLACE) for at in range(0, len(text), SEARCHED)):
@@ -262,25 +243,6 @@ def _is_found(line: str, path: str) -> bool:
     return match is not None and rest[0] == match[2]
 
 
-def ungrouped(text: str) -> str:
-    """Undo ``grouped``."""
-    note, *lines = text.split("\n")
-    if note != _GROUPS:
-        return text
-    made: list[str] = []
-    path = ""
-    inside = False
-    for line in lines:
-        match = _GROUPED.match(line)
-        if match is None:
-            inside = False
-        elif not inside:
-            path = made.pop()[:-1]
-            inside = True
-        made.append(line if match is None else f"{path}{match[2]}{line[1:]}")
-    return "\n".join(made)
-
-
 def folded(text: str) -> str:
     """Replace the copies of a line that follow it with their number."""
     lines = text.split("\n")
@@ -304,13 +266,4 @@ def folded(text: str) -> str:
             worth = copies >= _FEWEST_COPIES and line.strip() and copies * (len(line) + 1) > 2 * len(note)
             made += [note] if worth else lines[place + 1 : end]
         place = end
-    return "\n".join(made)
-
-
-def unfolded(text: str) -> str:
-    """Undo ``folded``."""
-    made: list[str] = []
-    for line in text.split("\n"):
-        match = _REPEATED_LINE.fullmatch(line)
-        made += [made[-1]] * int(match[1]) if match and made else [line]
     return "\n".join(made)

@@ -23,7 +23,7 @@ from proxy.dialects.rounds import (
     longer,
     place_of,
 )
-from proxy.dialects.units import content_text, decode, encode, replace_field
+from proxy.dialects.units import content_text, decode, encode, replace_field, string
 from proxy.http.sse import encode as event_of
 
 
@@ -52,11 +52,9 @@ class ChatTool(HiddenTool):
         return longer(conversation, units)
 
     def result(self, id: str, text: str) -> bytes:
-        """Return the message that answers a call."""
         return encode({"role": "tool", "tool_call_id": id, "content": text})
 
     def visible(self, raw: bytes) -> tuple[str, list[str]] | None:
-        """Return the text and the ids of the calls in an assistant's message; ``None`` for other messages."""
         message = decode(raw)
         if message.get("role") != "assistant":
             return None
@@ -88,7 +86,7 @@ class ChatTool(HiddenTool):
         return bool(field_of(part.get("function"), "name") == tool)
 
     def call_ids(self, parts: Sequence[Any]) -> list[str]:
-        return [_text(call.get("id")) for call in parts]
+        return [string(call.get("id")) for call in parts]
 
     def hidden_call(self, call: dict[str, Any], arguments: str, place: int) -> HiddenCall:
         given = call["function"].get("arguments")
@@ -96,7 +94,7 @@ class ChatTool(HiddenTool):
         return HiddenCall(str(call.get("id") or ""), arguments, place, encode(call))
 
     def text(self, answer: Mapping[str, Any], parts: Sequence[Any]) -> str:
-        return _text(_message(answer).get("content"))
+        return string(_message(answer).get("content"))
 
     def unit(self, answer: Mapping[str, Any], parts: Sequence[Any]) -> bytes:
         message = _message(answer)
@@ -125,7 +123,7 @@ class _StreamedCall(AnswerPart):
 
     @property
     def id(self) -> str:
-        return _text(self.value.get("id"))
+        return string(self.value.get("id"))
 
     def add(self, entry: Mapping[str, Any], tool: str) -> None:
         """Add what an event has of the call."""
@@ -291,10 +289,6 @@ def _choice(answer: Mapping[str, Any]) -> dict[str, Any]:
 def _message(answer: Mapping[str, Any]) -> dict[str, Any]:
     message = _choice(answer).get("message")
     return message if isinstance(message, dict) else {}
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _merge(fields: dict[str, Any], entry: Mapping[str, Any]) -> None:

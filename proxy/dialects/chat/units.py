@@ -6,7 +6,6 @@ accepts any value and treats unknown shapes as empty.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,17 +18,16 @@ from proxy.dialects.parts import CHAT
 from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
     Message,
-    Units,
-    changed_fields,
+    MessageUnits,
+    argument_text,
     content_text,
     decode,
     encode,
-    opening_of,
     own_text,
     replace_field,
+    string,
     summary_in,
 )
-from proxy.dialects.walk import Change, Swap, rewritten
 
 KINDS: dict[str, Kind] = {
     "system": "system",
@@ -58,7 +56,7 @@ MessageCounter = Callable[[Message], int]
 """Count the tokens of a whole message, including its framing."""
 
 
-class ChatUnits(Units[Message]):
+class ChatUnits(MessageUnits):
     """See ``dialects.units.Units``. A unit is a message, and the kind of a result is its role.
 
     ``parallel`` counts the result of one of several calls, if that differs from ``message``.
@@ -73,33 +71,18 @@ class ChatUnits(Units[Message]):
         super().__init__(message, text)
         self._parallel = parallel or message
 
-    def decoded(self, raw: bytes) -> Message:
-        return decode(raw)
-
     def kind(self, unit: Message) -> Kind:
-        return KINDS.get(_text_or_none(unit.get("role")) or "", "")
-
-    def role(self, unit: Message, kind: Kind) -> str:
-        return _text_or_none(unit.get("role")) or ""
+        return KINDS.get(string(unit.get("role")), "")
 
     def calls(self, unit: Message) -> tuple[Call, ...]:
         return calls_of(unit)
 
     def answered(self, unit: Message, kind: Kind) -> str | None:
-        return _text_or_none(unit.get("name" if unit.get("role") == "function" else "tool_call_id"))
+        answered = unit.get("name" if unit.get("role") == "function" else "tool_call_id")
+        return answered if isinstance(answered, str) else None
 
     def visible_text(self, unit: Message) -> str:
         return text_of(unit)
-
-    def walked(self, unit: Message, change: Change | None, swap: Swap | None) -> Message:
-        new: Message = rewritten(unit, CHAT, change, swap, CHAT["message"])
-        return new
-
-    def written(self, raw: bytes, unit: Message, new: Message) -> bytes:
-        return changed_fields(raw, unit, new)
-
-    def opening(self, unit: Message) -> str:
-        return opening_of(unit.get("content"), CHAT)
 
     def is_empty(self, unit: Message) -> bool:
         return unit.get("content") in (None, "", []) and not any(unit.get(key) for key in _INSTEAD_OF_CONTENT)
@@ -134,7 +117,14 @@ class ChatUnits(Units[Message]):
         return lambda text: count({"content": text}) - bare
 
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
-        return arguments_of(decode(raw))
+        message = decode(raw)
+        calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, dict)]
+        functions = [call.get("function") or call.get("custom") for call in calls]
+        return [
+            (string(function.get("name")), argument_text(function.get("arguments", function.get("input"))))
+            for function in [*functions, message.get("function_call")]
+            if isinstance(function, dict)
+        ]
 
     def with_result(self, raw: bytes, text: str) -> bytes:
         listed = isinstance(decode(raw).get("content"), list)
@@ -197,8 +187,7 @@ class ChatUnits(Units[Message]):
 
 def text_of(message: Message) -> str:
     """Return the visible text of a message: its content, or its refusal."""
-    text, refusal = content_text(message.get("content"), CHAT), message.get("refusal")
-    return "\n".join(filter(None, (text, refusal))) if isinstance(refusal, str) else text
+    return "\n".join(filter(None, (content_text(message.get("content"), CHAT), string(message.get("refusal")))))
 
 
 def _unsealed(value: Any) -> Any:
@@ -220,24 +209,12 @@ def calls_of(message: Message) -> tuple[Call, ...]:
         if isinstance(call, dict):
             function = call.get("function") or call.get("custom")
             name = function.get("name") if isinstance(function, dict) else None
-            calls.append(Call(_text_or_none(call.get("id")) or "", _text_or_none(name) or ""))
+            calls.append(Call(string(call.get("id")), string(name)))
     legacy = message.get("function_call")
     if isinstance(legacy, dict):
-        name = _text_or_none(legacy.get("name")) or ""
+        name = string(legacy.get("name"))
         calls.append(Call(name, name))
     return tuple(calls)
-
-
-def arguments_of(message: Message) -> list[tuple[str, str]]:
-    """Return the name and the arguments of each tool call, as text."""
-    found = []
-    calls = [c for c in _list(message.get("tool_calls")) if isinstance(c, dict)]
-    functions = [call.get("function") or call.get("custom") for call in calls]
-    for function in [*functions, message.get("function_call")]:
-        if isinstance(function, dict):
-            arguments = function.get("arguments", function.get("input"))
-            found.append((_text_or_none(function.get("name")) or "", _as_text(arguments)))
-    return found
 
 
 def _rewritten_call(call: Any, key: str, rewrite: Rewrite) -> Any:
@@ -246,19 +223,9 @@ def _rewritten_call(call: Any, key: str, rewrite: Rewrite) -> Any:
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(arguments, str):
         return call
-    rewritten = rewrite(_text_or_none(function.get("name")) or "", arguments)
+    rewritten = rewrite(string(function.get("name")), arguments)
     return call if rewritten is None else {**call, key: {**function, "arguments": rewritten}}
 
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _text_or_none(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _as_text(value: object) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -22,7 +22,6 @@ from proxy.overflow.silent import Finished
 HEAD_BYTES = 4_096
 """Bytes at the beginning of a stream that are kept. They contain ``message_start`` with the prompt's size."""
 
-_CONTENT = re.compile(rb'"content"\s{0,9}:\s{0,9}\[\s{0,9}\{')
 _OPENING = frozenset({"message_start", "ping"})
 _COUNTS = ("input_tokens", "output_tokens")
 
@@ -30,12 +29,6 @@ _COUNTS = ("input_tokens", "output_tokens")
 class MessagesAnswers(Answers):
     """See ``dialects.answers.Answers``."""
 
-    MARKS = re.compile(
-        rb"""(?P<begin> (?!) )
-        | (?P<written> "content" \s{0,99} : \s{0,99} \[ \s{0,99} \{ )
-        | (?P<error> "error" \s{0,99} : \s{0,99} [^\sn] | "type" \s{0,99} : \s{0,99} "error" )""",
-        re.VERBOSE,
-    )
     USUAL = frozenset(
         {None, "end_turn", "stop_sequence", "tool_use", "max_tokens", "pause_turn", "refusal", "compaction"}
     )
@@ -44,10 +37,6 @@ class MessagesAnswers(Answers):
 
     def tail(self) -> AnswerTail:
         return _MessagesTail(self)
-
-    def fast_path(self, first: bytes) -> bool:
-        content = _CONTENT.search(first[:HEAD_BYTES]) if first[:1] == b"{" else None
-        return content is not None and first.find(b'"error"', 0, content.end()) < 0
 
     def judge(self, event: Any) -> Verdict | None:
         """An event before content says nothing, and neither does an end without room for content."""
@@ -100,7 +89,6 @@ class _MessagesTail(AnswerTail):
         self._head = b""
 
     def add(self, chunk: bytes) -> None:
-        """Add a chunk."""
         if len(self._head) < HEAD_BYTES:
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         super().add(chunk)

@@ -42,9 +42,6 @@ class MessagesTool(HiddenTool):
         choice = value_of(fields.get("tool_choice", NOTHING))
         return choice is None or type_of(choice) == "auto"
 
-    def tool_name(self, tool: Any) -> Any:
-        return field_of(tool, "name")
-
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
         """Return the tool's JSON. It's strict if all of the client's own tools are."""
         tools = value_of(fields_of(raw)["tools"])
@@ -57,11 +54,9 @@ class MessagesTool(HiddenTool):
         return listed([*msgspec.json.decode(conversation, type=list[msgspec.Raw]), *joined(units, {})])
 
     def result(self, id: str, text: str) -> bytes:
-        """Return the message that answers a call."""
         return encode({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]})
 
     def visible(self, raw: bytes) -> tuple[str, list[str]] | None:
-        """Return the text and the ids of the calls in an assistant's message; ``None`` for other messages."""
         message = decode(raw)
         if message.get("role") != "assistant":
             return None

@@ -17,17 +17,16 @@ from proxy.dialects.parts import MESSAGES
 from proxy.dialects.repair import STRAY_RESULT, CallKey
 from proxy.dialects.units import (
     Message,
-    Units,
-    changed_fields,
+    MessageUnits,
     content_text,
     decode,
     digest,
     encode,
-    opening_of,
     own_text,
     replace_field,
+    string,
 )
-from proxy.dialects.walk import Change, Swap, identities, linked, rewritten, row_of
+from proxy.dialects.walk import identities, linked, row_of
 from proxy.limits.profiles.lookup import undated
 
 Block = dict[str, Any]
@@ -50,7 +49,7 @@ _FIRST_CHECKED_BY_FAMILY = {"mythos": (5, 2)}
 _VERSION = re.compile(r"(?<![\w.])(\d{1,2})(?:\.(\d{1,2}))?(?![\w.])")
 
 
-class MessagesUnits(Units[Message]):
+class MessagesUnits(MessageUnits):
     """See ``dialects.units.Units``. A unit is a message, and ``model`` decides whether it binds thinking."""
 
     TABLE = MESSAGES
@@ -70,14 +69,8 @@ class MessagesUnits(Units[Message]):
         kept = [block for block in blocks if type_of(block) not in THINKING]
         return replace_field(raw, "content", kept) if kept else b""
 
-    def decoded(self, raw: bytes) -> Message:
-        return decode(raw)
-
     def kind(self, unit: Message) -> Kind:
         return kind_of(unit)
-
-    def role(self, unit: Message, kind: Kind) -> str:
-        return _text(unit.get("role"))
 
     def identity(self, unit: Message) -> object:
         """Return a message without its thinking, which may be removed at any time."""
@@ -95,13 +88,6 @@ class MessagesUnits(Units[Message]):
 
     def visible_text(self, unit: Message) -> str:
         return content_text(blocks_of(unit), MESSAGES)
-
-    def walked(self, unit: Message, change: Change | None, swap: Swap | None) -> Message:
-        new: Message = rewritten(unit, MESSAGES, change, swap, MESSAGES["message"])
-        return new
-
-    def written(self, raw: bytes, unit: Message, new: Message) -> bytes:
-        return changed_fields(raw, unit, new)
 
     def links(self, unit: Message) -> Links:
         return links_of(unit) if unit.get("role") == "assistant" else NO_LINKS
@@ -125,9 +111,6 @@ class MessagesUnits(Units[Message]):
                 calls.setdefault(str(use.get("id")), [*thoughts]).append(call)
         return {id: encode({"role": "assistant", "content": content}) for id, content in calls.items()}
 
-    def opening(self, unit: Message) -> str:
-        return opening_of(unit.get("content"), MESSAGES)
-
     def is_empty(self, unit: Message) -> bool:
         return unit.get("content") in (None, "", [])
 
@@ -143,7 +126,9 @@ class MessagesUnits(Units[Message]):
         return [(text, labels)] if text or labels else []
 
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
-        return arguments_of(decode(raw))
+        # Calls of the provider's tools are included.
+        uses = [block for block in blocks_of(decode(raw)) if row_of(block, MESSAGES).arguments]
+        return [(string(use.get("name")), json.dumps(use.get("input", {}), ensure_ascii=False)) for use in uses]
 
     def with_result(self, raw: bytes, text: str) -> bytes:
         blocks = blocks_of(decode(raw))
@@ -252,13 +237,7 @@ def calls_of(message: Message) -> tuple[Call, ...]:
     if message.get("role") != "assistant":
         return ()
     uses = (block for block in blocks_of(message) if type_of(block) == "tool_use")
-    return tuple(Call(_text(block.get("id")), _text(block.get("name"))) for block in uses)
-
-
-def arguments_of(message: Message) -> list[tuple[str, str]]:
-    """Return the name and the arguments of each call, as JSON. Calls of the provider's tools are included."""
-    uses = [block for block in blocks_of(message) if row_of(block, MESSAGES).arguments]
-    return [(_text(block.get("name")), json.dumps(block.get("input", {}), ensure_ascii=False)) for block in uses]
+    return tuple(Call(string(block.get("id")), string(block.get("name"))) for block in uses)
 
 
 def links_of(message: Message) -> Links:
@@ -338,10 +317,6 @@ def canonical(value: Any, depth: int = 0) -> Any:
     if isinstance(fields.get("content"), str) and ("role" in fields or fields.get("type") == "tool_result"):
         fields["content"] = [{"type": "text", "text": fields["content"]}]
     return fields
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
 
 
 def _rewritten_call(block: Any, rewrite: Rewrite) -> Any:

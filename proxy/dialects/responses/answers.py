@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,6 @@ from proxy.dialects.answers import (
     Object,
     Verdict,
     deltas,
-    finished,
     json_objects,
 )
 from proxy.http.sse import EventSplitter, data_of, split_events
@@ -52,13 +51,6 @@ _ENDED = (b"response.completed", b"response.incomplete")
 class ResponsesAnswers(Answers):
     """See ``dialects.answers.Answers``. The last event has the whole response."""
 
-    # A search is faster with the quotation mark first.
-    MARKS = re.compile(
-        rb"""" (?: (?P<begin> (?!) )
-        | (?P<error> error" \s{0,99} : \s{0,99} [^\sn] | status" \s{0,99} : \s{0,99} "(?:failed|incomplete)" )
-        | (?P<written> output" \s{0,99} : \s{0,99} \[ \s{0,99} \{ ) )""",
-        re.VERBOSE,
-    )
     USUAL = frozenset({None, "completed", "max_output_tokens"})
     REASON = re.compile(r'"incomplete_details"\s*:\s*\{\s*"reason"\s*:\s*"([^"\\]{1,64})"')
     TEXTS = deltas("delta")
@@ -66,10 +58,6 @@ class ResponsesAnswers(Answers):
 
     def tail(self) -> AnswerTail:
         return _ResponsesTail(self.read_usage, self.read_end, self.TEXTS)
-
-    def fast_path(self, first: bytes) -> bool:
-        mark = self.MARKS.search(first) if first[:1] == b"{" else None
-        return mark is not None and mark["written"] is not None
 
     def judge(self, event: Any) -> Verdict | None:
         """An event that announces a response says nothing."""
@@ -155,7 +143,6 @@ class _ResponsesTail(AnswerTail):
         self._searches = 0
 
     def add(self, chunk: bytes) -> None:
-        """Add a chunk."""
         if not self._added and chunk[:1] == b"{":
             self._search = _SEARCH_ITEM
         self._find_tier(chunk)
@@ -180,37 +167,6 @@ class _ResponsesTail(AnswerTail):
     def read_reports(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
         end = read(body)
         return replace(end, tier=self._tier or end.tier, searches=max(self._searches, end.searches))
-
-    def read_whole(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
-        return _usual(body) or read(body)
-
-
-class _Kind(msgspec.Struct):
-    type: str
-
-
-class _Completed(msgspec.Struct):
-    status: Literal["completed"]
-    output: list[_Kind]
-    usage: dict[str, Any]
-    service_tier: Any = None
-    incomplete_details: None = None
-    type: None = None
-    response: None = None
-
-
-_completed = msgspec.json.Decoder(_Completed)
-
-
-def _usual(body: bytes) -> Finished | None:
-    """Read a completed answer that isn't streamed; ``None`` for any other. The result is that of ``read_usage``."""
-    try:
-        answer = _completed.decode(body)
-    except UNDECODABLE:
-        return None
-    kinds = [item.type for item in answer.output]
-    tier, searches = answer.service_tier or None, kinds.count("web_search_call")
-    return finished(answer.status, answer.usage, empty=not kinds, tier=tier, searches=searches)
 
 
 class _Answer(msgspec.Struct, frozen=True):

@@ -36,8 +36,6 @@ from proxy.dialects.rounds import (
     longer,
     place_of,
     tools_in,
-    with_tool,
-    without_tool,
 )
 from proxy.dialects.units import Message, encode
 from proxy.http.sse import encode as event_of
@@ -64,9 +62,6 @@ class ResponsesTool(HiddenTool):
     def tools(self, fields: Mapping[str, msgspec.Raw]) -> list[Any]:
         return tools_of(fields)
 
-    def tool_name(self, tool: Any) -> Any:
-        return field_of(tool, "name")
-
     def definition(self, raw: bytes, name: str, description: str, parameters: Mapping[str, Any]) -> bytes:
         """Return the tool's JSON. It's strict, as functions are by default, unless one of the client's isn't."""
         strict = not any(field_of(tool, "strict") is False for tool in tools_of(fields_of(raw)))
@@ -77,7 +72,7 @@ class ResponsesTool(HiddenTool):
         """Return a body with one more tool. If its tools are in items, the tool gets an item behind them."""
         fields = fields_of(raw)
         if tools_in(fields):
-            return with_tool(raw, tool)
+            return super().with_tool(raw, tool)
         items = _items(fields)
         item = encode({"type": _TOOLS_ITEM, "role": "developer", "tools": [msgspec.Raw(tool)]})
         items.insert(_end_of_tools(items), msgspec.Raw(item))
@@ -87,7 +82,7 @@ class ResponsesTool(HiddenTool):
     def without_tool(self, sent: bytes) -> bytes:
         fields = fields_of(sent)
         if tools_in(fields):
-            return without_tool(sent)
+            return super().without_tool(sent)
         items = _items(fields)
         del items[_end_of_tools(items) - 1]
         fields["input"] = listed(items)
@@ -100,11 +95,9 @@ class ResponsesTool(HiddenTool):
         return longer(before, [item for unit in units for item in raws_of(unit)])
 
     def result(self, id: str, text: str) -> bytes:
-        """Return the item that answers a call."""
         return encode({"type": "function_call_output", "call_id": id, "output": text})
 
     def visible(self, raw: bytes) -> tuple[str, list[str]] | None:
-        """Return the text and the ids of the calls in a run of the assistant's items; ``None`` for other units."""
         items = items_of(raw)
         if not items or kind_of(items[0]) != "assistant":
             return None

@@ -15,9 +15,10 @@ from pydantic import BeforeValidator
 
 from proxy.config.fields import Section, off_for_false
 from proxy.config.sections import PolicySection
-from proxy.constants import UNDECODABLE
 from proxy.dialects.conditions import goes
+from proxy.dialects.request import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.responses.units import is_client_call, item_row
+from proxy.errors import BadBody
 
 
 class ResponsesSettings(Section):
@@ -31,7 +32,6 @@ class ResponsesSettings(Section):
 SECTION = PolicySection("responses", ResponsesSettings, "Settings for `/v1/responses`.", apart=True)
 
 _FIELD = b'"previous_response_id"'
-_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _LACKS = frozenset({"metadata", "moderation", "safety_identifier", "store", "user"})
 """Conditions that ``/responses/compact`` has no fields for."""
 
@@ -40,7 +40,7 @@ def previous_response(raw: bytes) -> str | None:
     """Return the id of the response that a request continues; ``None`` if it has its whole history."""
     if _FIELD not in raw:
         return None
-    value = _value(_fields(raw).get("previous_response_id"))
+    value = value_of(_fields(raw).get("previous_response_id", NOTHING))
     return value if isinstance(value, str) and value else None
 
 
@@ -80,29 +80,19 @@ def continued(raw: bytes, compacted: Sequence[object], calls: Sequence[object]) 
     """
     fields = _fields(raw)
     del fields["previous_response_id"]
-    own = _value(fields.get("input"))
+    own = value_of(fields.get("input", NOTHING))
     items = own if isinstance(own, list) else [{"role": "user", "content": own}] if isinstance(own, str) else []
-    fields["input"] = msgspec.Raw(msgspec.json.encode([*compacted, *calls, *items]))
+    fields["input"] = encoded([*compacted, *calls, *items])
     return msgspec.json.encode(fields)
 
 
 def _items(raw: bytes) -> list[dict[str, Any]]:
-    value = _value(_fields(raw).get("input"))
+    value = value_of(_fields(raw).get("input", NOTHING))
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _fields(raw: bytes) -> dict[str, msgspec.Raw]:
     try:
-        return _decoder.decode(raw)
-    except UNDECODABLE:
+        return fields_of(raw)
+    except BadBody:
         return {}
-
-
-def _value(raw: msgspec.Raw | None) -> object:
-    if not raw:
-        return None
-    try:
-        value: object = msgspec.json.decode(raw)
-    except UNDECODABLE:
-        return None
-    return value

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -20,6 +19,7 @@ from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
     Message,
     Units,
+    argument_text,
     changed_fields,
     content_text,
     decode,
@@ -27,6 +27,7 @@ from proxy.dialects.units import (
     opening_of,
     own_text,
     replace_field,
+    string,
     summary_in,
 )
 from proxy.dialects.walk import Change, Swap, identities, linked, rewritten, row_of, strings
@@ -66,7 +67,11 @@ class ResponsesUnits(Units[list[Message]]):
         return "until_open_round"
 
     def without_reasoning(self, raw: bytes) -> bytes:
-        return without_reasoning(raw)
+        rest = [item for item in items_of(raw) if not is_reasoning(item)]
+        # The API refuses references and hosted calls without their reasoning, so such a run stays as it is.
+        if any(item.get("type", "message") not in _REMOVABLE_IDS for item in rest):
+            return raw
+        return rewritten_items(raw, _without_binding)
 
     def decoded(self, raw: bytes) -> list[Message]:
         return items_of(raw)
@@ -78,13 +83,13 @@ class ResponsesUnits(Units[list[Message]]):
         if kind in ("result", "assistant"):
             return "tool" if kind == "result" else "assistant"
         item = unit[0] if unit else {}
-        return text_or_none(item.get("role")) or text_or_none(item.get("type")) or ""
+        return string(item.get("role")) or string(item.get("type"))
 
     def calls(self, unit: list[Message]) -> tuple[Call, ...]:
         return calls_of(unit)
 
     def answered(self, unit: list[Message], kind: Kind) -> str | None:
-        return text_or_none(unit[0].get("call_id")) or text_or_none(unit[0].get("id")) if kind == "result" else None
+        return string(unit[0].get("call_id")) or string(unit[0].get("id")) or None if kind == "result" else None
 
     def links(self, unit: list[Message]) -> Links:
         return NO_LINKS if all(map(_is_usual, unit)) else links_of(unit)
@@ -134,7 +139,8 @@ class ResponsesUnits(Units[list[Message]]):
         return [own_text(item.get("content"), RESPONSES) for item in unit]
 
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
-        return arguments_of(items_of(raw))
+        calls = filter(is_client_call, items_of(raw))
+        return [(string(c.get("name")) or str(c["type"]), argument_text(c.get(item_row(c).arguments))) for c in calls]
 
     def with_result(self, raw: bytes, text: str) -> bytes:
         if item_row(items_of(raw)[0]).plain:
@@ -325,7 +331,7 @@ def is_client_call(item: Message) -> bool:
 def calls_of(items: Sequence[Message]) -> tuple[Call, ...]:
     """Return the calls that the client answers."""
     return tuple(
-        Call(text_or_none(item.get("call_id")) or "", text_or_none(item.get("name")) or str(item["type"])[:40])
+        Call(string(item.get("call_id")), string(item.get("name")) or str(item["type"])[:40])
         for item in items
         if is_client_call(item)
     )
@@ -346,18 +352,6 @@ def is_readable(item: Message) -> bool:
     sealed = item.get("encrypted_content") or (id_.startswith(_REASONING_ID) and not id_.startswith(_BRIDGED_ID))
     fields = ("content",) if sealed else ("content", "summary")
     return item.get("type") == "reasoning" and any(content_text(item.get(name), RESPONSES) for name in fields)
-
-
-def without_reasoning(raw: bytes) -> bytes:
-    """Return a unit without its bound reasoning, and without the ids that the API would look for reasoning by.
-
-    A run with items that can't go without an id, such as references and hosted calls, stays as it is: the API refuses
-    them without their reasoning.
-    """
-    rest = [item for item in items_of(raw) if not is_reasoning(item)]
-    if any(item.get("type", "message") not in _REMOVABLE_IDS for item in rest):
-        return raw
-    return rewritten_items(raw, _without_binding)
 
 
 def _without_binding(item: Message, raw: bytes) -> bytes:
@@ -385,26 +379,8 @@ def visible(item: Message) -> str:
         texts.setdefault(text, name)
     if row.plays == "answer":
         return "\n".join(texts)
-    type_ = text_or_none(item.get("type")) or "item"
+    type_ = string(item.get("type")) or "item"
     return f"[{' · '.join([type_[:40], *(f'{name}: {text}' if name else text for text, name in texts.items())])}]"
-
-
-def arguments_of(items: Sequence[Message]) -> list[tuple[str, str]]:
-    """Return the name and the arguments of each call of the client, as text."""
-    calls = filter(is_client_call, items)
-    return [(text_or_none(c.get("name")) or str(c["type"]), as_text(c.get(item_row(c).arguments))) for c in calls]
-
-
-def text_or_none(value: object) -> str | None:
-    """Return a string, or ``None``."""
-    return value if isinstance(value, str) else None
-
-
-def as_text(value: Any) -> str:
-    """Return a string unchanged, and other values as JSON."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _is_empty(item: Message) -> bool:
@@ -425,5 +401,5 @@ def _with_arguments(item: Message, raw: bytes, rewrite: Rewrite) -> bytes:
     arguments = item.get("arguments")
     if item_row(item).arguments != "arguments" or not isinstance(arguments, str):
         return raw
-    rewritten = rewrite(text_or_none(item.get("name")) or "", arguments)
+    rewritten = rewrite(string(item.get("name")), arguments)
     return raw if rewritten is None else replace_field(raw, "arguments", rewritten)

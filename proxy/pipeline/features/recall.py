@@ -22,7 +22,7 @@ from cachetools import TTLCache
 from proxy.compaction.turn import Turn
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
-from proxy.dialects.rounds import HiddenRound, HiddenTool, Round, StreamedRound, VisibleResponse, decoded
+from proxy.dialects.rounds import HiddenRound, HiddenTool, Round, StreamedRound, VisibleResponse, WholeRound, decoded
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Tool
 from proxy.pipeline.compactor import Compactor
@@ -146,7 +146,7 @@ class Recall:
             definition = hidden.definition(body.raw, NAME, DESCRIPTION, PARAMETERS)
             tool = Tool(definition, counter.text(definition.decode()))
         if found:
-            exchange.replace(await exchange.dialect.parse(body.rewritten(units=restored)), original=body)
+            exchange.replace(await exchange.dialect.request.read(body.rewritten(units=restored)), original=body)
             await exchange.memory.more(exchange.body.size)
         return RecallState(hidden, conversation, rounds, found, chain[-1], len(units), tool)
 
@@ -286,7 +286,7 @@ class RecallRounds:
             body, complete = await _rest(start)
             if not complete or (self._plain and not _is_response(start, body)):
                 return ResponseStart(start.answer, body, False, None, start.answers, written=True)
-            round = self._hidden.whole(NAME, body, self._response)
+            round = WholeRound(self._hidden, NAME, body, self._response)
             if not self._follows(round):
                 break
             start = await self._next(round)
@@ -382,7 +382,7 @@ class RecallRounds:
         return await self._sent_again(self._hidden.without_tool(self._sent))
 
     def _new_response(self) -> VisibleResponse:
-        response = self._hidden.response()
+        response = VisibleResponse()
         response.usage = self._state.usage
         return response
 

@@ -110,7 +110,7 @@ class ServerState:
         try:
             if transport is None:
                 raise NotCompacted("the upstream has no /v1/responses")
-            body = await exchange.dialect.parse(await recovered(exchange, transport))
+            body = await exchange.dialect.request.read(await recovered(exchange, transport))
         except (NotCompacted, BadBody) as error:
             if reason is None:
                 run.advice = advice(exchange, str(error) if isinstance(error, NotCompacted) else "too many items")

@@ -73,7 +73,6 @@ class ChatTranslation(Translation):
         """Return a builder of the answer."""
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer for a chat completion."""
         builder = self.builder()
         completion = Completion(builder)
         deque(itertools.chain(completion.feed(answer), completion.finish()), maxlen=0)

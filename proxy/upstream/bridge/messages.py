@@ -153,7 +153,6 @@ class MessagesTranslation(ChatTranslation):
             yield made
 
     def builder(self) -> MessageBuilder:
-        """Return a builder of the message."""
         return MessageBuilder(self._model, self.names, self._stops)
 
 

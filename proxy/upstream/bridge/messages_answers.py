@@ -50,7 +50,6 @@ class MessageBuilder(AnswerBuilder):
         }
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a chunk."""
         if usage := chunk.get("usage"):
             self.answer["usage"] = _usage(usage)
         if not self._begun:
@@ -63,7 +62,6 @@ class MessageBuilder(AnswerBuilder):
                 self._end(reason, choice.get("stop_sequence"))
 
     def finish(self) -> Iterator[Event]:
-        """Yield the events at the end of the message."""
         yield from self._close()
         delta = {name: self.answer[name] for name in ("stop_reason", "stop_sequence")}
         yield {"type": "message_delta", "delta": delta, "usage": self.answer["usage"]}

@@ -70,7 +70,6 @@ class ChatOverResponses(Translation):
         self._seen: set[str] = set()
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Return the chat completion for a response."""
         message: Delta = {"role": "assistant", "content": None}
         for delta in self._output(answer):
             for name, value in self._named(delta).items():

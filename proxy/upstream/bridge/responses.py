@@ -146,7 +146,6 @@ class ResponsesTranslation(ChatTranslation):
         return f"[failed]\n{text}".rstrip("\n") if item.get("status") == "failed" else text
 
     def builder(self) -> ResponseBuilder:
-        """Return a builder of the response."""
         return ResponseBuilder(
             self._asked, self._functions.calls, lambda blocks: _SEALING.encode_thinking_blocks(blocks)
         )

@@ -88,7 +88,6 @@ class ResponseBuilder(AnswerBuilder):
         }
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield the events of a chunk."""
         if not self.answer["id"]:
             self.answer["id"] = unique("resp")
             self.answer["created_at"] = chunk.get("created") or 0
@@ -105,7 +104,6 @@ class ResponseBuilder(AnswerBuilder):
             self.answer = {"service_tier": tier, **self.answer} | {"service_tier": tier}
 
     def finish(self) -> Iterator[Event]:
-        """Yield the events at the end of a stream."""
         yield from self._close()
         self.answer["status"] = "incomplete" if self._incomplete else "completed"
         self.answer["incomplete_details"] = {"reason": self._incomplete} if self._incomplete else None

@@ -91,7 +91,6 @@ class LiteLLMTransport(Transport):
             await self._close_if_done()
 
     async def retire(self) -> None:
-        """Close the client once no answer is open."""
         self._retired = True
         await self._close_if_done()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.gains import LateGains, PlainGains
+from proxy.compaction.gains import Gains, LateGains
 
 
 def test_plain_gains_count_from_the_cut_to_the_frontier() -> None:
-    gains = PlainGains([5, 0, 7, 1])
+    gains = Gains([5, 0, 7, 1])
     assert gains.potential(0, 3, 4) == 12
     assert gains.potential(2, 2, 4) == 0
     assert gains.applied(0) == 0

@@ -17,9 +17,6 @@ from proxy.compaction.stages.lossless import (
     folded,
     grouped,
     lossless,
-    unfolded,
-    ungrouped,
-    with_numbers,
     without_numbers,
 )
 
@@ -42,6 +39,46 @@ TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
 def parsed(text: str) -> Any:
     """Return the values of a JSON text with the text of its numbers, and all pairs of an object."""
     return json.loads(text, parse_int=str, parse_float=str, object_pairs_hook=tuple)
+
+
+def with_numbers(text: str) -> str:
+    """Undo ``without_numbers``."""
+    lines, made = text.split("\n"), []
+    while lines:
+        note = forms._NUMBERS_LINE.fullmatch(line := lines.pop(0))
+        first = forms._NUMBERED.fullmatch(note[2]) if note else None
+        if note is None or first is None:
+            made.append(line)
+            continue
+        form, number = forms._numbers(first)
+        made += [form % n + line for n, line in enumerate(lines[: int(note[1])], number)]
+        del lines[: int(note[1])]
+    return "\n".join(made)
+
+
+def ungrouped(text: str) -> str:
+    """Undo ``grouped``."""
+    note, *lines = text.split("\n")
+    if note != forms._GROUPS:
+        return text
+    made: list[str] = []
+    path, inside = "", False
+    for line in lines:
+        match = forms._GROUPED.match(line)
+        if match and not inside:
+            path = made.pop()[:-1]
+        inside = match is not None
+        made.append(f"{path}{match[2]}{line[1:]}" if match else line)
+    return "\n".join(made)
+
+
+def unfolded(text: str) -> str:
+    """Undo ``folded``."""
+    made: list[str] = []
+    for line in text.split("\n"):
+        match = forms._REPEATED_LINE.fullmatch(line)
+        made += [made[-1]] * int(match[1]) if match and made else [line]
+    return "\n".join(made)
 
 
 @given(VALUE, st.lists(RAW, max_size=3), st.integers(0, 8))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proxy.compaction import keeps
-from proxy.compaction.gains import PlainGains
+from proxy.compaction.gains import Gains
 from proxy.compaction.rules import Envelope, SectionLimits
 from proxy.compaction.sizes import Projection, Sizes
 from tests.kit.conversations import assistant, turns
@@ -15,7 +15,7 @@ SIZES = Sizes(BODY, None)
 
 
 def projection(level: int | None = 1000, saved: int = 0) -> Projection:
-    gains = PlainGains([saved] * len(SIZES))
+    gains = Gains([saved] * len(SIZES))
     gains.apply(4, 10)
     return Projection(Envelope(2000, 30, 2, 500), LIMITS, SIZES, {"stage": gains}, level)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from proxy.compaction.gains import Gains, LateGains, PlainGains, stage_gains
+from proxy.compaction.gains import Gains, LateGains, stage_gains
 from proxy.compaction.sizes import Sizes
 from proxy.compaction.stages import ArgumentRules
 from proxy.compaction.turn import Turn
@@ -25,7 +25,7 @@ def gains_of(
 
 def test_savings_are_reported_by_stage_and_group() -> None:
     gains, lighter = gains_of(BODY)
-    assert isinstance(gains["evict_results"], PlainGains)
+    assert isinstance(gains["evict_results"], Gains)
     saved = gains["evict_results"].potential(0, 3, 3)
     assert 0 < saved < BODY[2].facts.tokens
     assert gains["evict_results"].potential(1, 2, 3) == saved

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.settings import Clause, any_met, lowest_level, lowest_messages, share_of
+from proxy.compaction.settings import Clause, any_met, lowest_level, share_of
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,6 @@ def test_levels_are_the_tokens_that_suffice_whatever_the_messages() -> None:
     assert lowest_level((Clause(fraction=0.85), Clause(tokens=700)), 1000) == 700
     assert lowest_level((Clause(fraction=0.85, tokens=900),), 1000) == 900
     assert lowest_level((Clause(messages=3), Clause(fraction=0.5)), None) is None
-    assert lowest_messages((Clause(messages=9), Clause(messages=4, tokens=1), Clause(tokens=5))) == 4
-    assert lowest_messages((Clause(tokens=5),)) is None
 
 
 clauses = st.builds(

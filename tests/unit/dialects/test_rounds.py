@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxy.dialects.chat.rounds import ChatTool
 from proxy.dialects.messages.rounds import MessagesTool
 from proxy.dialects.responses.rounds import ResponsesTool
-from proxy.dialects.rounds import HiddenTool, VisibleResponse, add_usage, decoded, longer, with_tool, without_tool
+from proxy.dialects.rounds import HiddenTool, VisibleResponse, WholeRound, add_usage, decoded, longer
 
 
 def test_a_usage_is_the_sum_of_its_numbers() -> None:
@@ -38,9 +38,9 @@ def test_a_longer_list(before: str) -> None:
 
 def test_a_tool_comes_last_and_can_be_removed() -> None:
     raw = b'{"tools": [ {"name": "a"} ] , "x": 1}'
-    sent = with_tool(raw, b'{"name":"b"}')
+    sent = MessagesTool().with_tool(raw, b'{"name":"b"}')
     assert json.loads(sent) == {"tools": [{"name": "a"}, {"name": "b"}], "x": 1}
-    assert json.loads(without_tool(sent)) == json.loads(raw)
+    assert json.loads(MessagesTool().without_tool(sent)) == json.loads(raw)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{", b"\xff", b'{"a": "\xff"}', b"[" * 100_000])
@@ -81,7 +81,7 @@ ODD = st.recursive(
 @pytest.mark.parametrize("tool", TOOLS)
 @given(events=st.lists(st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=6), max_size=6))
 def test_any_events_and_bodies_are_read(tool: HiddenTool, events: list[dict[str, Any]]) -> None:
-    response = tool.response()
+    response = VisibleResponse()
     for first in (True, False):
         round = tool.round("tool", response, first=first)
         for event in events:
@@ -90,6 +90,6 @@ def test_any_events_and_bodies_are_read(tool: HiddenTool, events: list[dict[str,
         assert isinstance(json.loads(round.unit or b"[]"), dict | list)
         assert isinstance(response.text, str)
     for event in events:
-        whole = tool.whole("tool", json.dumps(event).encode(), VisibleResponse())
+        whole = WholeRound(tool, "tool", json.dumps(event).encode(), VisibleResponse())
         assert isinstance(json.loads(whole.body()), dict)
         assert isinstance(json.loads(whole.unit or b"[]"), dict | list)

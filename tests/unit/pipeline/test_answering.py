@@ -219,7 +219,7 @@ def answered(case: Case, folder: Path, *, deadline: float = 1e12) -> tuple[Reply
     async def run() -> tuple[Reply, Exchange]:
         service = create_app(load(folder / "config.yaml", {})).service
         try:
-            body = await case.dialect.parse(json.dumps(case.body).encode())
+            body = await case.dialect.request.read(json.dumps(case.body).encode())
             configuration = service.configuration
             model = case.body["model"]
             route = configuration.settings.route(model)

@@ -15,7 +15,6 @@ from proxy.dialects.answers import NO_ROOM, Answers, AnswerTail, Object, Verdict
 class ToyAnswers(Answers):
     """See ``dialects.answers.Answers``."""
 
-    MARKS = re.compile(rb'(?P<begin>(?!))|(?P<written>"says"\s{0,99}:\s{0,99}"[^"])|(?P<error>"error"\s{0,99}:)')
     USUAL = frozenset({None, "done", "asks", "length"})
     REASON = re.compile(r'"why"\s*:\s*"([^"\\]{1,64})"')
     TEXTS = deltas("says|with")
@@ -47,7 +46,4 @@ class ToyAnswers(Answers):
             yield says
 
     def gives_up(self, body: bytes) -> bool:
-        return False
-
-    def fast_path(self, first: bytes) -> bool:
         return False

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.turn import Call
-from proxy.dialects.chat.units import arguments_of, calls_of, text_of
+from proxy.dialects.chat.units import calls_of, text_of
 from proxy.dialects.units import DEEPEST, decode, digest, encode, replace_field
 from tests.kit.conversations import FORMAT, IMAGE, assistant, call, result
 
@@ -64,7 +64,7 @@ def test_calls_and_answers() -> None:
     both = assistant(None, call("a", "ls"), {"id": "b", "type": "custom", "custom": {"name": "run", "input": "x"}})
     assert calls_of(both) == (Call("a", "ls"), Call("b", "run"))
     assert FORMAT.read(encode(result("a", ""))).answers == "a"
-    assert arguments_of(both) == [("ls", "{}"), ("run", "x")]
+    assert FORMAT.arguments(encode(both)) == [("ls", "{}"), ("run", "x")]
 
 
 def test_a_legacy_call_and_its_result_know_each_other_by_the_functions_name() -> None:
@@ -127,6 +127,6 @@ def test_every_reader_takes_any_json(message: dict[str, Any]) -> None:
     raw = json.dumps(message).encode()
     facts = FORMAT.read(raw)
     assert facts.digest == digest(json.loads(raw))
-    texts = [text_of(decode(raw)), *(part for pair in arguments_of(decode(raw)) for part in pair)]
+    texts = [text_of(decode(raw)), *(part for pair in FORMAT.arguments(raw) for part in pair)]
     assert all(isinstance(text, str) for text in texts)
     assert decode(replace_field(raw, "content", "x")) == {**decode(raw), "content": "x"}

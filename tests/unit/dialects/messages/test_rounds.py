@@ -155,7 +155,7 @@ def test_citations_are_sent_again() -> None:
 
 def whole(*blocks: Any, reason: str = "tool_use", response: VisibleResponse | None = None) -> WholeRound:
     value = {"id": "m1", "content": list(blocks), "stop_reason": reason, "usage": USAGE}
-    return MessagesTool().whole(NAME, json.dumps(value).encode(), response or VisibleResponse())
+    return WholeRound(MessagesTool(), NAME, json.dumps(value).encode(), response or VisibleResponse())
 
 
 def use(id: str, name: str) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def test_whole_rounds_become_one_message() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"not json", b'{"content": "text"}', b'{"content": [1, null]}'])
 def test_odd_bodies_have_no_calls(body: bytes) -> None:
-    round = MessagesTool().whole(NAME, body, VisibleResponse())
+    round = WholeRound(MessagesTool(), NAME, body, VisibleResponse())
     assert (round.hidden, round.visible) == ([], 0)
 
 

@@ -217,4 +217,4 @@ def test_a_released_request_keeps_no_bytes() -> None:
 def test_too_many_items_are_refused() -> None:
     raw = b'{"input":[' + b",".join([b'{"role":"user"}'] * 40_001) + b"]}"
     with pytest.raises(BadBody, match="40001 messages"):
-        asyncio.run(RESPONSES.parse(raw))
+        asyncio.run(RESPONSES.request.read(raw))

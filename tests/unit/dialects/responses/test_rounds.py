@@ -184,7 +184,7 @@ def test_readable_reasoning_is_sent_to_every_server() -> None:
 
 def whole(*items: Any, response: VisibleResponse, store: bool = False, id: str = "resp1") -> WholeRound:
     value = {"id": id, "output": list(items), "store": store, "usage": USAGE}
-    return ResponsesTool().whole(NAME, json.dumps(value).encode(), response)
+    return WholeRound(ResponsesTool(), NAME, json.dumps(value).encode(), response)
 
 
 def test_whole_rounds_become_one_response() -> None:
@@ -202,7 +202,7 @@ def test_whole_rounds_become_one_response() -> None:
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"not json", b'{"output": "text"}', b'{"output": [1, null, {}]}'])
 def test_odd_bodies_have_no_calls(body: bytes) -> None:
-    round = ResponsesTool().whole(NAME, body, VisibleResponse())
+    round = WholeRound(ResponsesTool(), NAME, body, VisibleResponse())
     assert (round.hidden, round.visible) == ([], 0)
 
 
