@@ -8,9 +8,8 @@ import json
 import secrets
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from json.encoder import encode_basestring_ascii
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import msgspec
@@ -40,7 +39,7 @@ MOST_RESULTS = 20_000
 _NESTED, _TEXT = frozenset({dict, list}), frozenset({str})
 
 PIECE = 65_536
-"""Characters that are encoded at once."""
+"""Bytes of a large unit."""
 
 # Each process has its own seed, so clients can't construct collisions.
 _SEED = secrets.randbits(64)
@@ -92,42 +91,17 @@ def _too_deep(value: object) -> bool:
 def digest(value: object, *, large: bool = False) -> bytes:
     """Return a digest of a value that doesn't depend on key order or on how the JSON is written.
 
-    With ``large``, the value is encoded in pieces. A call for all of it would block other threads for milliseconds.
+    With ``large``, the value is encoded string by string. A call for all of it would block other threads.
     """
     if not large:
         return hashlib.sha256(_canonical(value)).digest()
     hashed = hashlib.sha256()
-    for piece in _canonical_pieces(value):
+    for piece in _encoder.iterencode(value):
         hashed.update(piece.encode("ascii"))
     return hashed.digest()
 
 
-def _canonical_pieces(value: object) -> Iterator[str]:
-    """Yield the text of ``_canonical`` in pieces."""
-    if isinstance(value, str):
-        yield '"'
-        for start in range(0, len(value), PIECE):
-            yield encode_basestring_ascii(value[start : start + PIECE])[1:-1]
-        yield '"'
-    elif isinstance(value, dict):
-        before = "{"
-        for key in sorted(value):
-            yield f"{before}{_canonical_text(key)}:"
-            yield from _canonical_pieces(value[key])
-            before = ","
-        yield "}" if value else "{}"
-    elif isinstance(value, list):
-        before = "["
-        for item in value:
-            yield before
-            yield from _canonical_pieces(item)
-            before = ","
-        yield "]" if value else "[]"
-    else:
-        yield _canonical_text(value)
-
-
-_canonical_text = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _sorted = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -139,7 +113,7 @@ def _canonical(value: object) -> bytes:
             canonical = _sorted(value)
             if canonical.isascii() and b"\x7f" not in canonical:
                 return canonical
-    return _canonical_text(value).encode("ascii")
+    return _encoder.encode(value).encode("ascii")
 
 
 def encode(value: object) -> bytes:
