@@ -48,9 +48,6 @@ LENIENT_BYTES = 1_000_000
 LARGEST = 16_000_000
 """Bytes of an answer that isn't streamed, or of one event, that are kept."""
 
-NO_TEXTS = re.compile(rb"(?!)()")
-"""Finds nothing: an answer that isn't streamed has no events."""
-
 EVENT = re.compile(rb"[%b]{0,512}(?:data|event|error|id|retry)?:" % BLANK)
 """The beginning of a stream."""
 
@@ -123,7 +120,7 @@ class Answers(ABC):
 
     def strings(self, answer: Object) -> Iterator[str]:
         """Yield the texts, calls, and reasoning of an answer that isn't streamed."""
-        return _strings(answer)
+        return _texts([answer.get(name) for name in _PARTS])
 
     def joined_usage(self, usage: dict[str, Any], newer: Object) -> dict[str, Any]:
         """Return the usage of an answer with a newer report: each number that it states is the newest."""
@@ -145,7 +142,7 @@ class Answers(ABC):
 
     def tail(self) -> AnswerTail:
         """Return an empty tail for one answer."""
-        return AnswerTail(self.read_usage, self.read_end, self.TEXTS, self.strings)
+        return AnswerTail(self)
 
     def is_silence(self, body: bytes) -> bool:
         """Return whether a stream has no events except its end."""
@@ -242,21 +239,8 @@ def _names_error(line: bytes) -> bool:
 class AnswerTail:
     """An answer as it passes: its last bytes, which usually contain its usage and finish reason, and its text."""
 
-    def __init__(
-        self,
-        read: Callable[[bytes], Finished],
-        read_end: Callable[[str], Finished] | None = None,
-        texts: re.Pattern[bytes] = NO_TEXTS,
-        strings: Callable[[Object], Iterator[str]] | None = None,
-    ) -> None:
-        """``read`` reads all bytes of an answer, and ``read_end`` the last ones. Without it, ``read`` gets all of them.
-
-        ``texts`` and ``strings`` are those of ``Answers``.
-        """
-        self._strings = strings or _strings
-        self._read = read
-        self._read_end = read_end
-        self._pattern = texts
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
         self._chunks: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
         self._added = 0
         self._cut = False
@@ -289,28 +273,27 @@ class AnswerTail:
 
     def finished(self) -> Finished:
         """Return the answer's usage and finish reason. An answer longer than the last bytes has content."""
-        if self.whole or self._read_end is None:
-            end = self._read(b"".join(self._kept))
-        else:
-            end = self.read_last(b"".join(self._chunks).decode("utf-8", "replace"), self._read_end)
-        if self.whole or (end.prompt is not None and end.output is not None):
+        if self.whole:
+            return self._answers.read_usage(b"".join(self._kept))
+        end = self.read_last(b"".join(self._chunks).decode("utf-8", "replace"))
+        if end.prompt is not None and end.output is not None:
             return end
         body = b"".join(self._kept)
         if not self._is_json:
             lines = body.splitlines() if b'"usage"' in body else ()
             body = b"\n".join([line for line in lines if _REPORTS.search(line)][-_TRIED:])
-        more = self.read_reports(body, self._read) if body else end
+        more = self.read_reports(body) if body else end
         if more.prompt is None and more.output is None:
             return end
         return replace(more, finish_reason=end.finish_reason or more.finish_reason, empty=False)
 
-    def read_last(self, text: str, read: Callable[[str], Finished]) -> Finished:
+    def read_last(self, text: str) -> Finished:
         """Read the last bytes of an answer whose beginning they lack."""
-        return read(text)
+        return self._answers.read_end(text)
 
-    def read_reports(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
+    def read_reports(self, body: bytes) -> Finished:
         """Read the events with a usage, or a body that isn't streamed, if the last bytes have no usage."""
-        return read(body)
+        return self._answers.read_usage(body)
 
     @property
     def ending(self) -> list[bytes]:
@@ -328,8 +311,8 @@ class AnswerTail:
         """Return the text, calls, and reasoning in the answer so far, to count them."""
         body = b"".join(self._kept)
         if self._is_json:
-            return "\n".join(self._strings(next(json_objects(body), {})))
-        parts = b"".join([*self._texts, *self._pattern.findall(body)])
+            return "\n".join(self._answers.strings(next(json_objects(body), {})))
+        parts = b"".join([*self._texts, *self._answers.TEXTS.findall(body)])
         try:
             text: str = msgspec.json.decode(b'"' + parts + b'"', type=str)
         except UNDECODABLE:  # half of a surrogate pair, for example
@@ -351,7 +334,7 @@ class AnswerTail:
             data = b""
         end = data.rfind(b"\n") + 1
         # One object, because thousands of small ones take several times their size.
-        text = b"".join([*self._texts, *self._pattern.findall(data, 0, end)])
+        text = b"".join([*self._texts, *self._answers.TEXTS.findall(data, 0, end)])
         if len(text) > KEPT_BYTES:
             self.lost += len(text)
             text = b""
@@ -424,11 +407,6 @@ _PARTS = ("choices", "content", "output", "message", "response", "summary")
 def all_but(*names: str) -> re.Pattern[bytes]:
     """Return the expression for ``Answers.TEXTS`` that finds the values of all fields but these and ``SILENT``."""
     return deltas(f'(?!(?:{"|".join(SILENT.union(names))})")[^"\\\\]{{1,64}}')
-
-
-def _strings(answer: Object) -> Iterator[str]:
-    """Yield the texts of an answer that isn't streamed."""
-    return _texts([answer.get(name) for name in _PARTS])
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -25,7 +25,7 @@ from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message
 from proxy.config import Route
-from proxy.dialects.answers import Answers, AnswerTail
+from proxy.dialects.answers import Answers
 from proxy.dialects.apis import CHAT
 from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.dialects.request import Request
@@ -414,7 +414,7 @@ class CallRecords:
                     await money.spending.reserve(caller, record.id, cost)
                 except SpendingExceeded as error:
                     raise AllowanceSpent("the team's limit is spent") from error
-            began, meter = perf_counter(), bill.call(AnswerTail(self.answers.read_usage), sent, tokens or None)
+            began, meter = perf_counter(), bill.call(self.answers.tail(), sent, tokens or None)
             try:
                 with meter:
                     yield meter.watch

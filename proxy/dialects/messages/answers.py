@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from proxy.dialects.answers import (
@@ -83,8 +82,7 @@ class _MessagesTail(AnswerTail):
     """Keeps the beginning of a stream, too, because only its first event has the size of the prompt."""
 
     def __init__(self, answers: MessagesAnswers) -> None:
-        super().__init__(answers.read_usage, answers.read_end, answers.TEXTS)
-        self._answers = answers
+        super().__init__(answers)
         self.provisional = True
         self._head = b""
 
@@ -93,10 +91,10 @@ class _MessagesTail(AnswerTail):
             self._head += chunk[: HEAD_BYTES - len(self._head)]
         super().add(chunk)
 
-    def read_last(self, text: str, read: Callable[[str], Finished]) -> Finished:
-        end = read(text)
+    def read_last(self, text: str) -> Finished:
+        end = super().read_last(text)
         usage = self._answers.joined_usage(self._answers.usage_in(self._head), end.usage)
         return finished(end.finish_reason, usage, empty=False)
 
-    def read_reports(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
-        return read(body if body[:1] == b"{" else self._head + b"\n" + body)
+    def read_reports(self, body: bytes) -> Finished:
+        return super().read_reports(body if body[:1] == b"{" else self._head + b"\n" + body)

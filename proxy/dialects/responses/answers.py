@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -57,7 +57,7 @@ class ResponsesAnswers(Answers):
     NESTED = "response"
 
     def tail(self) -> AnswerTail:
-        return _ResponsesTail(self.read_usage, self.read_end, self.TEXTS)
+        return _ResponsesTail(self)
 
     def judge(self, event: Any) -> Verdict | None:
         """An event that announces a response says nothing."""
@@ -133,10 +133,8 @@ class _ResponsesTail(AnswerTail):
     The last event has the whole response. If its beginning is missing, its usage is still near its end.
     """
 
-    def __init__(
-        self, read: Callable[[bytes], Finished], read_end: Callable[[str], Finished], texts: re.Pattern[bytes]
-    ) -> None:
-        super().__init__(read, read_end, texts)
+    def __init__(self, answers: ResponsesAnswers) -> None:
+        super().__init__(answers)
         self._tier: str | None = None
         self._opening = True
         self._search = _SEARCH_EVENT
@@ -161,11 +159,11 @@ class _ResponsesTail(AnswerTail):
             start = at + 1
         self._opening = self._opening or chunk.find(b"\ndata:", start) >= 0
 
-    def read_last(self, text: str, read: Callable[[str], Finished]) -> Finished:
-        return replace(read(text), tier=self._tier, searches=self._searches)
+    def read_last(self, text: str) -> Finished:
+        return replace(super().read_last(text), tier=self._tier, searches=self._searches)
 
-    def read_reports(self, body: bytes, read: Callable[[bytes], Finished]) -> Finished:
-        end = read(body)
+    def read_reports(self, body: bytes) -> Finished:
+        end = super().read_reports(body)
         return replace(end, tier=self._tier or end.tier, searches=max(self._searches, end.searches))
 
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from proxy.dialects.answers import NO_ROOM, Answers, AnswerTail, Object, Verdict, deltas
+from proxy.dialects.answers import NO_ROOM, Answers, Object, Verdict, deltas
 
 
 class ToyAnswers(Answers):
@@ -18,9 +18,6 @@ class ToyAnswers(Answers):
     USUAL = frozenset({None, "done", "asks", "length"})
     REASON = re.compile(r'"why"\s*:\s*"([^"\\]{1,64})"')
     TEXTS = deltas("says|with")
-
-    def tail(self) -> AnswerTail:
-        return AnswerTail(self.read_usage, texts=self.TEXTS, strings=self.strings)
 
     def judge(self, event: Any) -> Verdict | None:
         if not isinstance(event, dict) or self.has_content(event):
