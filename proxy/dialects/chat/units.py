@@ -117,14 +117,7 @@ class ChatUnits(MessageUnits):
         return lambda text: count({"content": text}) - bare
 
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
-        message = decode(raw)
-        calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, dict)]
-        functions = [call.get("function") or call.get("custom") for call in calls]
-        return [
-            (string(function.get("name")), argument_text(function.get("arguments", function.get("input"))))
-            for function in [*functions, message.get("function_call")]
-            if isinstance(function, dict)
-        ]
+        return arguments_of(decode(raw))
 
     def with_result(self, raw: bytes, text: str) -> bytes:
         listed = isinstance(decode(raw).get("content"), list)
@@ -215,6 +208,17 @@ def calls_of(message: Message) -> tuple[Call, ...]:
         name = string(legacy.get("name"))
         calls.append(Call(name, name))
     return tuple(calls)
+
+
+def arguments_of(message: Message) -> list[tuple[str, str]]:
+    """Return the name and the arguments of each tool call, as text."""
+    calls = [call for call in _list(message.get("tool_calls")) if isinstance(call, dict)]
+    functions = [call.get("function") or call.get("custom") for call in calls]
+    return [
+        (string(function.get("name")), argument_text(function.get("arguments", function.get("input"))))
+        for function in [*functions, message.get("function_call")]
+        if isinstance(function, dict)
+    ]
 
 
 def _rewritten_call(call: Any, key: str, rewrite: Rewrite) -> Any:
