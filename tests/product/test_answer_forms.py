@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic.types as messages_types
@@ -12,9 +11,8 @@ import openai.types.chat.chat_completion as completion_types
 import openai.types.responses as responses_types
 import pytest
 
-from tests.kit.odd_answers import FRAME, USAGE, Object, Said, Sent, Upstream, chunk, completion, stream
+from tests.kit.odd_answers import FRAME, USAGE, Object, Said, Sent, chunk, completion, stream
 from tests.product.properties.test_odd_answers import STATUSES, STOPS, Clients, Failed, told_message, told_response
-from tests.product.test_bridged_answers import LARGE, clients, entrance
 
 PIXEL = "data:image/png;base64,AAAA"
 FUNCTION: Object = {"name": "get", "arguments": '{"a": 1}'}
@@ -122,14 +120,6 @@ ARGUMENTS: dict[str, tuple[Any, Object]] = {
     "half a pair": ('{"a": "\\ud83d"}', {"arguments": '{"a": "\\ud83d"}'}),
 }
 """Arguments that aren't a JSON object, and what Anthropic's SDK reads."""
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    upstream = Upstream()
-    folder = tmp_path_factory.mktemp("proxy")
-    with entrance(upstream.app, folder, LARGE, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        yield upstream, claude, gpt
 
 
 def check(front: Clients, answer: Sent | Object, said: Said, *, streamed: bool) -> None:

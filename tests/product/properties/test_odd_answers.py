@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import anthropic
@@ -12,7 +11,6 @@ import openai
 import pytest
 
 from tests.kit.odd_answers import Said, Sent, Upstream, odd_answer
-from tests.product.test_bridged_answers import LARGE, clients, entrance
 
 SEEDS, SEEDS_FULL = 300, 10_000
 BATCHES = 10
@@ -25,14 +23,6 @@ class Failed(Exception):
 
 
 Clients = tuple[Upstream, anthropic.Anthropic, openai.OpenAI]
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clients]:
-    upstream = Upstream()
-    folder = tmp_path_factory.mktemp("proxy")
-    with entrance(upstream.app, folder, LARGE, speaks=["chat"]) as url, clients(url) as (claude, gpt):
-        yield upstream, claude, gpt
 
 
 def told_message(claude: anthropic.Anthropic, name: str, *, stream: bool = True) -> Said:
