@@ -232,7 +232,6 @@ def item(place: int, value: dict[str, Any], step: str = "done") -> dict[str, Any
 CITED = {"type": "url_citation", "url": "https://a.b", "title": "T", "start_index": 0, "end_index": 5}
 CITATION = {"type": "url_citation", "url_citation": {name: CITED[name] for name in CITED if name != "type"}}
 THOUGHT = {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": one} for one in ("A", "B")]}
-PICTURE = {"type": "image_generation_call", "id": "ig", "status": "completed", "result": DATA, "output_format": "webp"}
 CALL = {"type": "function_call", "id": "fc", "call_id": "c1", "name": "look", "arguments": '{"a": 1}'}
 CUSTOM = {"type": "custom_tool_call", "id": "ct", "call_id": "c2", "name": "patch", "input": "*** Begin"}
 HOSTED = {"type": "web_search_call", "id": "ws", "status": "completed", "action": {"type": "search"}}

@@ -436,15 +436,6 @@ def test_a_refused_continuation_falls_back(upstream: Upstream, url: str, api: st
 
 
 @both
-def test_an_unknown_id_and_bad_arguments_are_answered(upstream: Upstream, url: str, api: str, stream: bool) -> None:
-    talk = TALKS[api](upstream, url, "unknown", stream)
-    first, second = talk.ask(says("", ours(id="0" * 20), ToolCall("r2", NAME, '{"x": 1}')), says("Oh."))
-    assert "no entry" in talk.results(second)[0]
-    assert "query" in talk.results(second)[1]
-    assert len(second[talk.units]) - len(first[talk.units]) == {"messages": 2, "responses": 1 + 2 + 2}[api]
-
-
-@both
 def test_another_replica_puts_the_hidden_round_back(tmp_path: Path, api: str, stream: bool) -> None:
     upstream = Upstream(api)
     with replicas(tmp_path, upstream, "store", "store") as [one, two]:

@@ -96,7 +96,6 @@ class LimitedGemini(Limited, GeminiServer):
         return {"text": text}
 
 
-PLAIN: dict[str, type[AnthropicServer | GeminiServer]] = {"anthropic": AnthropicServer, "gemini": GeminiServer}
 LIMITED: dict[str, type[LimitedAnthropic | LimitedGemini]] = {"anthropic": LimitedAnthropic, "gemini": LimitedGemini}
 
 
@@ -117,78 +116,9 @@ def translated(
         yield caller
 
 
-@pytest.fixture(params=sorted(PLAIN))
+@pytest.fixture(params=sorted(LIMITED))
 def provider(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def blocks(provider: str) -> list[dict[str, Any]]:
-    if provider == "anthropic":
-        call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"number": 7}}
-        return [{"type": "text", "text": "I look."}, call]
-    return [{"text": "I look."}, {"functionCall": {"name": "look", "args": {"number": 7}}}]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_text_tools_and_results(provider: str, stream: bool, tmp_path: Path) -> None:
-    with PLAIN[provider]() as server, translated(provider, server, tmp_path) as caller:
-        server.script.blocks = blocks(provider)
-        messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Question 7"}]
-        first = turn(caller, messages, stream=stream)
-        assert first["content"] == "I look."
-        assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"number": 7}
-        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "seven"}
-        server.script.blocks = blocks(provider)[:1]
-        second = turn(caller, [*messages, first, result], stream=stream)
-        assert second["content"] == "I look."
-        assert "tool_calls" not in second
-    assert "seven" in json.dumps(server.requests[-1].body)
-
-
-def turn(caller: openai.OpenAI, messages: list[Any], *, stream: bool) -> dict[str, Any]:
-    """One turn of the model as a message for the history; its answer says what was done."""
-    raw: Any = caller.chat.completions.with_raw_response.create(
-        model="m-1", messages=messages, tools=TOOLS, stream=stream
-    )
-    assert raw.headers["x-compaction"] in ("none", "compacted")
-    assert raw.headers["x-compaction-policy"] == "default"
-    assert len(raw.headers["x-compaction-id"]) == 24
-    if stream:
-        with raw.parse() as chunks:
-            return gather(chunks)
-    return message_of(raw.parse())
-
-
-ERRORS = {
-    "anthropic": [
-        (401, "authentication_error", openai.AuthenticationError),
-        (429, "rate_limit_error", openai.RateLimitError),
-        (529, "overloaded_error", openai.InternalServerError),
-    ],
-    "gemini": [
-        (401, "UNAUTHENTICATED", openai.AuthenticationError),
-        (429, "RESOURCE_EXHAUSTED", openai.RateLimitError),
-        (503, "UNAVAILABLE", openai.InternalServerError),
-    ],
-}
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_errors_keep_their_status(provider: str, stream: bool, tmp_path: Path) -> None:
-    with PLAIN[provider]() as server, translated(provider, server, tmp_path) as caller:
-        for status, kind, expected in ERRORS[provider]:
-            server.script.error = (status, kind, f"The words of {status}.")
-            server.script.headers = {"retry-after": "7"}
-            with pytest.raises(expected) as refused:
-                caller.chat.completions.create(
-                    model="m-1", messages=[{"role": "user", "content": "Hello"}], stream=stream
-                )
-            assert refused.value.status_code == status
-            assert f"The words of {status}." in refused.value.message
-            assert refused.value.response.headers["retry-after"] == "7"
-            assert refused.value.response.headers["x-compaction"] == "none"
-            assert refused.value.response.headers["x-compaction-retries"] == "0"
-        assert len(server.requests) == len(ERRORS[provider])
 
 
 def session(caller: openai.OpenAI, turns: int) -> list[Any]:
