@@ -57,17 +57,6 @@ def environment() -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in shlex.split(last("ENV")))
 
 
-def test_everything_that_is_copied_is_there() -> None:
-    copies = [shlex.split(rest)[:-1] for name, rest in instructions() if name == "COPY" and "--from" not in rest]
-    sources = [source for copy in copies for source in copy]
-    assert set(sources) == {"proxy", "requirements-runtime.lock"}
-    for source in sources:
-        path = ROOT / source
-        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.suffix in (".py", ".json")]
-        assert files
-        assert [str(file) for file in files if excluded(file.relative_to(ROOT).as_posix())] == []
-
-
 def locked(name: str) -> dict[str, tuple[str, frozenset[str]]]:
     """The packages of a lock file: version and condition, and hashes."""
     text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
@@ -97,14 +86,6 @@ def test_nothing_private_gets_into_the_image() -> None:
     assert [path for path in private if not excluded(path)] == []
 
 
-def test_both_stages_have_one_python_and_packages_are_checked_against_their_hashes() -> None:
-    first, second = (rest.split()[0] for name, rest in instructions() if name == "FROM")
-    assert first == second == "${PYTHON_IMAGE}", "so that one argument pins both by digest"
-    assert ("ARG", "PYTHON_IMAGE=python:3.11-slim") in instructions()
-    (install,) = [rest for name, rest in instructions() if name == "RUN" and " install " in rest]
-    assert {"--require-hashes", "--no-deps", "-r"} <= set(install.split())
-
-
 def test_bytecode_is_the_same_in_each_build_and_does_not_depend_on_times() -> None:
     """`.ci/image.py` builds the image and checks that Python uses the bytecode."""
     runs = [rest for name, rest in instructions() if name == "RUN"]
@@ -122,23 +103,6 @@ def test_the_grace_period_of_documented_commands_is_longer_than_the_drain() -> N
     for command in commands:
         (seconds,) = re.findall(r"--stop-timeout (\d+)", command)
         assert int(seconds) > Settings().server.drain
-
-
-def test_the_labels_describe_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    labels = dict(pair.split("=", 1) for pair in shlex.split(last("LABEL")))
-    assert {name.removeprefix("org.opencontainers.image."): value for name, value in labels.items()} == {
-        "title": project["name"],
-        "description": project["description"],
-        "licenses": project["license"],
-        "source": "${SOURCE}",
-        "version": "${VERSION}",
-        "revision": "${REVISION}",
-    }
-    arguments = [rest for name, rest in instructions() if name == "ARG"]
-    assert {f"VERSION={project['version']}", "REVISION=unknown", "SOURCE="} <= set(arguments)
-    build = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
-    assert {argument.partition("=")[0] for argument in arguments} == set(re.findall(r"--build-arg (\w+)=", build))
 
 
 READ_ONLY = """

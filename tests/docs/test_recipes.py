@@ -12,7 +12,6 @@ import pytest
 
 from proxy.config import Settings
 from proxy.config.loading import read
-from tests.kit.prose import findings
 
 DOCS = Path(__file__).parents[2] / "docs"
 MOST_LINES = 40
@@ -47,10 +46,8 @@ def test_the_expected_recipes_exist() -> None:
 
 
 @all_pages
-def test_a_page_is_short_and_follows_the_writing_rules(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MOST_LINES
-    assert findings(text) == []
+def test_a_page_is_short(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize("index", LISTS, ids=named)
