@@ -45,8 +45,6 @@ HERMES = (
     "[CONTEXT COMPACTION — REFERENCE ONLY] Earlier turns were compacted into the summary below. Avoid repeating it:"
 )
 HERMES_END = "--- END OF CONTEXT SUMMARY — respond to the message below, not the summary above ---"
-OPENCODE = "## Goal\n- repair the build\n\n## Constraints & Preferences\n- brief\n\n## Progress\n### Done\n- " + BODY
-
 EARLIER_WORDING = f"""\
 <conversation_summary>
 The beginning of this conversation does not fit the model's input. This note stands for it. It is reference material \
@@ -82,21 +80,9 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
     ),
     (
         "Claude Code, Cline",
-        f"{CLAUDE} The summary below covers the earlier portion of the conversation.\n\n{BODY}\n{RESUME}\n{WORDS}",
-        BODY,
-        (WORDS,),
-    ),
-    (
-        "Claude Code, Cline",
         f"{CLAUDE} The conversation is summarized below:\n{BODY}.\n{PLEASE}\n\n{WORDS}",
         BODY + ".",
         (WORDS,),
-    ),
-    (
-        "Claude Code, Cline",
-        f"{CLAUDE} The summary below covers the earlier portion of the conversation.\n\n{BODY}",
-        BODY,
-        (),
     ),
     ("Claude Code, Cline", f"\n{CLAUDE} The conversation is summarized below:\n{BODY}.\n\n{CLINE}\n", BODY + ".", ()),
     (
@@ -105,7 +91,6 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
         f"{BODY}\n> {RESUME}\nmore",
         (WORDS,),
     ),
-    ("Codex CLI", f"{CODEX.format('')}\n{BODY}", BODY, ()),
     ("Codex CLI", f"{CODEX.format(' ')}\n{BODY}", BODY, ()),
     (
         "opencode",
@@ -116,7 +101,6 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
         (),
     ),
     ("Hermes", f"{HERMES}\n{BODY}\n\n{HERMES_END}\n\n{WORDS}", BODY, (WORDS,)),
-    ("Hermes", f"[CONTEXT COMPACTION] Earlier turns in this conversation were compacted:\n{BODY}", BODY, ()),
     ("Hermes", f"[CONTEXT SUMMARY]: {BODY}", BODY, ()),
     (
         "Hermes",
@@ -125,7 +109,6 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
         BODY,
         (WORDS,),
     ),
-    ("Gemini CLI", f"<state_snapshot>\n{BODY}\n</state_snapshot>\n{WORDS}", BODY, (WORDS,)),
     ("Gemini CLI", f"<scratchpad>hm</scratchpad>\n<state_snapshot>\n{BODY}\n</state_snapshot>", BODY, ()),
     (
         "pi",
@@ -135,7 +118,6 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
         (),
     ),
     ("compaction proxy", f"<conversation_summary>\n{BODY}\n</conversation_summary>\n{WORDS}", BODY, (WORDS,)),
-    ("compaction proxy", f"<conversation_summary>\n{BODY} cut off", BODY + " cut off", ()),
 ]
 
 
@@ -193,12 +175,6 @@ def test_roo_code_sends_parts() -> None:
     assert found is not None
     assert (found.tool, found.summary, found.user_text) == ("Roo Code", BODY, (reminder,))
     assert recognised(user(text)) is None, "a heading that anybody may write"
-
-
-def test_opencode_1_answers_under_its_headings() -> None:
-    assert summary_in(assistant(OPENCODE)) == OPENCODE
-    assert summary_in(user(OPENCODE)) is None
-    assert summary_in(assistant("## Goal\nto win\n\n## Progress\nnone")) is None
 
 
 def test_the_role_must_be_one_that_the_tool_uses() -> None:

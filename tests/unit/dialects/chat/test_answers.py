@@ -100,14 +100,6 @@ def test_an_error_is_the_first_that_is_said(value: object, end: bytes) -> None:
     assert ANSWERS.event_reader().feed(later) == "error"
 
 
-@pytest.mark.parametrize(
-    "head", [b"event: error\ndata: sorry", b"event:exception\ndata: sorry", b"data: [ERROR] sorry"]
-)
-def test_an_error_need_not_be_json(head: bytes) -> None:
-    assert ANSWERS.event_reader().feed(head) is None
-    assert ANSWERS.event_reader().feed(head + b"\n\n") == "error"
-
-
 WELL = [
     {**ROLE, "base_resp": {"status_code": 0, "status_msg": ""}},
     {**ROLE, "header": {"code": 0, "message": "Success"}},

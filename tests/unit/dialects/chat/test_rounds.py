@@ -66,13 +66,6 @@ def test_a_stream_without_the_tool_passes_byte_for_byte() -> None:
     assert json.loads(round.unit)["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
 
 
-def test_a_function_that_is_not_an_object_does_not_end_the_stream() -> None:
-    odd = {"index": 0, "id": "c1", "type": "function", "function": "read_file"}
-    out, round = run([chunk({"tool_calls": [odd]}), chunk(part(0, "read_file", "{}")), FINISH, DONE])
-    assert calls(out) == [{"id": "c1", "name": "read_file", "arguments": "{}"}]
-    assert json.loads(round.unit)["tool_calls"][0]["function"] == {"name": "read_file", "arguments": "{}"}
-
-
 @pytest.mark.parametrize("size", [1, 7, 50])
 def test_chunks_may_be_cut_anywhere(size: int) -> None:
     sent = b"".join([chunk({"content": "Hi"}), chunk(part(0, NAME, '{"query": "x"}', "r")), FINISH, DONE])
@@ -118,29 +111,12 @@ def test_the_clients_calls_are_renumbered(ours: int) -> None:
     assert b"tool_calls" in bytes(round.closing), "the client's calls have their finish reason"
 
 
-def test_servers_without_an_index_begin_a_call_with_its_id() -> None:
-    sent = [chunk(part(None, "read", '{"a": 1}', "c1")), chunk(part(None, NAME, "{}", "r1")), FINISH]
-    out, round = run(sent)
-    assert events(out)[0]["choices"][0]["delta"]["tool_calls"][0]["id"] == "c1"
-    assert [call.id for call in round.hidden] == ["r1"]
-
-
 def test_servers_that_number_all_calls_0_begin_a_call_with_its_id() -> None:
     sent = [chunk(part(0, NAME, "{}", "r1")), chunk(part(0, "read", '{"a": 1}', "c1")), FINISH]
     out, round = run(sent)
     (call,) = events(out)[0]["choices"][0]["delta"]["tool_calls"]
     assert (call["id"], call["index"], call["function"]["arguments"]) == ("c1", 0, '{"a": 1}')
     assert [call.id for call in round.hidden] == ["r1"]
-
-
-def test_one_event_with_everything_is_taken_apart() -> None:
-    both = {"content": "Text", "tool_calls": [{"index": 0, "id": "r", "function": {"name": NAME, "arguments": "{}"}}]}
-    out, round = run([chunk(both, "tool_calls", usage={"prompt_tokens": 5})])
-    assert events(out)[0]["choices"][0]["delta"]["content"] == "Text"
-    assert events(out)[0]["choices"][0]["finish_reason"] is None
-    assert "tool_calls" not in events(out)[0]["choices"][0]["delta"]
-    assert round.content == "Text"
-    assert events(bytes(round.closing))[0]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_later_rounds_continue_the_first_one() -> None:
@@ -188,17 +164,6 @@ def test_reasoning_is_part_of_the_message() -> None:
     assert json.loads(round.unit)["content"] is None
 
 
-def test_what_is_not_a_chunk_passes() -> None:
-    sent = [b'event: error\ndata: {"error": {"message": "no"}}\n\n', b"data: nonsense\n\n", b"data: [1]\n\n"]
-    assert run(sent)[0] == b"".join(sent)
-
-
-def test_an_endless_event_passes() -> None:
-    start = b'data: {"choices": [{"delta": {"content": "'
-    out, _ = run([start, b"x" * 1_100_000, b"y" * 10])
-    assert out == start + b"x" * 1_100_000 + b"y" * 10
-
-
 def test_the_tool_is_the_last_one_and_strict_only_among_strict_ones() -> None:
     tool = ChatTool()
     plain = {"type": "function", "function": {"name": "a"}}
@@ -230,10 +195,3 @@ def test_the_tool_is_the_last_one_and_strict_only_among_strict_ones() -> None:
 def test_the_conditions(fields: dict[str, Any], accepted: bool) -> None:
     raw = json.dumps({"tools": [{"type": "function", "function": {"name": "a"}}], **fields}).encode()
     assert ChatTool().accepts(raw, NAME) is accepted
-
-
-def test_an_error_after_a_hidden_call_is_not_continued() -> None:
-    error = b'data: {"error": {"message": "overloaded"}}\n\n'
-    out, round = run([chunk(part(0, NAME, "{}", "r1")), error])
-    assert out == error
-    assert round.hidden == []

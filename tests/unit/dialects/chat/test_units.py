@@ -47,11 +47,6 @@ def test_what_cannot_be_read_is_counted_as_text_and_has_no_role(raw: bytes) -> N
     assert facts.calls == ()
 
 
-def test_nesting_up_to_the_bound_is_read() -> None:
-    raw = b'{"role":"user","content":' + b"[" * (DEEPEST - 1) + b"]" * (DEEPEST - 1) + b"}"
-    assert FORMAT.read(raw).role == "user"
-
-
 def test_the_digest_depends_on_content_and_not_on_spelling() -> None:
     one = decode(b'{"role":"user","content":"\xc3\xa9"}')
     other = decode(b'{ "content" : "\\u00e9", "role":"user" }')
@@ -95,11 +90,6 @@ def test_only_the_text_of_a_list_of_parts_is_replaced() -> None:
     assert FORMAT.replaceable_text(raw) == "one\ntwo"
     replaced = decode(FORMAT.with_text(raw, "new"))
     assert replaced["content"] == [IMAGE, {**TEXT, "text": "new", "cache_control": {"type": "ephemeral"}}, 3]
-
-
-@pytest.mark.parametrize("content", [None, 5, {"a": "text"}, [IMAGE], [], [{"type": "new", "text": "n"}]])
-def test_where_there_is_no_text_there_is_nothing_to_replace(content: Any) -> None:
-    assert FORMAT.replaceable_text(encode({"content": content})) is None
 
 
 def test_the_other_fields_keep_their_bytes() -> None:

@@ -87,28 +87,7 @@ def test_an_image_counts_wherever_it_is() -> None:
     assert COUNTER.overhead({"system": [IMAGE, IMAGE]}) == REPLY + MESSAGE + 2 * image
 
 
-def test_a_document_of_blocks_counts_with_its_blocks() -> None:
-    source = {"type": "content", "content": [{"type": "text", "text": TEXT}]}
-    assert blocks({"type": "document", "source": source}) == tokens(TEXT)
-
-
-def test_a_title_of_a_document_counts() -> None:
-    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": TEXT}}
-    assert blocks({**document, "title": TEXT, "context": None}) == blocks(document) + tokens(TEXT)
-
-
 def test_the_bound_includes_the_prompt_of_tools() -> None:
     tool = {"name": "f", "input_schema": {}}
     counter = MessagesCounter(Profile("claude", tools="claude"))
     assert counter.at_most(json.dumps({"tools": [tool]}).encode()) > counter.overhead({"tools": [tool]}) > 300
-
-
-def test_the_results_of_a_search_count_with_their_fields() -> None:
-    found = {"type": "web_search_result", "title": TEXT, "url": "https://example.com/", "page_age": None}
-    sealed = {**found, "encrypted_content": "A" * 1_600}
-    results = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]}
-    each = tokens(TEXT) + tokens("https://example.com/")
-    assert blocks(results) == CALL + each
-    assert blocks({**results, "content": [sealed, sealed]}) == CALL + 2 * (each + 300)
-    assert blocks({**results, "content": {"type": "web_search_tool_result_error", "error_code": "x"}}) == CALL + 1
-    assert blocks({"type": "what", "others": [TEXT]}) > CALL + tokens(TEXT)

@@ -50,12 +50,6 @@ def test_reasoning_counts_with_its_summary_and_its_sealed_length() -> None:
     assert item(type="reasoning", summary=[], encrypted_content="A" * 1_600) == 300
 
 
-def test_units_add_up() -> None:
-    one = {"role": "user", "content": TEXT}
-    assert COUNTER.items([one, one]) == 2 * COUNTER.items([one])
-    assert COUNTER.items([]) == 0
-
-
 def test_a_screenshot_counts_as_an_image() -> None:
     image = "data:image/png;base64,iVBORw0KGgo="
     output = {"type": "computer_screenshot", "image_url": image}
@@ -72,13 +66,6 @@ def test_the_overhead_has_the_instructions_and_the_tools() -> None:
     one, two = (COUNTER.overhead({"tools": [TOOL_F] * number}) for number in (1, 2))
     assert one > REPLY + tokens(TEXT)
     assert tokens(TEXT) < two - one < one
-
-
-def test_tools_count_as_those_of_chat_completions() -> None:
-    function = {name: value for name, value in TOOL_F.items() if name != "type"}
-    assert COUNTER.overhead({"tools": [TOOL_F]}) == COUNTER.overhead(
-        {"tools": [{"type": "function", "function": function}]}
-    )
 
 
 def test_the_schema_of_the_answer_counts() -> None:
