@@ -56,11 +56,6 @@ def fitted(
     return after, [n for n, pair in enumerate(zip(messages, after, strict=True)) if pair[0] != pair[1]], out
 
 
-def test_what_fits_is_left() -> None:
-    before = whole([user("go")])
-    assert fit(before, before.tokens, FIRM, FORMAT) is before
-
-
 def test_the_largest_results_go_first_and_no_further_than_needed() -> None:
     calls = [call(f"c{n}", "t") for n in range(3)]
     sizes = (500, 3000, 2000)
@@ -135,19 +130,6 @@ def test_in_bytes_the_largest_pictures_go_first_and_texts_stay() -> None:
     assert changed == [2]
     assert out.bytes <= 30_000
     assert out.steps == ("evict_results", NAME)
-
-
-def test_files_are_labelled_like_pictures() -> None:
-    part = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64," + "A" * 40_000}}
-    messages = [{"role": "user", "content": [part]}, assistant("Read."), user("And now?")]
-    after, _, out = fitted(messages, None, byte_room=10_000)
-    assert "file" in after[0]["content"][0]["text"]
-    assert out.bytes <= 10_000
-
-
-def test_pictures_stay_where_the_policy_leaves_them_alone() -> None:
-    messages = [{"role": "user", "content": [IMAGE] * 30}, user("last")]
-    assert fitted(messages, 100, rules(media=False))[1] == []
 
 
 def test_a_command_that_is_a_whole_file_gives_way_at_last() -> None:

@@ -102,21 +102,6 @@ def test_of_very_many_the_likeliest_are_kept() -> None:
     assert (len(found), "wanted_name" in found) == (MOST, True)
 
 
-def test_the_index_puts_files_under_their_folder() -> None:
-    text = "/src/a.py /src/b.py /lib/c.py AB-1 https://example.org/x getUser"
-    assert listing(in_results(text)) == [
-        "- /lib/: c.py",
-        "- /src/: a.py b.py",
-        "- AB-1 https://example.org/x getUser",
-    ]
-
-
-def test_what_is_shown_is_not_listed() -> None:
-    found = in_results("getUser other_name /src/a.py")
-    assert listing(found, shown="call getUser in /src/a.py") == ["- other_name"]
-    assert listing(found, shown="getUser other_name /src/a.py") == [""]
-
-
 def test_files_that_calls_wrote_or_read_come_first() -> None:
     read: list[tuple[Access, str]] = [("read", "/src/a.py"), ("read", "/lib/c.py"), ("read", "notes.md")]
     written: list[tuple[Access, str]] = [("written", "/src/a.py"), ("written", "/src/b.py"), ("read", "/src/a.py")]
@@ -146,33 +131,6 @@ def test_a_folder_that_many_lines_share_is_named_once() -> None:
 def test_a_relative_path_is_the_same_file_as_the_longer_one() -> None:
     found = collect([[("call", "/home/ann/shop/api/a1.py"), ("result", "api/a1.py ./api/a1.py a1.py a2.py")]])
     assert listing(found) == ["- /home/ann/shop/api/: a1.py", "- ./: a2.py"]
-
-
-def test_names_with_spaces_are_quoted() -> None:
-    files: list[tuple[Access, str]] = [("read", "/a/b.py"), ("read", "/a/two words.md")]
-    assert listing(in_results("", files=files)) == ['- /a/ (read): b.py "two words.md"']
-
-
-@pytest.mark.parametrize("limit", [0, 50, 400, 2_000])
-def test_long_names_of_shared_folders_stay_in_the_limit(limit: int) -> None:
-    folders = [f"/{n % 90}/{'long-name-' * 9}{n}" for n in range(300)]
-    files: list[tuple[Access, str]] = [("read", f"{folder}/{n} {n}.py") for n in range(3) for folder in folders]
-    assert text_tokens(index(in_results("", files=files), "", limit, text_tokens)) <= limit
-
-
-def test_small_folders_share_the_line_of_their_parent() -> None:
-    paths = "/a/b/one.py /a/b/two.py /a/c/three.py /a/d/1.py /a/d/2.py /a/d/3.py /a/d/4.py /e/f/5.py"
-    assert sorted(listing(in_results(paths))) == [
-        "- /a/: b/one.py b/two.py c/three.py",
-        "- /a/d/: 1.py 2.py 3.py 4.py",
-        "- /e/f/: 5.py",
-    ]
-
-
-@pytest.mark.parametrize("folders", [1, 7, 400])
-def test_the_index_uses_its_tokens_up(folders: int) -> None:
-    found = in_results(" ".join(f"/src/part{n % folders}/file{n}.py some_name{n}" for n in range(400)))
-    assert 300 < text_tokens(index(found, "", 400, text_tokens)) <= 400
 
 
 @pytest.mark.parametrize("before", range(PIECE - 60, PIECE + 10, 7))

@@ -110,11 +110,6 @@ def test_text_that_is_not_json_stays(text: str) -> None:
     assert compact_json(text) is None
 
 
-@given(TEXT)
-def test_copies_of_lines_can_be_restored(text: str) -> None:
-    assert unfolded(folded(text)) == text
-
-
 @given(st.text(alphabet="ab \t", min_size=1), st.integers(2, 400))
 def test_long_runs_are_folded(line: str, copies: int) -> None:
     text = f"first\n{line}" + f"\n{line}" * copies
@@ -132,11 +127,6 @@ def test_line_numbers_can_be_restored(text: str, first: int, width: int, sign: s
     assert with_numbers(without_numbers(whole)) == whole
     if len(lines) >= 8 and not zeros:
         assert "numbers of the next" in without_numbers(whole)
-
-
-@given(TEXT)
-def test_search_results_can_be_restored(text: str) -> None:
-    assert ungrouped(grouped(text)) == text
 
 
 @given(
@@ -197,12 +187,6 @@ PART = st.sampled_from(
 def test_a_terminal_shows_the_same(text: str) -> None:
     assert screen(as_shown(text)) == screen(text)
     assert len(as_shown(text)) <= len(text)
-
-
-def test_progress_and_colors_are_removed() -> None:
-    bar = "".join(f"\r{n:>3}% {'█' * (n // 10)}" for n in range(0, 101, 5))
-    assert as_shown(f"start{bar}\r\n\x1b[32mok\x1b[0m\r\n") == f"100% {'█' * 10}\r\nok\r\n"
-    assert as_shown("\x1b[2Aup\x1b]8;;http://x\x1b\\link") == "\x1b[2Aup\x1b]8;;http://x\x1b\\link"
 
 
 @pytest.mark.parametrize(

@@ -60,10 +60,6 @@ def test_a_call_without_a_result_outdates_nothing() -> None:
     assert superseded_reads(body, FORMAT) == {}
 
 
-def test_a_shorter_result_does_not_repeat_the_content() -> None:
-    assert found(read(), read(text="File unchanged since last read.")) == {}
-
-
 @pytest.mark.parametrize(
     ("earlier", "later", "covered"),
     [
@@ -71,25 +67,20 @@ def test_a_shorter_result_does_not_repeat_the_content() -> None:
         ({"offset": 10, "limit": 5}, {"offset": 10, "limit": 5}, True),
         ({"offset": 10, "limit": 5}, {"offset": 1, "limit": 14}, True),
         ({"offset": 10, "limit": 5}, {"offset": 1, "limit": 13}, False),
-        ({"offset": 10, "limit": 5}, {"offset": 11, "limit": 50}, False),
         ({"offset": 10, "limit": 5}, {}, True),
         ({"offset": 5000, "limit": 5}, {}, False),
         ({"offset": 10}, {"offset": 10}, True),
         ({"offset": 10}, {}, False),
-        ({}, {"offset": 1, "limit": 100}, False),
         ({"limit": 50}, {"limit": 60}, True),
         ({"limit": 60}, {"limit": 50}, False),
         ({"start_line": 3, "end_line": 9}, {"start_line": 1, "end_line": 9}, True),
-        ({"start_line": 3, "end_line": 10}, {"start_line": 1, "end_line": 9}, False),
         ({"startLine": 3, "endLine": 9}, {"startLine": 3, "endLine": 9}, True),
         ({"view_range": [3, 9]}, {"view_range": [1, 20]}, True),
         ({"view_range": [3, 9]}, {"view_range": [4, 20]}, False),
         ({"view_range": [3, -1]}, {"view_range": [3, -1]}, True),
-        ({"view_range": "3-9"}, {"view_range": "3-9"}, False),
         ({"offset": "10", "limit": 5}, {"offset": "10", "limit": 5}, False),
         ({"pages": "1-2"}, {"pages": "3-4"}, False),
         ({"pages": "1-2"}, {"pages": "1-2"}, True),
-        ({"description": "look"}, {"description": "look again"}, True),
     ],
 )
 def test_lines_are_compared(earlier: dict[str, Any], later: dict[str, Any], covered: bool) -> None:
@@ -111,11 +102,3 @@ def test_a_patch_and_a_view_are_recognized() -> None:
     change = ("str_replace_based_edit_tool", {"command": "str_replace", "path": "a.py", "old_str": "x"}, "Edited.")
     assert found(view, view, change) == {1: Superseded(3, "read", "a.py"), 3: Superseded(5, "written", "a.py")}
     assert found(view, ("mcp__files__write_file", {"path": "a.py", "content": "x"}, "ok"))[1].event == "written"
-
-
-def test_later_messages_do_not_change_what_was_found() -> None:
-    exchanges = [read(), read(offset=3, limit=4), write("b.py"), read(), write(), read(), write()]
-    whole = found(*exchanges)
-    for end in range(len(exchanges)):
-        seen = {index: event for index, event in whole.items() if event.later < 2 * end}
-        assert found(*exchanges[:end]) == seen

@@ -15,10 +15,6 @@ MARKER = "\n[{tokens} tokens, {characters} characters, {lines} lines]\n"
 FILLED = re.compile(r"\n\[(\d+) tokens, (\d+) characters, (\d+) lines\]\n")
 
 
-def test_a_text_that_fits_comes_back_as_it_is() -> None:
-    assert middle_cut("four", 1, text_tokens, MARKER) == "four"
-
-
 def test_both_ends_stay_on_whole_lines_and_the_marker_says_what_is_gone() -> None:
     lines = [f"line {n} of the output" for n in range(400)]
     text = "\n".join(lines)

@@ -21,37 +21,6 @@ def of(*sizes: tuple[str, int]) -> list[Turn]:
 BODY = of(("user", 100), ("assistant", 10), ("tool", 300), ("tool", 90), ("system", 5), ("assistant", 20), ("user", 40))
 
 
-def test_totals_by_group() -> None:
-    sizes = Sizes(BODY, None)
-    assert sizes.starts == [0, 1, 4, 5, 6]
-    assert sizes.ends == [1, 4, 5, 6, 7]
-    assert sizes.total == [0, 100, 500, 505, 525, 565]
-    assert sizes.users == [0, *[100 + keeps.USER_FRAME_TOKENS] * 4, 140 + 2 * keeps.USER_FRAME_TOKENS]
-    assert sizes.newest_user == [0, *[100 + keeps.USER_FRAME_TOKENS] * 4, 40 + keeps.USER_FRAME_TOKENS]
-    assert sizes.newest_user_place == [-1, 0, 0, 0, 0, 4]
-    assert sizes.retained.tokens == [0, 0, 0, 5, 5, 5]
-    assert sizes.retained.messages == [0, 0, 0, 1, 1, 1]
-    assert [sizes.segments[index] for index in range(7)] == [0, 1, 1, 1, 2, 3, 4]
-
-
-def test_the_newest_question_is_carried_where_what_follows_is_work_on_it() -> None:
-    sizes = Sizes(BODY, None)
-    assert [sizes.keeps_user_message(cut) for cut in range(5)] == [False, True, True, True, False]
-    assert not Sizes(of(("assistant", 5), ("assistant", 5)), None).keeps_user_message(1)
-
-
-def test_a_pinned_message_stays_with_its_whole_exchange_and_is_no_quotation() -> None:
-    sizes = Sizes(BODY, None, frozenset({0, 3}))
-    assert sizes.retained.tokens == [0, 100, 500, 505, 505, 505]
-    assert sizes.retained.messages == [0, 1, 4, 5, 5, 5]
-    assert sizes.users[-1] == 40 + keeps.USER_FRAME_TOKENS
-
-
-def test_a_pinned_result_is_never_held_to_a_size() -> None:
-    body = of(("assistant", 10), ("tool", 1000), ("tool", 900))
-    assert Sizes(body, 1500, frozenset({1})).clips == {2: 490}
-
-
 def paused(*sizes: int) -> list[Turn]:
     """Return a turn that paused: each message has the result of the provider's call in the one before."""
     links = [Links((f"s{n}",), (f"s{n - 1}",) if n else ()) for n in range(len(sizes))]
@@ -59,14 +28,6 @@ def paused(*sizes: int) -> list[Turn]:
         Turn(b"{}", Facts("assistant", "assistant", size, b"", links=link))
         for size, link in zip(sizes, links, strict=True)
     ]
-
-
-def test_a_group_that_goes_on_has_segments_and_one_cut() -> None:
-    sizes = Sizes([*BODY, *paused(100, 100, 100), *of(("user", 7))], None)
-    assert sizes.cuts == [0, 1, 2, 3, 4, 5, 8, 9]
-    assert [sizes.boundary(Clause(tokens=50), end, None) for end in (5, 6, 7, 8)] == [3, 5, 5, 5]
-    assert [sizes.newest(end) for end in (5, 6, 7, 8, 9)] == [4, 5, 5, 5, 8]
-    assert (sizes.next(4), sizes.next(5), sizes.next(8)) == (5, 8, 9)
 
 
 def test_the_oldest_results_of_a_paused_turn_are_shortened_first() -> None:
@@ -84,11 +45,6 @@ def test_the_oldest_results_of_a_paused_turn_are_shortened_first() -> None:
     assert whole.eased == {4, 6}
     for end in range(len(body)):
         assert sizes(end).total == whole.total[: end + 1]
-
-
-def test_a_body_without_messages_has_no_groups() -> None:
-    sizes = Sizes([], 100)
-    assert (len(sizes), sizes.total, sizes.ends) == (0, [0], [])
 
 
 @pytest.mark.parametrize(
@@ -141,9 +97,3 @@ def test_the_largest_results_are_held_to_one_size_so_that_the_group_fits(results
         assert sum(held) > cap - len(results) or level == keeps.SMALLEST_RESULT
     else:
         assert sum(held) <= cap or max(results) <= keeps.SMALLEST_RESULT
-
-
-def test_a_group_larger_than_the_cap_counts_with_what_it_is_held_to() -> None:
-    sizes = Sizes(of(("assistant", 10), ("tool", 1000)), 510)
-    assert sizes.clips == {1: 500}
-    assert sizes.total[1] == 510

@@ -31,7 +31,6 @@ from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FLAVOURS,
     FORMAT,
-    IMAGE,
     Message,
     assistant,
     call,
@@ -72,37 +71,10 @@ def test_the_users_words_the_index_and_the_summary_are_in_it() -> None:
     assert text.endswith(f"\n</{TAG}>")
 
 
-def test_a_picture_of_the_users_is_named() -> None:
-    text = note([{"role": "user", "content": [{"type": "text", "text": "Like this:"}, IMAGE]}])
-    assert BLOCK.findall(text)[0] == "Like this:\n[image: no longer shown]"
-
-
-def test_without_users_or_artefacts_their_sections_are_left_out() -> None:
-    text = note([assistant("thinking"), {"role": "user", "content": None}])
-    assert text.count("\n## ") == 3
-    assert "Paths" not in text
-    assert note([result("a", "thinking")]).count("\n## ") == 1
-
-
 def test_what_the_assistant_said_last_is_in_it() -> None:
     text = note([assistant("first"), assistant("last words"), assistant(None, call("a", "t")), result("a", "x")])
     assert text.endswith(f"## The assistant's last message, word for word\nlast words\n</{TAG}>")
     assert "\nfirst" not in text
-
-
-def test_it_says_where_the_messages_are_kept() -> None:
-    parts = SummaryParts(turns([user("go")]), "so far", "0123456789abcdef0123")
-    assert "complete earlier messages are in the archive as 0123456789abcdef0123." in text_of(
-        decode(summary_message(parts, ROOMY, rules(), FORMAT).raw)
-    )
-    assert "archive" not in note([user("go")])
-
-
-def test_the_first_message_is_kept_only_where_the_policy_says_so() -> None:
-    texts = [f"message {n} " + "with words " * 10 for n in range(40)]
-    blocks = user_messages(texts, 400, text_tokens, keep_first=False)
-    assert blocks[0] == f"[{40 - len(blocks) + 1} earlier user messages are only in the summary below.]"
-    assert [BLOCK.findall(block)[0].split()[1] for block in blocks[1:]] == [str(n) for n in range(41 - len(blocks), 40)]
 
 
 def test_the_first_and_the_newest_messages_stay_and_the_rest_is_counted() -> None:
@@ -115,14 +87,6 @@ def test_the_first_and_the_newest_messages_stay_and_the_rest_is_counted() -> Non
     assert kept[1:] == list(range(kept[1], 40))
     assert blocks[1] == f"[{40 - len(kept)} earlier user messages are only in the summary below.]"
     assert sum(text_tokens(block) + 1 for block in blocks) <= 400
-
-
-def test_a_first_message_that_is_too_long_keeps_its_ends() -> None:
-    blocks = user_messages(["begin " + "x " * 4000 + "end", "newest"], 300, text_tokens)
-    assert blocks[0].startswith("<user_message>\nbegin ")
-    assert blocks[0].endswith("end\n</user_message>")
-    assert "tokens of this message …]" in blocks[0]
-    assert blocks[-1] == "<user_message>\nnewest\n</user_message>"
 
 
 @given(st.lists(st.tuples(st.integers(0, FLAVOURS - 1), st.integers(0, 300)), min_size=1), st.integers(60, 1000))
@@ -149,20 +113,6 @@ def test_the_rules_of_omitted_messages_are_listed_word_for_word() -> None:
     blocks = user_messages(texts, 400, text_tokens)
     assert blocks[1].endswith(f"user messages are only in the summary below.]\n{RULES_TITLE}\n- {RULE}")
     assert sum(text_tokens(block) + 1 for block in blocks) <= 400
-
-
-def test_if_there_is_no_room_for_all_rules_the_heaviest_are_listed() -> None:
-    others = [f"We need number {n} as a format." for n in range(100)]
-    texts = [
-        "Fix the build.",
-        *others[:50],
-        RULE,
-        *others[50:],
-        *(f"message {n} {'with words ' * 10}" for n in range(40)),
-    ]
-    blocks = user_messages(texts, 400, text_tokens)
-    assert f"\n- {RULE}" in blocks[1]
-    assert 3 < sum(other in blocks[1] for other in others) < 50
 
 
 def test_a_shortened_message_keeps_its_rules() -> None:
@@ -246,10 +196,6 @@ def test_fencing_changes_nothing_but_the_tags(text: str) -> None:
     assert not OPENING.search(safe)
     assert fenced(safe) == safe
     assert safe.replace("&lt;", "<") == text
-
-
-def test_half_a_surrogate_pair_survives() -> None:
-    assert "\ud83d" in note([user("half \ud83d of it")])
 
 
 COUNTER = ChatCounter(Profile(model="gpt-4o"))

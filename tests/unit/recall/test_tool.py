@@ -15,7 +15,7 @@ from proxy.dialects.chat.rounds import ChatTool
 from proxy.dialects.messages.rounds import MessagesTool
 from proxy.dialects.responses.rounds import ResponsesTool
 from proxy.dialects.rounds import HiddenTool
-from proxy.recall.tool import DESCRIPTION, NAME, PARAMETERS, TOKENS, Query, Reader, fenced, longest_start, parse
+from proxy.recall.tool import DESCRIPTION, NAME, PARAMETERS, TOKENS, Query, Reader, fenced, parse
 from proxy.store import StoreFailed
 from proxy.store.archive import Archive, Found, Removed
 from proxy.store.sqlite import SqliteStore
@@ -82,12 +82,6 @@ def result(
     return asyncio.run(run())
 
 
-def test_a_search_quotes_the_passage_with_its_place() -> None:
-    text = result(query="cutoff")
-    assert f"<earlier_message id={ID} offset=" in text
-    assert "the cutoff date is Thursday" in text
-
-
 def test_a_question_gets_only_the_room_that_its_answer_leaves() -> None:
     contents = [("user", "why " * 300), ("assistant", f"{'so ' * 150} The password is orchardplum.")]
     assert "why" in (both := result(1_000, contents=contents, query="password"))
@@ -95,12 +89,6 @@ def test_a_question_gets_only_the_room_that_its_answer_leaves() -> None:
     alone = result(300, contents=contents, query="password")
     assert "orchardplum" in alone
     assert "why" not in alone
-
-
-def test_the_best_passages_are_chosen_if_not_all_fit() -> None:
-    words = "filler " * 100
-    contents = [("user", f"the cutoff date {words}"), *[("user", f"{words} the date {words}")] * 5]
-    assert "the cutoff date" in result(500, contents=contents, query="cutoff date")
 
 
 def test_quotes_cannot_be_closed() -> None:
@@ -133,13 +121,6 @@ def test_pages_continue_where_the_last_one_ended() -> None:
     assert f"Characters {end - 1} to {end} of {end}" in result(id=ID, offset=end - 1)
 
 
-def test_other_tenants_and_unknown_ids_find_nothing() -> None:
-    assert result(tenant="other", query="cutoff") == result(roots=(), query="cutoff")
-    assert "no entry" in result(tenant="other", id=ID)
-    assert "no entry" in result(id="f" * 20)
-    assert "no entry" in result(id="../../etc")
-
-
 def test_a_failing_store_is_said() -> None:
     class Failing:
         async def fetch(self, tenant: str, id: str) -> Found | None:
@@ -147,11 +128,6 @@ def test_a_failing_store_is_said() -> None:
 
     archive = Reader(Failing()).conversation("t", (ID,))  # type: ignore[arg-type]
     assert "can't be read" in asyncio.run(archive.result('{"query": "x"}', count, 100))
-
-
-def test_the_longest_start_has_at_most_its_room() -> None:
-    assert longest_start("abc", count, 0) == ""
-    assert count(longest_start("x" * 10_000, count, 100)) <= 100
 
 
 @pytest.mark.parametrize("name", text.available())

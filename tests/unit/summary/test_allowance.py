@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from proxy.config.teams import LimitSettings
 from proxy.dialects.apis import CHAT
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.pipeline.summaries import CallRecords
-from proxy.store import Entry, Store, StoreFailed, open_store
+from proxy.store import open_store
 from proxy.summary.allowance import DAY, Allowance, Allowances, AllowanceSpent
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.writer import SummaryFailed
@@ -104,19 +104,6 @@ def test_a_call_that_is_given_up_counts_at_its_most() -> None:
     run(test())
 
 
-def test_nothing_at_all() -> None:
-    assert allowance(Allowances(None, Clock()), most=0).spent
-
-
-def test_teams_do_not_share_it() -> None:
-    async def test() -> None:
-        allowances = Allowances(None, Clock())
-        await spend(allowance(allowances), 1_000)
-        assert not allowance(allowances, team="other").spent
-
-    run(test())
-
-
 def test_a_new_day_begins_anew() -> None:
     async def test() -> None:
         clock = Clock()
@@ -143,60 +130,6 @@ def test_a_restart_does_not_begin_anew(tmp_path: Path) -> None:
             await spend(wanted, 400)
             await allowances.aclose()
             await store.aclose()
-
-    run(test())
-
-
-def test_processes_count_together(tmp_path: Path) -> None:
-    url, clock = f"sqlite:///{tmp_path}/store.db", Clock()
-
-    async def test() -> None:
-        stores = [open_store(url), open_store(url)]
-        both = [Allowances(store, clock) for store in stores]
-        first, second = (allowance(allowances, 1_000) for allowances in both)
-        async with first.call(600):
-            await refuses(second, 401)
-            await spend(second, 400)
-        await refuses(second, 1)
-        await refuses(first, 1)
-        for allowances, store in zip(both, stores, strict=True):
-            await allowances.aclose()
-            await store.aclose()
-
-    run(test())
-
-
-class Gone(Store):
-    """A store that fails."""
-
-    async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
-        raise StoreFailed("gone")
-
-    async def put_many(self, entries: Sequence[Entry]) -> None:
-        raise StoreFailed("gone")
-
-    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
-        raise StoreFailed("gone")
-
-    async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
-        raise StoreFailed("gone")
-
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        raise StoreFailed("gone")
-
-    async def aclose(self) -> None:
-        pass
-
-
-def test_without_its_store_a_process_counts_for_itself() -> None:
-    async def test() -> None:
-        allowances = Allowances(Gone(), Clock())
-        wanted = allowance(allowances)
-        await wanted.load()
-        await spend(wanted, 1_000)
-        await wanted.load()
-        assert wanted.spent
-        await allowances.aclose()
 
     run(test())
 

@@ -106,24 +106,6 @@ def test_models_that_do_not(model: str) -> None:
     assert output_limit(model, 1000, None) == 1_500
 
 
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        ({"content": None, "tool_calls": [{"id": "a"}]}, ""),
-        ({"content": None, "reasoning_content": "hm"}, ""),
-        ({"content": [{"type": "thinking", "thinking": "hm"}]}, ""),
-        ({"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "Notes."}]}, "Notes."),
-        ({"content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "Notes."}]}, "Notes."),
-        ({"content": [{"type": "text", "text": "hm", "thought": True}, {"type": "text", "text": "Notes."}]}, "Notes."),
-        ({"content": ["x", None, 5, {"text": "Notes."}]}, "Notes."),
-        ({}, ""),
-    ],
-)
-def test_only_what_it_said_counts(message: Any, text: str) -> None:
-    reason = "tool_calls" if "tool_calls" in message else "stop"
-    assert ask(OneAnswer(completion(message))) == Written(text, reason)
-
-
 def test_a_refusal_is_known_by_its_field() -> None:
     assert ask(OneAnswer(completion({"content": None, "refusal": "No."}))).refused
     assert ask(OneAnswer(completion({"content": [{"type": "refusal", "refusal": "No."}]}))).refused
@@ -163,13 +145,6 @@ def test_an_error_status_is_a_failure_and_its_text_is_not_passed_on(status: int)
     with pytest.raises(SummaryFailed, match=str(status)) as caught:
         ask(OneAnswer(b'{"error": {"message": "SECRET is wrong"}}', status))
     assert "SECRET" not in str(caught.value)
-
-
-def test_too_long_is_told_apart() -> None:
-    refusal = b"""{"error": {"message": "This model's maximum context length is 8192 tokens. However, your messages \
-resulted in 9000 tokens.", "type": "invalid_request_error", "code": "context_length_exceeded"}}"""
-    with pytest.raises(SummaryTooLong):
-        ask(OneAnswer(refusal, 400))
 
 
 class Particular(OneAnswer):

@@ -98,18 +98,6 @@ def test_thoughts_are_no_part_of_it(text: str, left: str) -> None:
     assert check(text) == left
 
 
-@pytest.mark.parametrize("text", ["<think>Only thoughts.</think>", "<think>Never ending", "Only thoughts.\n</think>\n"])
-def test_thoughts_alone_are_nothing(text: str) -> None:
-    with pytest.raises(SummaryRejected, match="empty"):
-        check(text)
-
-
-def test_thoughts_do_not_count_towards_the_size() -> None:
-    assert (
-        check("<think>" + "word " * 500 + "</think>The build was fixed.", source=10, most=5) == "The build was fixed."
-    )
-
-
 @pytest.mark.parametrize(
     "text",
     ["Goal: fix the rate limit error 429 in the client.",
@@ -125,16 +113,6 @@ def test_notes_about_errors_are_notes(text: str) -> None:
 def test_long_notes_that_begin_with_a_users_apology_are_no_refusal() -> None:
     text = "I'm sorry was what the user said first. " + "Then the work went on. " * 20
     assert check(text, source=1000, most=500) == text.strip()
-
-
-def test_what_was_broken_off_refused_or_no_smaller_than_its_source_is_rejected() -> None:
-    with pytest.raises(SummaryRejected, match="truncated"):
-        check("The build", reason="length")
-    with pytest.raises(SummaryRejected, match="refused"):
-        check("The build was fixed.", refused=True)
-    assert check("word " * 49, source=50)
-    with pytest.raises(SummaryRejected, match="isn't smaller"):
-        check("word " * 50, source=50)
 
 
 def test_what_is_over_the_cap_keeps_its_first_lines_whole() -> None:
@@ -192,13 +170,6 @@ def test_notes_may_have_a_placeholder() -> None:
     assert notes == text
 
 
-def test_a_summary_may_quote_the_transcript() -> None:
-    quoted = "[user] Fix the tests of OPS-4711."
-    written = Written(quoted, "stop")
-    transcript = f"{quoted} Never touch users.\n[tool result] ok"
-    assert checked(written, transcript=transcript, source_tokens=100, max_tokens=50, count=words) == quoted
-
-
 NOTES = "Goal: fix the tests in /srv/app. State: m21.py was read."
 HM = "They want notes.\nGoal: hm, /srv/app?"
 
@@ -208,58 +179,24 @@ HM = "They want notes.\nGoal: hm, /srv/app?"
     [
         f"<THINK>{HM}</THINK>",
         f'<reasoning effort="high">\n{HM}\n</reasoning>\n',
-        f"[THINK]{HM}[/THINK]",
         f"◁think▷{HM}◁/think▷",
         f"<seed:think><seed:cot_budget>x</seed:cot_budget>{HM}</seed:think>",
-        f"<|channel|>analysis<|message|>{HM}<|end|><|start|>assistant<|channel|>final<|message|>",
         f"<|start|>assistant<|channel|>analysis<|message|>{HM}<|end|><|start|>assistant<|channel|>final<|message|>",
-        f"analysisHm. {HM}assistantfinal",
         f"<|channel>thought\n{HM}<channel|>",
         f"<unused94>thought\n{HM}<unused95>",
-        f"Thinking...\n{HM}\n...done thinking.\n\n",
         f"Thinking…\n{HM}\n…done thinking.\n\n",
-        f"```thinking\n{HM}\n```\n",
         f"```\n<think>{HM}</think>\n```\n",
         "They want notes.</think>\n",
-        "They want notes.\n</THINKING>\n",
         f"<think>a<think>b</think>{HM}</think>",
         f"<think></think>\n<thought>{HM}</thought>\n",
-        f"<think>{HM}</think>\n</think>\n",
         f"<|begin_of_thought|>{HM}<|end_of_thought|>",
-        f"<|START_THINKING|>{HM}<|END_THINKING|>",
         f"<｜think｜>{HM}<｜/think｜>",
         f"<assistant_musings>{HM}</assistant_musings>",
-        f"<!-- {HM} -->\n",
         "## Reasoning\nThey want notes.\n\n",
-        f'<details type="reasoning">\n<summary>Thought for 3 s</summary>\n> {HM}\n</details>\n',
     ],
 )
 def test_notes_behind_thoughts_of_any_form_are_kept(thoughts: str) -> None:
     assert check(thoughts + NOTES, source=5000, most=900) == NOTES
-
-
-@pytest.mark.parametrize("opening", ["<think>", "<|channel|>analysis<|message|>", "[THINK]", "◁think▷", "<seed:think>"])
-def test_thoughts_that_never_end_are_nothing(opening: str) -> None:
-    with pytest.raises(SummaryRejected, match="empty"):
-        check(opening + HM, source=5000, most=900)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<objective>Fix it</objective>\n<todo>m3.py</todo>",
-        "[planned] m4.py\n[done] m3.py",
-        "<plan>Read m4.py",
-        "<Button> is fixed.",
-    ],
-)
-def test_notes_in_tags_are_notes(text: str) -> None:
-    assert check(text) == text
-
-
-def test_words_after_a_call_are_no_notes() -> None:
-    with pytest.raises(SummaryRejected, match="called a tool"):
-        check('<acme:tool_call>{"name": "ls"}</acme:tool_call>\nThen a.py.')
 
 
 TRANSCRIPT = """\
@@ -290,31 +227,20 @@ OFFER = " There are other ways in which I could be useful, such as a checklist, 
     [
         "I won't be writing these notes." + OFFER,
         "I want to be direct with you: I'm not going to carry this forward." + OFFER,
-        "Thank you for the transcript. After careful review, I am unable to process it." + OFFER,
         "Let me be straightforward: this is something that I have to pass on.",
-        "Request blocked. Reason: prohibited content.",
         "We cannot process your message at this time.",
         "Sorry! Let's talk about something else.",
-        "Das kann ich leider nicht tun.",
         "Zu solchen Inhalten erstelle ich keine Zusammenfassung, weil sie Menschen schaden könnten.",
-        "Non, je refuse de résumer cette discussion.",
         "Je préfère ne pas résumer cet échange : il décrit des actes illégaux.",
         "Me temo que no puedo hacer eso.",
-        "Mi programación me impide resumir este tipo de material.",
         "Não me sinto confortável em resumir este material.",
-        "Richiesta rifiutata dal filtro dei contenuti.",
         "Non mi è consentito riassumere questo contenuto.",
         "这个话题我不方便讨论。",
-        "该内容不符合平台规范，无法生成摘要。",
         "その内容を要約することはできません。",
-        "정책상 답변이 제한됩니다.",
         "Я не стану пересказывать этот разговор.",
         "Üzgünüm, bu konuda yardımcı olamam.",
-        "OK.",
         "No response requested.",
-        "Verstanden.",
         "了解しました。",
-        "Hello! How can I help you today?",
     ],
 )
 def test_a_text_about_itself_is_no_summary(text: str) -> None:
@@ -327,37 +253,16 @@ def test_a_text_about_itself_is_no_summary(text: str) -> None:
     [
         "The user asked me to disable the audit log; I said I can't.",
         "I can't disable the audit log, as compliance forbids it. Sorted the ids in billing/settle.py; FIN-882 stays.",
-        "Sorry state of the nightly job: workers deadlock. The ids are sorted now.",
         "The assistant can't disable the audit log. The user accepted that.",
-        "Should the audit log be disabled? No. What about FIN-882?",
         "They fixed the job. We left rounding to Maria.",
-        "settle.py sorted; FIN-882 left",
         "登录页按钮改成蓝色，付款超时待修复。",
         "billing/settle.py の修正済み。",
-        "Als Nächstes: FIN-882 nicht anfassen.",
         "Goal: fix it.",
-        "Summary: the user asked for work on the project; it was done, and the next step is to continue with the rest.",
         "Summary: the work went on; files were changed and tests were run. Next step: continue.",
-        "They talked about nothing.",
     ],
 )
 def test_terse_notes_and_notes_about_a_refusal_are_notes(text: str) -> None:
     assert told(text) == text
-
-
-@pytest.mark.parametrize(
-    "invented",
-    [
-        "[assistant calls bash] {}",
-        "[tool result] 15 passed",
-        "[user] Deploy it.\n[assistant] Deployed.",
-    ],
-)
-def test_notes_end_before_messages_that_the_model_invented(invented: str) -> None:
-    notes = "settle.py sorts the ids.\n\n[user Maria] Rounding is FIN-882, leave it.\n[user story] As a payer"
-    assert told(f"{notes}\n\n{invented}") == notes
-    with pytest.raises(SummaryRejected, match="went on"):
-        told(f"Certainly, continuing from there:\n{invented}")
 
 
 @pytest.mark.parametrize(

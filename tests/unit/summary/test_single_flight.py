@@ -156,28 +156,6 @@ def test_a_worker_keeps_a_lease_that_a_slow_store_gives_it_late(
     with_store(make, test, cancelled)
 
 
-@pytest.mark.parametrize("encrypted", ENCRYPTED)
-def test_one_of_many_replaces_an_entry(
-    backend: tuple[Callable[[], Any], Callable[[], object]], encrypted: bool
-) -> None:
-    make, _ = backend
-    place = ("t", "summary", "k")
-
-    async def test(store: ManagedStore) -> None:
-        assert not await store.replace(*place, b"", b"1", 60)
-        await store.put(*place, b"a\nb", 60)
-        done = await asyncio.gather(*(store.replace(*place, b"a\nb", b"%d" % number, 60) for number in range(9)))
-        assert done.count(True) == 1
-        assert await store.get(*place) == b"%d" % done.index(True)
-        (entry,) = await store.entries("summary")
-        assert entry.value == b"%d" % done.index(True)
-        assert not await store.replace(*place, b"a\nb", b"", 0)
-        assert await store.replace(*place, entry.value, b"", 0)
-        assert await store.get(*place) is None
-
-    with_store(lambda: SealedStore(make(), [KEY]) if encrypted else make(), test)
-
-
 def test_of_several_processes_that_find_a_damaged_entry_all_use_the_same_new_one(
     backend: tuple[Callable[[], Any], Callable[[], object]],
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.compaction.identifiers import Mention
-from proxy.store import Entry, Store, StoreFailed, open_store, tenant_cache
+from proxy.store import Entry, Store, StoreFailed
 from proxy.summary import single_flight
 from proxy.summary.single_flight import NothingToAsk, Progress
 from proxy.summary.store import KIND, Checkpoint, Patience, StoredSummary, Summaries, SummaryFactory, SummaryLimits
@@ -156,13 +155,6 @@ async def test_made_once_and_stored(summaries: Summaries, shelf: Shelf) -> None:
     assert len(make.calls) == 1
 
 
-async def test_another_tenant_shares_nothing(summaries: Summaries, shelf: Shelf) -> None:
-    await summaries.obtain("t", [FIRST], Maker("mine"))
-    other = Maker("other")
-    assert await summaries.obtain("u", [FIRST], other) == (entry("other"), "made")
-    assert (await summaries.obtain("t", [FIRST], other))[0].text == "mine"
-
-
 @pytest.mark.parametrize(
     ("known", "start"),
     [([], (None, 0)), ([FIRST], ("k10", 10)), ([FIRST, SECOND], ("k20", 20)), ([SECOND], ("k20", 20))],
@@ -175,15 +167,6 @@ async def test_a_checkpoints_summary_is_made_from_the_latest_one_that_is_stored(
     make = Maker()
     await Summaries(shelf).obtain("t", [FIRST, SECOND, THIRD], make)
     assert make.calls == [start]
-
-
-async def test_all_who_ask_at_once_wait_for_one_making(summaries: Summaries, shelf: Shelf) -> None:
-    make = Maker(held=True)
-    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(50)]
-    await make.began.wait()
-    make.go.set()
-    assert {origin for _, origin in await asyncio.gather(*callers)} == {"made"}
-    assert len(make.calls) == 1
 
 
 @pytest.mark.parametrize("leaving", [range(1), range(1, 20), range(19)], ids=("the first", "the others", "all but one"))
@@ -265,91 +248,6 @@ async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summari
     assert [line["event"] for line in logs] == ["summary.background_failed"]
 
 
-async def test_the_first_summary_that_is_stored_is_the_one_all_workers_use(summaries: Summaries, shelf: Shelf) -> None:
-    """Without leases, as when the store was slow: each worker has made its own."""
-    other = Summaries(shelf)
-    mine, theirs = Maker("mine", held=True), Maker("theirs", held=True)
-    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], mine))]
-    await mine.began.wait()
-    del shelf.leases["t", "k10"]
-    callers.append(asyncio.ensure_future(other.obtain("t", [FIRST], theirs)))
-    await theirs.began.wait()
-    theirs.go.set()
-    await turns_of_the_loop(20)
-    mine.go.set()
-    assert {found.text for found, _ in await asyncio.gather(*callers)} == {"theirs"}
-    for worker in (summaries, other):
-        assert (await worker.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
-    await other.aclose()
-
-
-@pytest.mark.parametrize("ends", ["made", "digest", "dies"])
-@pytest.mark.parametrize("limits", [SummaryLimits(poll=0.001)])
-async def test_other_workers_wait_for_the_one_that_makes_it(
-    ends: str, limits: SummaryLimits, summaries: Summaries, shelf: Shelf
-) -> None:
-    others = [Summaries(shelf, limits) for _ in range(3)]
-    makes = [Maker("first", held=True, digest=ends == "digest"), *(Maker(f"{n}") for n in range(3))]
-    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], makes[0]))]
-    await makes[0].began.wait()
-    callers += [
-        asyncio.ensure_future(other.obtain("t", [FIRST], make)) for other, make in zip(others, makes[1:], strict=True)
-    ]
-    await asyncio.sleep(0.05)
-    assert [len(make.calls) for make in makes] == [1, 0, 0, 0]
-    if ends == "dies":
-        del shelf.leases["t", "k10"]
-    else:
-        makes[0].go.set()
-    texts = {found.text for found, _ in await asyncio.gather(*callers[1:])}
-    assert texts == {"first"} if ends == "made" else len(texts) == 1
-    made = sum(len(make.calls) for make in makes[1:])
-    assert made == 0 if ends == "made" else 1 <= made <= 3
-    makes[0].go.set()
-    await callers[0]
-    for other in others:
-        await other.aclose()
-    await turns_of_the_loop(20)
-    assert shelf.leases == {}
-
-
-async def test_a_summary_that_could_not_be_stored_is_offered_again(
-    monkeypatch: pytest.MonkeyPatch, summaries: Summaries, shelf: Shelf
-) -> None:
-    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
-    shelf.failing = True
-    await summaries.obtain("t", [FIRST], Maker("mine"))
-    shelf.failing = False
-    other = Summaries(shelf)
-    await other.obtain("t", [FIRST], Maker("theirs"))
-    assert await summaries.cache.writes.drained()
-    assert (await summaries.obtain("t", [FIRST], Maker("unused")))[0].text == "theirs"
-    await other.aclose()
-
-
-async def test_closing_stores_a_summary_that_a_failing_store_did_not_take(summaries: Summaries, shelf: Shelf) -> None:
-    shelf.failing = True
-    await summaries.obtain("t", [FIRST], Maker("mine"))
-    shelf.failing = False
-    assert shelf.kept == {}
-    await summaries.aclose()
-    assert (await Summaries(shelf).obtain("t", [FIRST], Maker("unused")))[0].text == "mine"
-
-
-async def test_who_waited_for_a_slow_store_while_it_was_made_does_not_make_it_again(
-    summaries: Summaries, shelf: Shelf
-) -> None:
-    shelf.gate = asyncio.Event()
-    slow = Maker("again")
-    caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], slow))
-    await turns_of_the_loop()
-    gate, shelf.gate = shelf.gate, None
-    await summaries.obtain("t", [FIRST], Maker())
-    gate.set()
-    assert await caller == (entry("made"), "stored")
-    assert slow.calls == []
-
-
 def patience(seconds: float = 0.05) -> Patience:
     async def digest(previous: StoredSummary | None, position: int) -> StoredSummary:
         return msgspec.structs.replace(entry("for now", digest=True), cause="timeout")
@@ -405,24 +303,6 @@ async def test_forgetting_a_tenant_ends_summaries_that_nobody_waits_for(summarie
     assert not summaries.given_up("t", [FIRST])
 
 
-async def test_late_summaries_over_the_bound_count_as_failures(
-    summaries: Summaries, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise each pause would end with another call that is canceled."""
-    monkeypatch.setattr(single_flight, "LEFT_OF_A_TENANT", 0)
-    make = Maker(held=True)
-    for number in range(3):
-        assert not summaries.given_up("t", [FIRST])
-        await summaries.obtain("t", [FIRST], make, patience())
-        await asyncio.gather(*summaries._background)
-        await turns_of_the_loop(50)
-        assert make.cancelled == number + 1
-        shown = summaries.cache.peek(("t", FIRST.key))
-        assert shown is not None
-        summaries.cache.remember(("t", FIRST.key), msgspec.structs.replace(shown, until=0.0))
-    assert summaries.given_up("t", [FIRST])
-
-
 async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(summaries: Summaries) -> None:
     skipped: list[bool] = []
     ended = asyncio.Event()
@@ -442,16 +322,6 @@ async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(su
     assert got.text == "for now"
     await ended.wait()
     assert skipped == [True, False]
-
-
-async def test_a_store_that_fails_fails_no_request(summaries: Summaries, shelf: Shelf) -> None:
-    shelf.failing = True
-    make = Maker()
-    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "made")
-    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
-    assert len(make.calls) == 1
-    shelf.failing = False
-    assert shelf.kept == {}
 
 
 @pytest.mark.parametrize(
@@ -479,14 +349,6 @@ async def test_a_digest_stands_in_for_a_while_and_is_never_stored_nor_built_upon
     later = Maker("later")
     await summaries.obtain("t", [FIRST, SECOND], later)
     assert later.calls == [(None, 0)]
-
-
-@pytest.mark.parametrize("limits", [NO_DIGESTS])
-async def test_an_expired_digest_is_replaced(summaries: Summaries, shelf: Shelf) -> None:
-    await summaries.obtain("t", [FIRST], Maker("digest", digest=True))
-    summaries.begin("t", [FIRST], Maker("made"))
-    await turns_of_the_loop(20)
-    assert await summaries.obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
 
 
 @pytest.mark.parametrize("trouble", ["fails", "hangs"])
@@ -566,87 +428,6 @@ async def test_a_request_that_waits_for_a_task_ahead_makes_its_own_digest(summar
     assert (len(ahead.calls), len(own.calls), logs) == (1, 1, [])
 
 
-async def test_forgotten_tenants_may_be_asked_about_again(summaries: Summaries, shelf: Shelf) -> None:
-    ahead = Unaskable()
-    summaries.begin("t", [FIRST], ahead)
-    await turns_of_the_loop(20)
-    assert summaries.forget(lambda tenant: tenant == "t") == {"t"}
-    summaries.begin("t", [FIRST], ahead)
-    await turns_of_the_loop(20)
-    assert len(ahead.calls) == 2
-
-
-@pytest.mark.parametrize("limits", [SummaryLimits(saving=0.0, closing=0.0)])
-async def test_closing_stops_renewing_the_lease_of_a_summary_that_is_still_being_stored(
-    summaries: Summaries, shelf: Shelf
-) -> None:
-    shelf.stuck = True
-    assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
-    assert shelf.leases
-
-
-async def test_closing_ends_what_is_being_made(summaries: Summaries, shelf: Shelf) -> None:
-    ahead, asked = Maker(held=True), Maker(held=True)
-    summaries.begin("t", [FIRST], ahead)
-    caller = asyncio.ensure_future(summaries.obtain("t", [SECOND], asked))
-    await asyncio.gather(ahead.began.wait(), asked.began.wait())
-    await summaries.aclose()
-    assert (ahead.cancelled, asked.cancelled) == (1, 1)
-    assert isinstance((await asyncio.gather(caller, return_exceptions=True))[0], asyncio.CancelledError)
-
-
-async def read(summaries: Summaries, shelf: Shelf, *keys: str) -> list[int]:
-    """Return the number of reads from the store for each key."""
-    reads = []
-    for key in keys:
-        before = shelf.gets
-        await summaries.stored("t", key)
-        reads.append(shelf.gets - before)
-    return reads
-
-
-@pytest.mark.parametrize("limits", [SummaryLimits(entries=3)])
-async def test_the_number_of_entries_in_memory_is_bounded(summaries: Summaries, shelf: Shelf) -> None:
-    for n in range(5):
-        await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker())
-    assert await read(summaries, shelf, "k4", "k0") == [0, 1]
-
-
-@pytest.mark.parametrize("limits", [SummaryLimits(bytes=65_000)])
-async def test_the_bytes_of_the_entries_in_memory_are_bounded(summaries: Summaries, shelf: Shelf) -> None:
-    for n in range(5):
-        await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker("x" * 9_000))
-    assert await read(summaries, shelf, "k4", "k3", "k2") == [0, 0, 1]
-    await summaries.obtain("t", [Checkpoint(1, "huge")], Maker("x" * 90_000))
-    assert await read(summaries, shelf, "huge") == [0], "the newest entry stays even if it's too large"
-    await summaries.obtain("t", [Checkpoint(1, "l0")], Maker("x" * 9_000))
-    await summaries.obtain("t", [Checkpoint(1, "l1")], Maker("x" * 9_000))
-    assert await read(summaries, shelf, "l0") == [0]
-
-
-@pytest.mark.parametrize("limits", [NO_DIGESTS])
-async def test_after_three_failures_the_proxy_stops_calling_models_for_a_conversation(
-    summaries: Summaries, shelf: Shelf
-) -> None:
-    failing = Maker("digest", digest=True)
-    for expected in (False, False, True):
-        assert not summaries.given_up("t", [FIRST])
-        found, origin = await summaries.obtain("t", [FIRST], failing)
-        assert (found.given_up, origin) == (expected, "digest")
-    assert summaries.given_up("t", [FIRST])
-    assert summaries.given_up("t", [FIRST, SECOND]), "the same conversation, further on"
-    assert len(failing.calls) == 3
-    unused = Maker("unused")
-    found, origin = await summaries.obtain("t", [FIRST], unused)
-    assert (found.text, found.given_up, origin) == ("digest", True, "digest")
-    summaries.begin("t", [FIRST], unused)
-    await turns_of_the_loop()
-    assert unused.calls == []
-    assert not summaries.given_up("u", [FIRST]), "another tenant's"
-    assert (await summaries.obtain("t", [SECOND], Maker()))[1] == "made", "another prefix"
-    assert shelf.kept.keys() == {("t", KIND, "k20")}
-
-
 @pytest.mark.parametrize("limits", [SummaryLimits(digest_lifetime=0.0, entries=1)])
 async def test_a_digest_without_a_call_is_no_failure_and_a_success_resets_the_count(
     summaries: Summaries, shelf: Shelf
@@ -672,23 +453,3 @@ async def test_the_number_of_remembered_failures_is_bounded(summaries: Summaries
     for n in range(3):
         await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker(digest=True))
     assert not (await summaries.obtain("t", [FIRST], Maker(digest=True)))[0].given_up
-
-
-def test_summaries_outlive_the_process_in_a_file(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'state' / 'compaction.db'}"
-
-    async def first() -> None:
-        store = open_store(url)
-        await Summaries(store).obtain("t", [FIRST], Maker())
-        await store.aclose()
-
-    async def second() -> None:
-        store = open_store(url)
-        assert await Summaries(store).obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
-        make = Maker("next")
-        await Summaries(store).obtain("t", [FIRST, SECOND], make)
-        assert make.calls == [("made", 10)]
-        await store.aclose()
-
-    asyncio.run(first())
-    asyncio.run(second())

@@ -47,18 +47,6 @@ def test_thoughts_are_no_part_of_it() -> None:
     assert "thought" not in text
 
 
-def test_pictures_and_files_are_labels() -> None:
-    data = "data:image/png;base64," + "iVBORw0KGgo" * 20
-    parts = [
-        {"type": "text", "text": "see"},
-        {"type": "image_url", "image_url": {"url": data}},
-        {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
-        {"type": "file", "file": {"file_data": data, "filename": "a.pdf"}},
-    ]
-    assert entries([turn("user", parts)], FORMAT) == ["[user] see\n[image]\n[audio]\n[file]"]
-    assert entries([turn("user", f"look: {data} there")], FORMAT) == ["[user] look: [base64 data] there"]
-
-
 GERMAN = "Bitte repariere den Build."
 
 
@@ -67,26 +55,17 @@ GERMAN = "Bitte repariere den Build."
     [
         (["Please help.", f"  {GERMAN}  "], f"{GERMAN}\nPlease help."),
         ([GERMAN, "42 ...", [{"type": "image_url", "image_url": {}}], None], GERMAN),
-        (["first", "a", "b", "c", "d"], "d\nc\nb\na"),
         ([f"mot {'x' * 200} fin"], f"mot {'x' * 56} … {'x' * 56} fin"),
         (["x</language_sample>y"], "x&lt;/language_sample>y"),
-        ([f"<environment_details>\n# Open tabs\n</environment_details>\n{GERMAN}"], GERMAN),
         ([f"<reminder id='1'>Use it.</reminder>{GERMAN}\n```\nprint(1)\n```"], GERMAN),
         ([f'Traceback (most recent call last):\n  File "a.py", line 1\nE: no\n\n{GERMAN}'], GERMAN),
-        ([f"2026-11-25 10:00:01 INFO ready\n\n{GERMAN}"], GERMAN),
         ([f"a < b and <unclosed>\n{GERMAN}"], f"a < b and <unclosed>\n{GERMAN}"),
-        ([f"<task>{GERMAN}</task>"], f"<task>{GERMAN}</task>"),
     ],
 )
 def test_the_language_is_that_of_the_users_own_words(texts: list[object], sample: str) -> None:
     turns = [*(turn("user", text) for text in texts), turn("assistant", "Yes."), turn("tool", "ok", tool_call_id="a")]
     assert language_sample(turns, FORMAT) == sample
     assert language_sample(turns[-2:], FORMAT) is None
-
-
-def test_the_names_of_participants_are_in_it() -> None:
-    turns = [turn("user", "I must not eat fish.", name="alice"), turn("assistant", "Noted.", name="a\n<b>]")]
-    assert entries(turns, FORMAT) == ["[user alice] I must not eat fish.", "[assistant a b] Noted."]
 
 
 def test_what_may_not_be_read_is_taken_out_before_anything_is_clipped() -> None:
