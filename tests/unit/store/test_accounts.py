@@ -112,44 +112,6 @@ def test_the_reservations_of_a_killed_process_end_after_a_minute(tmp_path: Path)
     asyncio.run(work())
 
 
-def test_what_a_request_has_cost_reaches_other_processes_soon(tmp_path: Path) -> None:
-    async def work() -> None:
-        clock = Clock(1_000.0)
-        store, other = SqliteStore(tmp_path / "store.db"), SqliteStore(tmp_path / "store.db")
-        first, second = account(store, clock), account(other, clock)
-        assert await reserve(first, "a", 500, 5_000)
-        first.settle("a", Amount(6_000))
-        for _ in range(200):
-            await second.read(again=True)
-            if second.total == Amount(6_000):
-                break
-            await asyncio.sleep(0.02)
-        assert second.spent == second.total == Amount(6_000)
-        for of, its in ((first, store), (second, other)):
-            await of.aclose()
-            await its.aclose()
-
-    asyncio.run(work())
-
-
-def test_a_request_that_leaves_while_it_waits_reserves_nothing(tmp_path: Path) -> None:
-    async def work() -> None:
-        store = SqliteStore(tmp_path / "store.db")
-        of = account(store, Clock(1_000.0))
-        waiting = asyncio.ensure_future(reserve(of, "a", 100, 100))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        assert await reserve(of, "b", 100, 100)
-        assert of.total.tokens == 100
-        of.settle("b", Amount(0))
-        await of.aclose()
-        assert of.idle
-        await store.aclose()
-
-    asyncio.run(work())
-
-
 def test_an_entry_that_is_lost_or_damaged_does_not_begin_again(tmp_path: Path) -> None:
     async def work() -> None:
         store = SqliteStore(tmp_path / "store.db")
@@ -193,15 +155,3 @@ def test_an_entry_with_impossible_figures_neither_ends_the_work_nor_gives_a_budg
         await store.aclose()
 
     asyncio.run(work())
-
-
-def test_a_copied_entry_counts_once() -> None:
-    def spent(*entries: Entry) -> tuple[int, int]:
-        target = Entry(9.0, 5, 1)
-        for entry in entries:
-            target = target.merged(entry.copy_from("source"))
-        return target.tokens, target.money
-
-    once = Entry(9.0, 4, 9)
-    assert spent(once) == spent(once, once) == (9, 10)
-    assert spent(once, Entry(9.0, 6, 9)) == (11, 10), "what was spent since is added"

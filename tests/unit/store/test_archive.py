@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sqlite3
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.dialects.chat.request import parse
 from proxy.store import Entry, Store, StoreFailed, tenant_cache
 from proxy.store import archive as module
 from proxy.store.archive import FIRST_KIND, KIND, Archive, Found, Removed
-from proxy.store.sqlite import SqliteStore
 from proxy.telemetry.metrics import REGISTRY
-from tests.kit.stores import Clock, with_store
+from tests.kit.stores import Clock
 
 MONTH = 30 * 86_400.0
 
@@ -119,25 +114,6 @@ def test_what_was_kept_is_found_in_its_own_spelling() -> None:
     run(test)
 
 
-def test_messages_may_be_slices_of_a_request() -> None:
-    """The parser returns slices. Entries that wait must keep their bytes without keeping the whole body."""
-    body = b'{"model":"m","messages":[' + b",".join(texts("one", "two")) + b"]}"
-
-    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        slices = tuple(parse(body).units)
-        assert {type(part) for part in slices} == {msgspec.Raw}
-        shelf.gate = asyncio.Event()
-        archive.keep("t", [Removed(A.id, slices)], MONTH)
-        found = await archive.fetch("t", A.id)
-        assert found is not None
-        assert {type(part) for part in found.messages} == {bytes}
-        shelf.gate.set()
-        assert await archive.writes.drained()
-        assert await archive.fetch("t", A.id) == Found(texts("one", "two"), complete=True)
-
-    run(test)
-
-
 def test_each_entry_is_written_once_by_a_process_and_tenant() -> None:
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         archive.keep("t", [A, B, B], MONTH)
@@ -157,19 +133,6 @@ def test_each_entry_is_written_once_by_a_process_and_tenant() -> None:
     run(test)
 
 
-def test_what_is_kept_already_costs_no_task() -> None:
-    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        await kept(archive, [A, B])
-        before = asyncio.all_tasks()
-        archive.keep("t", [A, B], MONTH)
-        assert asyncio.all_tasks() == before
-        archive.keep("t", [A, B, C, removed("d", "five")], MONTH)
-        assert len(asyncio.all_tasks()) == len(before) + 1
-        await archive.writes.drained()
-
-    run(test)
-
-
 def test_an_entry_in_use_is_written_anew_at_half_of_its_time() -> None:
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         await kept(archive, [A], 100)
@@ -183,30 +146,6 @@ def test_an_entry_in_use_is_written_anew_at_half_of_its_time() -> None:
         clock.now += 48
         await kept(archive, [A], 100)
         assert shelf.written() == "", "the time begins anew"
-
-    run(test)
-
-
-def test_an_entry_ends_with_its_time(tmp_path: Path) -> None:
-    clock = Clock()
-
-    async def test(store: SqliteStore) -> None:
-        archive = Archive(store, clock)
-        await kept(archive, [A], 100)
-        await kept(archive, [B], 1000)
-        assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
-        clock.now += 101
-        assert await archive.fetch("t", A.id) is None
-        assert await archive.fetch("t", B.id) == Found(texts("three"), complete=False)
-
-    with_store(lambda: SqliteStore(tmp_path / "a.db", clock=clock), test)
-
-
-def test_a_chain_is_found_whole_and_in_order() -> None:
-    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        await kept(archive, [C, A, B])
-        assert await archive.fetch("t", C.id) == Found(texts("one", "two", "three", "four"), complete=True)
-        assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
 
     run(test)
 
@@ -244,37 +183,6 @@ def test_what_cannot_be_read_counts_as_missing_and_is_written_again(value: bytes
     run(test)
 
 
-def test_a_tenant_finds_nothing_of_another(tmp_path: Path) -> None:
-    async def test() -> None:
-        store = SqliteStore(tmp_path / "a.db")
-        archive = Archive(store)
-        await kept(archive, [A, B], tenant="team:one")
-        await kept(archive, [C], tenant="team:two")
-        for tenant in ("team:two", "team:onE", "team:one ", "", "team:%"):
-            assert await archive.fetch(tenant, A.id) is None
-            assert await archive.fetch(tenant, B.id) is None
-        # The chain ends with the tenant's own entries, although the store has the rest.
-        assert await archive.fetch("team:two", C.id) == Found(texts("four"), complete=False)
-        assert await store.get("team:one", "summary", A.id) is None
-        await store.aclose()
-
-    asyncio.run(test())
-
-
-def test_what_still_waits_is_found_by_its_tenant_only() -> None:
-    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        shelf.gate = asyncio.Event()
-        archive.keep("t", [A, B], MONTH)
-        await asyncio.sleep(0)
-        assert await archive.fetch("t", B.id) == Found(texts("one", "two", "three"), complete=True)
-        assert await archive.fetch("u", B.id) is None
-        assert shelf.kept == {}
-        shelf.gate.set()
-        assert await archive.writes.drained()
-
-    run(test)
-
-
 def test_what_a_failing_store_did_not_take_is_written_as_soon_as_it_works() -> None:
     async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
         shelf.failing = StoreFailed("disk full")
@@ -292,21 +200,6 @@ def test_what_a_failing_store_did_not_take_is_written_as_soon_as_it_works() -> N
         assert (counted("dropped") - dropped, counted("written") - written) == (0, 3)
         assert counted("failed") - failed == sum(line["entries"] for line in lines)
         assert len(asyncio.all_tasks()) == 1
-
-    run(test)
-
-
-def test_a_fault_of_the_proxy_is_logged_and_what_waited_is_written_later() -> None:
-    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        shelf.failing = LookupError("a fault of ours")
-        with capture_logs() as logs:
-            archive.keep("t", [A, B], MONTH)
-            assert not await archive.writes.drained(0.1)
-        entry = named(logs, "store.write_failed")[0]
-        assert (entry["log_level"], entry["reason"], entry["exc_info"]) == ("error", "LookupError", True)
-        shelf.failing = None
-        await kept(archive, [A, B])
-        assert sorted(key[2][0] for key in shelf.kept) == ["a", "b"]
 
     run(test)
 
@@ -342,77 +235,3 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert shelf.written() == "4", "one that is larger than the bound is written where it waits alone"
 
     run(test)
-
-
-def test_many_small_messages_weigh_more_than_their_text() -> None:
-    assert Removed(A.id, (b"{}",) * 1000).size > 20_000
-
-
-def test_what_is_remembered_is_bounded_and_the_used_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "REMEMBERED", 2)
-
-    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        await kept(archive, [A, B])
-        await kept(archive, [A])
-        await kept(archive, [C])
-        assert shelf.written() == "abc"
-        await kept(archive, [A, C])
-        assert shelf.written() == ""
-        await kept(archive, [B])
-        assert shelf.written() == "b"
-
-    run(test)
-
-
-def test_closing_writes_what_waits(tmp_path: Path) -> None:
-    async def first() -> None:
-        store = SqliteStore(tmp_path / "a.db")
-        archive = Archive(store)
-        archive.keep("t", [A, B, C], MONTH)
-        await archive.aclose()
-        await store.aclose()
-
-    async def second() -> None:
-        store = SqliteStore(tmp_path / "a.db")
-        assert await Archive(store).fetch("t", C.id) == Found(texts("one", "two", "three", "four"), complete=True)
-        await store.aclose()
-
-    asyncio.run(first())
-    asyncio.run(second())
-
-
-def test_closing_gives_up_what_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_cache, "CLOSING_SECONDS", 0.05)
-
-    async def test(archive: Archive, shelf: Shelf, clock: Clock) -> None:
-        shelf.gate = asyncio.Event()
-        dropped = counted("dropped")
-        archive.keep("t", [A, B], MONTH)
-        with capture_logs() as logs:
-            async with asyncio.timeout(10):
-                await archive.aclose()
-        assert [entry["entries"] for entry in named(logs, "archive.given_up")] == [2]
-        assert counted("dropped") - dropped == 2
-        assert len(asyncio.all_tasks()) == 1
-        assert shelf.kept == {}
-
-    run(test)
-
-
-def test_megabytes_are_kept_and_text_takes_less_room(tmp_path: Path) -> None:
-    noise = b'{"role":"tool","content":"%s"}' % os.urandom(4_000_000).hex().encode()
-    text = b'{"role":"tool","content":"%s"}' % (b"the same line again\\n" * 400_000)
-
-    async def test() -> None:
-        store = SqliteStore(tmp_path / "a.db")
-        archive = Archive(store)
-        await kept(archive, [Removed(A.id, (noise,)), Removed(B.id, (text,), A.id)])
-        assert await archive.fetch("t", B.id) == Found([noise, text], complete=True)
-        await store.aclose()
-
-    asyncio.run(test())
-    with sqlite3.connect(tmp_path / "a.db") as db:
-        sizes = dict(db.execute("SELECT key, length(value) FROM entries").fetchall())
-    db.close()
-    assert sizes[A.id] < len(noise) * 0.7
-    assert sizes[B.id] < len(text) * 0.02

@@ -12,7 +12,6 @@ from proxy.store import Entry, Guarded, ManagedStore, StoreFailed
 from proxy.store.forgetting import forget, forgotten
 from proxy.store.interface import Refused
 from proxy.store.redis_store import RedisStore
-from proxy.store.sqlite import SqliteStore
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import PLACES, Place, place, with_store
 
@@ -200,18 +199,6 @@ def test_one_entry_that_redis_refuses_does_not_count_against_the_server(redis: R
         assert guarded.failing == ("write",)
 
     with_store(lambda: RedisStore(redis.url), test)
-
-
-def test_one_entry_that_sqlite_refuses_does_not_count_against_the_file(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
-        guarded = Guarded(store)
-        for bad in (Entry("t", "item", "\ud800", b"1", 60), Entry("t", "item", "bad", None, 60)):  # type: ignore[arg-type]
-            with pytest.raises(Refused):
-                await guarded.put_many([Entry("t", "item", "good", b"2", 60), bad])
-        assert guarded.failing == ()
-        assert await guarded.get("t", "item", "good") is None, "all or nothing"
-
-    with_store(lambda: SqliteStore(tmp_path / "store.db"), test)
 
 
 @KEYS

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import random
 from collections.abc import Awaitable, Callable
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.store import StoreFailed
-from proxy.store.forgetting import KIND, digest, forget, forgotten, remove
+from proxy.store.forgetting import digest, forget, forgotten, remove
 from proxy.store.sqlite import SqliteStore
 from tests.kit.stores import being_read, files_with, with_store
 
@@ -77,38 +75,3 @@ def test_a_file_that_is_read_without_a_pause_fails(tmp_path: Path, work: Callabl
         assert files_with(tmp_path, CANARY) == []
 
     with_store(lambda: SqliteStore(tmp_path / "a.db", busy_seconds=0.05), test)
-
-
-def test_waiting_for_readers_rebuilds_the_file_once(tmp_path: Path) -> None:
-    """Rebuilding a gigabyte takes seconds, and writes as long a log."""
-    rebuilt = 0
-
-    class Watched(SqliteStore):
-        """A store whose file another process reads from the end of the rebuild."""
-
-        async def rebuild(self) -> None:
-            nonlocal rebuilt
-            await super().rebuild()
-            rebuilt += 1
-            reading.enter_context(being_read(tmp_path / "a.db"))
-
-    async def test(store: Watched) -> None:
-        await store.put("t", "summary", "k", CANARY, 60)
-        forgetting = asyncio.create_task(forget(store, "t"))
-        await asyncio.sleep(0.5)
-        assert not forgetting.done()
-        reading.close()
-        assert await forgetting == {"summary": 1}
-        assert files_with(tmp_path, CANARY) == []
-
-    with contextlib.ExitStack() as reading:
-        with_store(lambda: Watched(tmp_path / "a.db", busy_seconds=0.05), test)
-    assert rebuilt == 1
-
-
-def test_a_mark_without_a_time_is_ignored() -> None:
-    async def test(store: SqliteStore) -> None:
-        await store.put("", KIND, "damaged", b"yesterday", 60)
-        assert await forgotten(store) == {}
-
-    with_store(lambda: SqliteStore(None), test)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
-import zstandard
 
-from proxy.compaction.identifiers import Mention
 from proxy.records import redis as redis_records
 from proxy.records.model import RecordQuery
 from proxy.records.redis import RedisRecords
-from proxy.store import ManagedStore, archive
+from proxy.store import ManagedStore
 from proxy.store.forgetting import forget
 from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
@@ -80,23 +76,6 @@ def test_each_version_has_its_own_summary_and_both_are_forgotten(
     with_store(lambda: store_of("1"), test)
 
 
-def test_a_forgotten_tenant_leaves_no_names_of_any_version_on_redis(redis: RedisServer) -> None:
-    async def write(store: RedisStore) -> None:
-        await store.put("team:gone", "summary", "its-key", b"CANARY", 60)
-        await store.put("other", "team:gone", "k", b"stays", 60)
-
-    async def test(store: RedisStore) -> None:
-        assert await forget(store, "team:gone") == {"summary": 2}
-        assert await store.get("other", "team:gone", "k") == b"stays"
-
-    for version in ("1", "2"):
-        with_store(lambda version=version: RedisStore(redis.url, version=version), write)  # type: ignore[misc]
-    with_store(lambda: RedisStore(redis.url), test)
-    raw = redis.raw()
-    assert b"CANARY" not in raw
-    assert b"its-key" not in raw
-
-
 def test_records_of_all_versions_are_removed(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> int:
         records = RedisRecords(redis.url)
@@ -111,24 +90,3 @@ def test_records_of_all_versions_are_removed(redis: RedisServer, monkeypatch: py
     assert asyncio.run(test()) == 4  # a record and a row of each version
     assert b"team:gone" not in redis.raw()
     assert redis.raw().count(b"team:other") > 0
-
-
-def test_the_formats_of_these_kinds() -> None:
-    """If this test fails, give the kind another name, such as ``summary.3``. See ``Store``."""
-    stored = bytes.fromhex(
-        "8aa474657874a14ea76d657373616765c4027b7da5666f756e6481a22f6196a4706174680102030405a8696e6465785f617409a6"
-        "646967657374c2a5756e74696ccb0000000000000000a7756e61736b6564c2a8676976656e5f7570c2ab6f7665725f6275646765"
-        "74c2a56361757365c0"
-    )
-    summary = StoredSummary("N", b"{}", {"/a": Mention("path", 1, 2, 3, 4, 5)}, 9)
-    assert msgspec.msgpack.decode(stored, type=StoredSummary) == summary
-    assert msgspec.msgpack.encode(summary) == stored
-    assert module.KIND == "summary.2"
-    entry = bytes.fromhex("82a86d6573736167657391c4027b7da870726576696f7573a3616263")
-    assert msgspec.msgpack.decode(entry, type=archive._Entry) == archive._Entry([b"{}"], "abc")
-    assert msgspec.msgpack.encode(archive._Entry([b"{}"], "abc")) == entry
-    packed = "28b52ffd241ce1000082a86d6573736167657391c4027b7da870726576696f7573a3616263b55f29d7"
-    assert archive._unpacked(bytes.fromhex(packed)) == archive._Entry([b"{}"], "abc")
-    assert archive._packed([archive._Entry([b"{}"], "abc")])[0].startswith(zstandard.FRAME_HEADER)
-    assert archive._unpacked(zlib.compress(entry, 1)) == archive._Entry([b"{}"], "abc")
-    assert (archive.FIRST_KIND, archive.KIND) == ("archive", "archive.2")

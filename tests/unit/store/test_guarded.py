@@ -58,15 +58,6 @@ async def failed_reads(guard: Guarded, count: int) -> None:
             await guard.get("t", "summary", "k")
 
 
-def test_a_store_that_works_is_just_asked() -> None:
-    async def test(guard: Guarded, store: Failing, now: list[float]) -> None:
-        await guard.put("t", "summary", "k", b"1", 60)
-        assert await guard.get("t", "summary", "k") == b"1"
-        assert guard.failing == ()
-
-    run(test)
-
-
 def test_nobody_waits_longer_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded, "READ_SECONDS", 0.05)
     monkeypatch.setattr(guarded, "WRITE_SECONDS", 0.05)
@@ -111,20 +102,6 @@ def test_what_fails_again_and_again_is_left_alone_for_longer_and_longer() -> Non
     run(test)
 
 
-def test_failures_count_in_a_row_only() -> None:
-    async def test(guard: Guarded, store: Failing, now: list[float]) -> None:
-        for _ in range(3):
-            store.fails = ("read",)
-            await failed_reads(guard, FAILURES - 1)
-            assert guard.failing == ("read",)
-            store.fails = ()
-            await guard.get("t", "summary", "k")
-            assert guard.failing == ()
-        assert guard.failing == ()
-
-    run(test)
-
-
 def test_a_full_disk_can_still_be_read() -> None:
     async def test(guard: Guarded, store: Failing, now: list[float]) -> None:
         await guard.put("t", "summary", "k", b"1", 60)
@@ -134,24 +111,6 @@ def test_a_full_disk_can_still_be_read() -> None:
                 await guard.put("t", "summary", "k", b"2", 60)
         assert guard.failing == ("write",)
         assert await guard.get("t", "summary", "k") == b"1"
-
-    run(test)
-
-
-def test_one_attempt_is_made_after_a_pause_and_another_if_its_caller_left() -> None:
-    async def test(guard: Guarded, store: Failing, now: list[float]) -> None:
-        store.fails = ("read",)
-        await failed_reads(guard, FAILURES)
-        now[0] += FIRST_PAUSE
-        store.hangs, asked = True, store.asked
-        probe = asyncio.ensure_future(guard.get("t", "summary", "k"))
-        await asyncio.sleep(0)
-        await failed_reads(guard, 3)
-        assert store.asked == asked + 1
-        probe.cancel()
-        await asyncio.wait({probe})
-        store.hangs, store.fails = False, ()
-        assert await guard.get("t", "summary", "k") is None
 
     run(test)
 

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from proxy.store import Entry, StoreFailed, tenant_cache
-from proxy.store import items as module
-from proxy.store.items import KIND, LARGEST, LONGEST_ID, ItemMemory
+from proxy.store import Entry, StoreFailed
+from proxy.store.items import KIND, ItemMemory
 from proxy.store.sqlite import SqliteStore
 from tests.kit.stores import Clock
 
@@ -103,90 +102,12 @@ def test_an_id_of_several_items_is_forgotten() -> None:
     run(test)
 
 
-def test_a_store_that_fails_leaves_the_items_in_memory_and_they_are_written_when_it_works(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
-
-    async def test(store: Watched, clock: Clock) -> None:
-        memory = ItemMemory(store, clock)
-        store.fails = True
-        memory.keep("a", "msg_0", b"item", MONTH)
-        assert not await memory.writes.drained(0.05)
-        assert await memory.find("a", ["msg_0", "msg_1"], MONTH) == {"msg_0": b"item"}
-        store.fails = False
-        await memory.aclose()
-        assert store.written == ["msg_0"]
-
-    run(test)
-
-
-def test_large_items_and_long_ids_are_not_kept_and_memory_is_bounded() -> None:
-    async def test(store: Watched, clock: Clock) -> None:
-        memory = ItemMemory(store, clock, 3_000_000)
-        memory.keep("a", "large", b"x" * (LARGEST + 1), MONTH)
-        memory.keep("a", "i" * (LONGEST_ID + 1), b"x", MONTH)
-        assert await memory.find("a", ["large", "i" * (LONGEST_ID + 1)], MONTH) == {}
-        for n in range(8):
-            memory.keep("a", f"msg_{n}", b"x" * 900_000, MONTH)
-            assert await memory.writes.drained()
-        store.read.clear()
-        assert len(await memory.find("a", [f"msg_{n}" for n in range(8)], MONTH)) == 8
-        assert store.read == [[f"msg_{n}" for n in range(5)]], "three are in memory"
-
-    run(test)
-
-
-def test_too_many_pending_items_are_written_at_their_next_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PENDING_BYTES", 1_000)
-
-    async def test(store: Watched, clock: Clock) -> None:
-        memory = ItemMemory(store, clock)
-        memory.keep("a", "msg_0", b"x" * 900, MONTH)
-        memory.keep("a", "msg_1", b"x" * 900, MONTH)
-        assert await memory.writes.drained()
-        assert store.written == ["msg_0"]
-        await memory.find("a", ["msg_0", "msg_1"], MONTH)
-        assert await memory.writes.drained()
-        assert store.written == ["msg_0", "msg_1"]
-
-    run(test)
-
-
-def test_an_item_that_waits_is_found_although_the_cache_has_no_room_for_it() -> None:
-    async def test(store: Watched, clock: Clock) -> None:
-        memory = ItemMemory(store, clock, 2_000)
-        for n in range(3):
-            memory.keep("a", f"msg_{n}", b"x" * 900, MONTH)
-        assert len(await memory.find("a", ["msg_0", "msg_1", "msg_2"], MONTH)) == 3
-        assert store.read == []
-        assert await memory.writes.drained()
-
-    run(test)
-
-
 def test_sizes_of_unknown_items_are_shared_equally() -> None:
     async def test(store: Watched, clock: Clock) -> None:
         memory = ItemMemory(store, clock)
         memory.note_size("a", ["msg_0", "msg_1"], 201)
         assert memory.sizes("a", ["msg_0", "msg_1", "msg_2"]) == {"msg_0": 100, "msg_1": 100}
         assert memory.sizes("b", ["msg_0"]) == {}
-
-    run(test)
-
-
-def test_forgetting_a_tenant_drops_its_items_and_sizes() -> None:
-    async def test(store: Watched, clock: Clock) -> None:
-        memory = ItemMemory(store, clock)
-        memory.keep("a", "msg_0", b"item", MONTH)
-        memory.keep("b", "msg_0", b"item", MONTH)
-        memory.note_size("c", ["msg_1"], 10)
-        assert await memory.writes.drained()
-        assert memory.forget(lambda tenant: tenant != "b") == {"a", "c"}
-        await store.delete("a", KIND, "msg_0")
-        assert await memory.find("a", ["msg_0"], MONTH) == {}
-        assert memory.sizes("c", ["msg_1"]) == {}
-        assert await memory.find("b", ["msg_0"], MONTH) == {"msg_0": b"item"}
 
     run(test)
 

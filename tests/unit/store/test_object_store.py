@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from proxy.errors import ConfigurationError
-from proxy.store import open_archive
 from proxy.store.forgetting import remove
 from proxy.store.interface import StoreFailed
 from tests.kit.object_server import CREDENTIALS, INSTALLED, MISSING, ObjectServer, object_server
@@ -24,7 +22,7 @@ if not INSTALLED:
     pytest.skip(MISSING, allow_module_level=True)
 
 from proxy.store import object_store
-from proxy.store.object_store import CHECK_SECONDS, SWEEP_SECONDS, SWEPT, ObjectsStore
+from proxy.store.object_store import CHECK_SECONDS, SWEEP_SECONDS, ObjectsStore
 
 
 @pytest.fixture
@@ -115,22 +113,6 @@ def test_a_sweep_removes_expired_and_replaced_versions_once_for_all_replicas(
     asyncio.run(test())
 
 
-def test_a_sweep_that_fails_is_repeated(server: ObjectServer) -> None:
-    async def test() -> None:
-        clock = Clock()
-        store = on(server, clock)
-        await store.put("t", "archive", "k", b"1", 60)
-        clock.now += 100
-        server.failure = "lists nothing"
-        with pytest.raises(StoreFailed, match="object storage: GenericError 500"):
-            await store.maintain()
-        server.failure = ""
-        await store.maintain()
-        assert list(server.objects) == [f"archives/{SWEPT}"]
-
-    asyncio.run(test())
-
-
 @pytest.mark.parametrize(
     ("failure", "error"), [("refuses", r"GenericError 403|PermissionDeniedError"), ("overloaded", "GenericError 503")]
 )
@@ -178,40 +160,3 @@ def test_a_folder_is_for_its_owner_and_keeps_no_trace(tmp_path: Path) -> None:
 
     asyncio.run(test())
     assert stat.S_IMODE((tmp_path / "made" / "here").stat().st_mode) == 0o700
-
-
-def test_a_folder_of_the_operator_shows_others_nothing(tmp_path: Path) -> None:
-    (tmp_path / "1").mkdir(mode=0o755)
-
-    async def test() -> None:
-        store = ObjectsStore(f"file://{tmp_path}")
-        await store.put("team:A", "archive", "k", b"CANARY", 60)
-
-    tmp_path.chmod(0o755)
-    asyncio.run(test())
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
-    assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir() if path.is_dir()] == [0o700]
-
-
-def test_names_do_not_depend_on_case(tmp_path: Path) -> None:
-    """Some file systems ignore it."""
-
-    async def test() -> None:
-        store = ObjectsStore(f"file://{tmp_path}/a")
-        for tenant in ("team:a", "team:A"):
-            await store.put(tenant, "archive", "k", b"1", 60)
-        names = [str(path).lower() for path in files(tmp_path)]
-        assert len(set(names)) == 2
-
-    asyncio.run(test())
-
-
-def test_without_its_settings_it_does_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-    (tmp_path / "file").write_text("")
-    for url, problem in ((f"file://{tmp_path}/file/sub", "File exists"), ("az://container/prefix", "Account must be")):
-        with pytest.raises(ConfigurationError, match=f"^archive.url: cannot open {url} .*{problem}"):
-            open_archive(url)
-    assert open_archive(None) is None
-    for url in ("gs://bucket/prefix", "s3://bucket"):
-        assert isinstance(open_archive(url), ObjectsStore)

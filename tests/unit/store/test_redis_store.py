@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -17,18 +16,6 @@ from tests.kit.stores import with_store
 def run(server: RedisServer, *tests: Callable[[RedisStore], Awaitable[None]]) -> None:
     """Run tests one after the other, each with a store of its own on the same server."""
     with_store(lambda: RedisStore(server.url), *tests)
-
-
-def test_the_names_of_expired_entries_are_removed(redis: RedisServer) -> None:
-    async def test(store: RedisStore) -> None:
-        await store.put("t", "summary", "long", b"2", 60)
-        await store.put("t", "summary", "gone", b"4", 0.01)
-        await asyncio.sleep(0.05)
-        await store.maintain()
-        with redis.client() as client:
-            assert client.zcard("compaction:index:1::summary") == 1
-
-    run(redis, test)
 
 
 def test_the_name_of_a_removed_entry_leaves_the_index_unless_it_was_added_again(redis: RedisServer) -> None:

@@ -15,11 +15,8 @@ from structlog.testing import capture_logs
 from proxy.limits import learned as limits
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimit, LearnedLimits
-from proxy.limits.stored import learned
-from proxy.store import Entry, StoreFailed, open_store, tenant_cache
+from proxy.store import Entry, StoreFailed, tenant_cache
 from proxy.store import replicated_map as shared
-from proxy.store.forgetting import forget
-from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import FIRST_READ_SECONDS, name_of
 from proxy.store.sqlite import SqliteStore
 
@@ -129,23 +126,6 @@ async def test_it_is_read_once_and_again_after_a_while(tmp_path: Path, monkeypat
 
 
 @in_a_loop
-async def test_of_two_processes_the_later_is_believed_figure_by_figure(tmp_path: Path) -> None:
-    now = 1_000.0
-    store = Slow(tmp_path / "s.db")
-    first, second = LearnedLimits(store, lambda: now), LearnedLimits(store, lambda: now)
-    first.learn(*KEY, LearnedLimit(input=5_000))
-    await first.aclose()
-    now += 1
-    second.learn(*KEY, LearnedLimit(total=9_000))
-    await second.aclose()
-    now += 1
-    first.learn(*KEY, LearnedLimit(input=4_000))
-    await first.aclose()
-    assert await read(LearnedLimits(store, lambda: now)) == LearnedLimit(4_000, 9_000)
-    await store.aclose()
-
-
-@in_a_loop
 async def test_a_slow_store_is_waited_for_once_and_not_for_long(tmp_path: Path) -> None:
     store = Slow(tmp_path / "s.db", seconds=30)
     known = LearnedLimits(store)
@@ -190,49 +170,6 @@ async def test_a_store_that_fails_costs_nothing_but_memory(tmp_path: Path, monke
 
 
 @in_a_loop
-async def test_what_a_failing_store_did_not_take_is_written_after_a_pause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It doesn't wait for the next refresh, and nothing that waits is lost."""
-    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
-    store = Slow(tmp_path / "s.db")
-    store.fails = True
-    known = LearnedLimits(store)
-    for number in range(20):
-        known.learn("u", f"m{number}", "t", LearnedLimit(total=8_000))
-
-    with capture_logs() as logs:
-
-        async def failed() -> bool:
-            return bool(logs)
-
-        assert await comes_true(failed)
-    assert logs[0]["entries"] == 20
-    store.fails = False
-
-    async def written() -> bool:
-        return len(await store.entries(limits.KIND)) == 20
-
-    assert await comes_true(written)
-    await known.aclose()
-    await store.aclose()
-
-
-@in_a_loop
-async def test_one_bad_value_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_cache, "FIRST_PAUSE", 0.01)
-    store = SqliteStore(tmp_path / "s.db")
-    known = LearnedLimits(store)
-    for number in range(9):
-        known.learn("u", f"m{number}", "\ud800" if number == 4 else "t", LearnedLimit(total=8_000))
-    with capture_logs() as logs:
-        await known.aclose()
-    assert len(await store.entries(limits.KIND)) == 8
-    assert [(line["event"], line["entries"]) for line in logs] == [("shared.not_written", 1)]
-    await store.aclose()
-
-
-@in_a_loop
 async def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     store = Slow(tmp_path / "s.db")
     unlike = b'{"upstream": "u", "model": "m", "input": {"tokens": "many"}}'
@@ -266,51 +203,4 @@ async def test_a_restart_begins_with_the_ratio(tmp_path: Path) -> None:
     second.note(*KEY, 1_000, 2_000)
     assert second.factor(*KEY) == 1.5, "it goes on from the ratios that were seen"
     await second.aclose()
-    await store.aclose()
-
-
-@in_a_loop
-async def test_ratios_that_an_earlier_version_kept_for_all_tenants_are_ignored(tmp_path: Path) -> None:
-    store = Slow(tmp_path / "s.db")
-    old = b'{"upstream":"u","model":"m","ratios":[1.5,1.5,1.5],"steps":30,"since":1.0,"noted":%d}' % time.time()
-    await store.put("everybody", "ratio", name_of("u", "m"), old, 60)
-    known = Calibration(store)
-    task = known.first_read(*KEY)
-    assert task is not None
-    await task
-    assert known.factor(*KEY) == 1.0
-    assert (await learned(store)).ratios == []
-    for _ in range(3):
-        known.note(*KEY, 1_000, 1_200)
-    await known.aclose()
-    (found,) = (await learned(store)).ratios
-    assert (found[0], found[1].factor) == ("t", 1.2)
-    assert await forget(store, "t") == {"tenant_ratio": 1}
-    await store.aclose()
-
-
-@in_a_loop
-async def test_nothing_is_kept_for_callers_who_are_nobody(tmp_path: Path) -> None:
-    store = Slow(tmp_path / "s.db")
-    known = LearnedLimits(store)
-    assert known.first_read("u", "m", UNSTORED_TENANT) is None
-    known.learn("u", "m", UNSTORED_TENANT, LearnedLimit(total=8_000))
-    assert known.get("u", "m", UNSTORED_TENANT) is None
-    await known.aclose()
-    assert not (tmp_path / "s.db").exists()
-
-
-@in_a_loop
-async def test_listing_makes_no_file_and_leaves_out_what_is_over(tmp_path: Path) -> None:
-    store = open_store(f"sqlite:///{tmp_path}/s.db")
-    assert await store.entries("limit") == []
-    assert not (tmp_path / "s.db").exists()
-    await store.put("b", "limit", "k", b"1", 60)
-    await store.put("a", "limit", "k", b"2", 60)
-    await store.put("a", "limit", "over", b"3", -1)
-    await store.put("a", "ratio", "k", b"4", 60)
-    assert [(entry.tenant, entry.key, entry.value) for entry in await store.entries("limit")] == [
-        ("a", "k", b"2"),
-        ("b", "k", b"1"),
-    ]
     await store.aclose()

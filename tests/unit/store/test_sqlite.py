@@ -7,17 +7,15 @@ import os
 import random
 import stat
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from proxy.errors import ConfigurationError
 from proxy.store import Entry, StoreFailed, open_store, sqlite_worker
 from proxy.store.sqlite import SqliteStore
-from proxy.store.sqlite_worker import SqliteWorker, put_aside
+from proxy.store.sqlite_worker import put_aside
 from tests.kit.stores import Clock, files_with, opened, with_store, write_old_file
 
 CANARY = b"CANARY-7f3a9b"
@@ -55,29 +53,6 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
         os.umask(before)
     files = dict.fromkeys(("a.db", "a.db-wal", "a.db-shm"), 0o600)
     assert modes == files | dict.fromkeys(("new", "newer"), 0o700)
-
-
-def test_two_processes_share_it(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
-        other = SqliteStore(tmp_path / "a.db")
-        stores = {"a": store, "b": other}
-        await asyncio.gather(
-            *(one.put("t", "summary", f"{name}{n}", b"", 60) for n in range(30) for name, one in stores.items())
-        )
-        assert await other.get("t", "summary", "a29") == await store.get("t", "summary", "b29") == b""
-        await other.aclose()
-
-    run(tmp_path / "a.db", test)
-
-
-def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
-        for n in range(10):
-            stores = [SqliteStore(tmp_path / f"{n}.db") for _ in range(6)]
-            await asyncio.gather(*(one.put("t", "summary", "k", b"", 60) for one in stores))
-            await asyncio.gather(*(one.aclose() for one in stores))
-
-    run(None, test)
 
 
 def test_a_file_that_is_no_database_fails_as_a_store_does(tmp_path: Path) -> None:
@@ -124,26 +99,6 @@ def test_many_processes_move_a_damaged_file_aside_once(tmp_path: Path) -> None:
     assert len(put_aside(tmp_path / "a.db")) == 1
 
 
-def test_a_file_that_is_moved_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.db"
-    write_ahead, moved = sqlite_worker._write_ahead, []
-
-    def moving(*arguments: Any) -> None:
-        if not moved:
-            moved.append(path.rename(tmp_path / "moved"))
-        write_ahead(*arguments)
-
-    monkeypatch.setattr(sqlite_worker, "_write_ahead", moving)
-
-    async def test(store: SqliteStore) -> None:
-        await store.put("t", "summary", "k", b"1", 60)
-        assert await store.get("t", "summary", "k") == b"1"
-
-    run(path, test)
-    assert moved
-    assert path.exists()
-
-
 def test_a_file_that_is_damaged_later_is_moved_aside_by_whoever_meets_it(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
 
@@ -165,21 +120,6 @@ def test_a_file_that_is_damaged_later_is_moved_aside_by_whoever_meets_it(tmp_pat
     assert len([aside for aside in put_aside(path) if not aside.name.endswith(("-wal", "-shm"))]) == 1
 
 
-def test_a_file_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-
-    async def test(store: SqliteStore) -> None:
-        await store.put("t", "summary", "k", b"1", 60)
-        path.unlink()
-        assert await store.get("t", "summary", "k") is None
-        await store.put("t", "summary", "k", b"2", 60)
-
-    async def again(store: SqliteStore) -> None:
-        assert await store.get("t", "summary", "k") == b"2"
-
-    run(path, test, again)
-
-
 def test_a_file_from_before_the_first_version_fails_with_advice_and_stays(tmp_path: Path) -> None:
     write_old_file(tmp_path / "a.db")
 
@@ -194,16 +134,6 @@ def test_a_file_from_before_the_first_version_fails_with_advice_and_stays(tmp_pa
         assert db.execute("SELECT value FROM entries").fetchall() == [("old",)]
 
 
-def test_a_place_that_cannot_be_written_fails_as_a_store_does(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-
-    async def test(store: SqliteStore) -> None:
-        with pytest.raises(StoreFailed):
-            await store.get("t", "summary", "k")
-
-    run(tmp_path / "file" / "a.db", test)
-
-
 def test_a_lock_is_waited_for_only_so_long_and_the_store_goes_on_after_it(tmp_path: Path) -> None:
     async def test(store: SqliteStore) -> None:
         await store.put("t", "summary", "k", b"1", 60)
@@ -216,23 +146,6 @@ def test_a_lock_is_waited_for_only_so_long_and_the_store_goes_on_after_it(tmp_pa
         assert await store.get("t", "summary", "k") == b"2"
 
     with_store(lambda: SqliteStore(tmp_path / "a.db", busy_seconds=0.05), test)
-
-
-def test_a_slow_disk_does_not_hold_up_the_event_loop(tmp_path: Path) -> None:
-    async def test() -> None:
-        worker, go = SqliteWorker(tmp_path / "a.db", "test"), threading.Event()
-        reading = asyncio.ensure_future(worker.run(lambda db: go.wait(30)))
-        turns = 0
-        while not reading.done():
-            turns += 1
-            if turns == 20:
-                go.set()
-            await asyncio.sleep(0.001)
-        assert await reading
-        assert turns >= 20
-        await worker.aclose()
-
-    asyncio.run(test())
 
 
 def test_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,15 +251,3 @@ def test_the_size_is_kept_by_removing_what_expires_first(tmp_path: Path, on_disk
         assert len(await store.entries("archive")) == len(left)
 
     with_store(lambda: SqliteStore(path, most), test)
-
-
-def test_many_small_entries_are_bounded_too(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
-        for n in range(100):
-            await store.put("t", "limit", f"{n:03}", b"1", 1000 + n)
-        await store.maintain()
-        left = [entry.key for entry in await store.entries("limit")]
-        assert 0 < len(left) < 90
-        assert left == [f"{n:03}" for n in range(100 - len(left), 100)]
-
-    with_store(lambda: SqliteStore(tmp_path / "a.db", 300_000, batch=10), test)

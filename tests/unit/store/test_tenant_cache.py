@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 from proxy.store import Entry, StoreFailed, tenant_cache
 from proxy.store.interface import Refused
 from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
-from proxy.telemetry.metrics import REGISTRY
 from tests.kit.engine import Plain
 
 
@@ -119,15 +118,6 @@ def test_what_waits_is_written_in_few_calls_by_one_task() -> None:
     run(test)
 
 
-def test_large_values_are_written_in_more_calls() -> None:
-    async def test(cache: Cache, shelf: Shelf) -> None:
-        cache.add(*numbered(5), size=2_000_000)
-        assert await cache.writes.drained()
-        assert [len(keys) for keys in shelf.writes] == [2, 2, 1]
-
-    run(test)
-
-
 def test_a_newer_value_replaces_one_that_waits() -> None:
     async def test(cache: Cache, shelf: Shelf) -> None:
         shelf.gate = asyncio.Event()
@@ -206,19 +196,6 @@ def test_a_value_that_cannot_be_encoded_is_dropped_alone(monkeypatch: pytest.Mon
         assert shelf.keys == set(numbered(9)) - {"k3"}
         assert cache.dropped == ["k3"]
         assert {(line["event"], line["log_level"]) for line in logs} == {("store.write_failed", "error")}
-
-    run(test)
-
-
-def test_values_of_one_moment_are_written_together() -> None:
-    async def test(cache: Cache, shelf: Shelf) -> None:
-        cache.add("a")
-        await asyncio.sleep(0)
-        cache.add("b")
-        await asyncio.sleep(0.001)
-        cache.add("c")
-        await cache.writes._attempted.wait()
-        assert shelf.writes == [["a", "b", "c"]]
 
     run(test)
 
@@ -316,23 +293,6 @@ def test_closing_writes_what_waits_and_reports_what_it_drops(monkeypatch: pytest
     run(test)
 
 
-def test_a_gauge_shows_what_waits() -> None:
-    def gauge() -> float | None:
-        return REGISTRY.get_sample_value("compaction_store_waiting", {"kind": "kind"})
-
-    async def test(cache: Cache, shelf: Shelf) -> None:
-        shelf.down = True
-        cache.add(*numbered(3))
-        assert await cache.has_failed.wait()
-        await asyncio.sleep(0)
-        assert gauge() == 3
-        shelf.down = False
-        assert await cache.writes.drained()
-        assert gauge() == 0
-
-    run(test)
-
-
 def test_values_are_found_in_memory_among_those_that_wait_and_in_the_store() -> None:
     async def test(cache: Cache, shelf: Shelf) -> None:
         shelf.gate = asyncio.Event()
@@ -376,28 +336,3 @@ def test_a_caller_can_wait_until_a_value_is_written_but_not_for_a_store_that_fai
         assert await cache.writes.written(("t", "last"))
 
     run(test)
-
-
-def test_a_caller_that_waits_for_a_value_learns_that_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenant_cache, "CLOSING_SECONDS", 0.01)
-
-    async def test(cache: Cache, shelf: Shelf) -> None:
-        shelf.gate = asyncio.Event()
-        cache.add("k")
-        waiting = asyncio.create_task(cache.writes.written(("t", "k")))
-        await asyncio.sleep(0)
-        await cache.aclose()
-        assert not await waiting
-
-    run(test)
-
-
-def test_without_a_store_values_stay_in_memory() -> None:
-    async def test() -> None:
-        cache = Cache(None)
-        assert cache.add("k")
-        assert await cache.read("t", "k") is None
-        await cache.aclose()
-        assert len(cache.writes) == 0
-
-    asyncio.run(test())

@@ -1,10 +1,11 @@
-"""Records and the ledger on a real Redis server."""
+"""Records and the ledger, in SQLite and on a real Redis server."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 
 from proxy.records.model import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROWS, LedgerSums, RecordQuery
 from proxy.records.redis import BATCH, PAGE, RedisRecords
-from proxy.store import StoreFailed
+from proxy.records.sqlite import SqliteRecords
 from proxy.telemetry.record import Cost, RequestRecord, Usage
 from tests.kit.records import EVERYTHING, expected_ledger, found_ledger, record, varied_batches
 from tests.kit.redis_server import RedisServer
@@ -25,9 +26,30 @@ def ids(records: Sequence[RequestRecord]) -> list[str]:
     return [one.id for one in records]
 
 
-def used(server: RedisServer, work: Callable[[RedisRecords], Awaitable[None]], *keys: bytes) -> None:
+Records = RedisRecords | SqliteRecords
+Open = Callable[[Sequence[bytes]], Records]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Open an empty store."""
+    if request.param == "sqlite":
+        return lambda keys: SqliteRecords(tmp_path / "r.db", keys=keys)
+    server: RedisServer = request.getfixturevalue("redis")
+    return lambda keys: RedisRecords(server.url, keys)
+
+
+def raw(request: pytest.FixtureRequest, tmp_path: Path) -> bytes:
+    """Return all bytes of the store."""
+    if (tmp_path / "r.db").exists():
+        return b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    server: RedisServer = request.getfixturevalue("redis")
+    return server.raw()
+
+
+def used(opened: Open, work: Callable[[Records], Awaitable[None]], *keys: bytes) -> None:
     async def run() -> None:
-        store = RedisRecords(server.url, keys)
+        store = opened(keys)
         try:
             await work(store)
         finally:
@@ -37,12 +59,14 @@ def used(server: RedisServer, work: Callable[[RedisRecords], Awaitable[None]], *
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
-def test_a_record_is_found_by_its_names(redis: RedisServer, keys: tuple[bytes, ...]) -> None:
+def test_a_record_is_found_by_its_names(
+    opened: Open, request: pytest.FixtureRequest, tmp_path: Path, keys: tuple[bytes, ...]
+) -> None:
     first = record(model="gpt-5", verdict="compacted", usage=Usage(310, 20, 100, None), cost=Cost(5, 7, estimated=True))
     blue, refused = record("team:blue", model="gpt-5"), record(model="o3", verdict="refused", error="overloaded")
     summary = record(kind="summary", parent=first.id)
 
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         await store.write([first, blue, refused, summary], WEEK)
         found = await store.get(first.id)
         assert msgspec.to_builtins(found) == msgspec.to_builtins(first)
@@ -63,30 +87,29 @@ def test_a_record_is_found_by_its_names(redis: RedisServer, keys: tuple[bytes, .
         ):
             assert ids(await store.select(query)) == ids(wanted), query
         if keys:
-            raw = redis.raw()
-            assert not any(word in raw for word in (b"gpt-5", b"team", b"blue", b"overloaded"))
+            assert not any(word in raw(request, tmp_path) for word in (b"gpt-5", b"team:", b"blue", b"overloaded"))
 
-    used(redis, work, *keys)
+    used(opened, work, *keys)
 
 
 def test_a_filter_looks_behind_the_first_page(redis: RedisServer) -> None:
     old = [record(model="old") for _ in range(3)]
     records = [*old, *(record(model="new") for _ in range(2 * PAGE))]
 
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         await store.write(records, WEEK)
         assert ids(await store.select(RecordQuery(model="old", limit=2))) == ids([old[2], old[1]])
         assert len(await store.select(RecordQuery(limit=1_000))) == 1_000
 
-    used(redis, work)
+    used(lambda keys: RedisRecords(redis.url, keys), work)
 
 
-def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(redis: RedisServer) -> None:
+def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(opened: Open) -> None:
     large = 9_007_199_254_740_993  # more than a number of Lua holds
     records = [record(before=900, sent=300, cost=Cost(large, 7)) for _ in range(BATCH + 5)]
     records += [record("team:blue", before=10)]
 
-    async def first(store: RedisRecords) -> None:
+    async def first(store: Records) -> None:
         await store.write(records[:9], WEEK)
         await asyncio.gather(*(store.write(records, WEEK) for _ in range(3)))
         (blue_labels, _), (red_labels, red) = await store.ledger(0, 10**6)
@@ -96,15 +119,15 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(redis:
         assert [labels for labels, _ in await store.ledger(0, 10**6, ("team:blue",))] == [blue_labels]
         assert await store.ledger(0, 5) == []
 
-    async def second(store: RedisRecords) -> None:
+    async def second(store: Records) -> None:
         await store.write([record(before=1)], WEEK)
         total = LedgerSums()
         for _, sums in await store.ledger(0, 10**6, ("team:red",)):
             total.add(sums)
         assert total.requests == 1, "no key reads the older rows"
 
-    used(redis, first, KEY)
-    used(redis, second, NEW_KEY)
+    used(opened, first, KEY)
+    used(opened, second, NEW_KEY)
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
@@ -114,7 +137,7 @@ def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
 ) -> None:
     records = {record.id: record for batch in batches for record in batch}
 
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         for batch in batches:
             await store.write(batch, WEEK)
         await store.write(batches[0], WEEK)
@@ -123,32 +146,32 @@ def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
 
     with redis_process.client() as client:
         client.flushall()
-    used(redis_process, work, *keys)
+    used(lambda keys: RedisRecords(redis_process.url, keys), work, *keys)
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
-def test_a_removed_tenant_leaves_nothing(redis: RedisServer, keys: tuple[bytes, ...]) -> None:
+def test_a_removed_tenant_leaves_nothing(
+    opened: Open, request: pytest.FixtureRequest, tmp_path: Path, keys: tuple[bytes, ...]
+) -> None:
     parent = record()
     red = [parent, record(kind="summary", parent=parent.id), *(record() for _ in range(BATCH + 50))]
     blue = record("team:blue")
 
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         await store.write([*red, blue], WEEK)
         assert await store.remove("team:red") == {"record": len(red), "ledger row": 1}
         assert ids(await store.select(RecordQuery())) == ids([blue])
         assert [labels.team for labels, _ in await store.ledger(0, 10**6)] == ["blue"]
-        raw = redis.raw()
-        assert b"red" not in raw
-        assert parent.id.encode() not in raw
-        assert red[-1].id.encode() not in raw
+        for name in ("red", parent.id, red[-1].id):
+            assert name.encode() not in raw(request, tmp_path)
 
-    used(redis, work, *keys)
+    used(opened, work, *keys)
 
 
 def test_expired_and_excess_records_are_removed_and_stay_in_the_ledger(redis: RedisServer) -> None:
     short, kept = [record() for _ in range(BATCH + 9)], [record("team:blue") for _ in range(30)]
 
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         await store.write(short, 0.001)
         await store.write(kept, WEEK)
         await asyncio.sleep(0.05)
@@ -159,16 +182,16 @@ def test_expired_and_excess_records_are_removed_and_stay_in_the_ledger(redis: Re
             assert client.zcard("{compaction-records}:1:ids:team%3Ablue") == 20
         assert sum(sums.requests for _, sums in await store.ledger(0, 10**6)) == len(short) + len(kept)
 
-    used(redis, work)
+    used(lambda keys: RedisRecords(redis.url, keys), work)
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
 def test_rows_of_the_ledger_are_bounded_by_tenant_and_day_and_sums_stay_complete(
-    redis: RedisServer, keys: tuple[bytes, ...]
+    opened: Open, keys: tuple[bytes, ...]
 ) -> None:
     records = [record(model=f"m{number}", before=1) for number in range(TENANT_ROWS + 50)]
 
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         for _ in range(2):
             await store.write(records, WEEK)
         await store.write([record("team:blue", model="gpt-5"), record(model="m0", before=1)], WEEK)
@@ -179,31 +202,11 @@ def test_rows_of_the_ledger_are_bounded_by_tenant_and_day_and_sums_stay_complete
         assert (counts[OTHER], counts["m0"]) == (50, 2)
         assert [labels.model for labels, _ in await store.ledger(0, 10**6, ("team:blue",))] == ["gpt-5"]
 
-    used(redis, work, *keys)
-
-
-def test_further_callers_without_a_team_are_summed_up_without_a_tenant(
-    redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("proxy.records.model.DAY_ROWS", 3)
-    records = [record(f"key:{number}", model="gpt-5") for number in range(9)]
-    for one in records:
-        one.team = None
-
-    async def work(store: RedisRecords) -> None:
-        await store.write([*records, record()], WEEK)
-        rows = await store.ledger(0, 10**6)
-        assert len(rows) == 5
-        assert sum(sums.requests for _, sums in rows) == 10
-        assert [sums.requests for labels, sums in rows if labels.tenant == ""] == [6]
-        assert await store.remove("key:8") == {"record": 1}
-        assert await store.remove("") == {"ledger row": 1}
-
-    used(redis, work)
+    used(opened, work, *keys)
 
 
 def test_a_sum_has_a_maximum_and_a_damaged_one_starts_again(redis: RedisServer) -> None:
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         for _ in range(3):
             await store.write([record(before=2, cost=Cost(3 * 10**18, 2**63))], WEEK)
         with redis.client() as client:
@@ -215,14 +218,14 @@ def test_a_sum_has_a_maximum_and_a_damaged_one_starts_again(redis: RedisServer) 
         ((_, sums),) = await store.ledger(0, 10**6)
         assert (sums.requests, sums.received, sums.sent) == (4, 2, 8)
 
-    used(redis, work)
+    used(lambda keys: RedisRecords(redis.url, keys), work)
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
 def test_unreadable_values_are_skipped(redis: RedisServer, keys: tuple[bytes, ...]) -> None:
     records = [record(), record(), record(), record("team:blue")]
 
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         await store.write(records, WEEK)
         with redis.client() as client:
             for key, value in (
@@ -237,7 +240,7 @@ def test_unreadable_values_are_skipped(redis: RedisServer, keys: tuple[bytes, ..
         assert len(await store.ledger(0, 10**6)) == 1
         await store.maintain(10)
 
-    used(redis, work, *keys)
+    used(lambda keys: RedisRecords(redis.url, keys), work, *keys)
 
 
 def test_rows_have_a_lifetime_and_callers_without_records_leave_no_name(
@@ -246,7 +249,7 @@ def test_rows_have_a_lifetime_and_callers_without_records_leave_no_name(
     old = record("team:gone")
     old.time -= (LEDGER_DAYS + 2) * DAY
 
-    async def work(store: RedisRecords) -> None:
+    async def work(store: Records) -> None:
         await store.write([old], 0.001)
         await store.write([record()], WEEK)
         await asyncio.sleep(0.05)
@@ -254,23 +257,4 @@ def test_rows_have_a_lifetime_and_callers_without_records_leave_no_name(
         assert [labels.team for labels, _ in await store.ledger(0, 10**6)] == ["red"]
         assert b"gone" not in redis.raw()
 
-    used(redis, work)
-
-
-def test_a_server_that_is_down_raises(redis: RedisServer) -> None:
-    async def work(store: RedisRecords) -> None:
-        redis.stop()
-        for call in (
-            lambda: store.write([record()], WEEK),
-            lambda: store.get("0" * 24),
-            lambda: store.select(RecordQuery()),
-            lambda: store.ledger(0, 1),
-            lambda: store.remove("t"),
-            lambda: store.maintain(5),
-        ):
-            with pytest.raises(StoreFailed):
-                await call()
-        redis.start()
-        await store.write([record()], WEEK)
-
-    used(redis, work)
+    used(lambda keys: RedisRecords(redis.url, keys), work)
