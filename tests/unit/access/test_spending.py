@@ -85,31 +85,6 @@ def test_tokens_are_counted_until_the_month_ends() -> None:
     asyncio.run(work())
 
 
-def test_without_a_budget_nothing_is_limited() -> None:
-    async def work() -> None:
-        spent = spending(MONEY, Clock())
-        for who in (caller(None), caller(MONEY, team=None)):
-            await spent.check(who)
-            assert spent.remaining(who) is None
-
-    asyncio.run(work())
-
-
-def test_processes_on_one_store_share_what_they_have_counted() -> None:
-    async def work() -> None:
-        store, clock = SqliteStore(None), Clock(at(2026, 5, 1))
-        first = spending(MONEY, clock, store)
-        first.add(record(2.0))
-        await first.aclose()
-        second = spending(MONEY, clock, store)
-        await refused(second, caller(MONEY))
-        assert second.forget(lambda tenant: tenant == "team:red") == {"team:red"}
-        await second.aclose()
-        await store.aclose()
-
-    asyncio.run(work())
-
-
 def test_a_request_in_progress_reserves_its_probable_cost() -> None:
     async def work() -> None:
         spent, who = spending(TOKENS, Clock(at(2026, 5, 2))), caller(TOKENS)

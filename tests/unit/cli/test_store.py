@@ -13,15 +13,14 @@ import pytest
 from proxy.cli.store import Deployment, Migration, usage
 from proxy.records import open_records
 from proxy.records.model import RecordQuery
-from proxy.store import ManagedStore, StoreFailed, open_store
+from proxy.store import ManagedStore, open_store
 from proxy.store.accounts import Entry
-from proxy.store.forgetting import forget, forgotten
+from proxy.store.forgetting import forget
 from proxy.store.object_store import ObjectsStore
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sqlite import SqliteStore
 from proxy.summary.allowance import KIND
 from tests.kit.records import record
-from tests.kit.redis_server import RedisServer
 
 pytest.importorskip("cryptography")
 OLD, NEW = b"o" * 32, b"n" * 32
@@ -173,27 +172,6 @@ def test_a_run_that_is_killed_anywhere_is_continued(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
-def test_nothing_of_a_forgotten_tenant_is_copied(tmp_path: Path, redis: RedisServer) -> None:
-    urls = [f"sqlite:///{tmp_path}/store.db", redis.url]
-
-    async def test() -> None:
-        for url, gone in zip(urls, ("team:0", "team:1"), strict=True):
-            store = open_store(url)
-            await forget(store, gone)
-            await store.aclose()
-        store = open_store(urls[0])
-        await filled(store, 9)
-        await store.aclose()
-        migration = await migrated(place(urls[0]), place(urls[1]))
-        assert migration.copied.counts == {"summary": 3, "archive": 3, "ledger row": 0}
-        assert {tenant for tenant, _, _ in await everything(place(urls[1]))} == {"", "team:2"}
-        store = open_store(urls[1])
-        assert len(await forgotten(store)) == 2
-        await store.aclose()
-
-    asyncio.run(test())
-
-
 def test_a_tenant_that_is_forgotten_during_a_run_is_removed_from_the_target(tmp_path: Path) -> None:
     source, target = place(f"sqlite:///{tmp_path}/one.db"), place(f"sqlite:///{tmp_path}/two.db")
 
@@ -210,18 +188,5 @@ def test_a_tenant_that_is_forgotten_during_a_run_is_removed_from_the_target(tmp_
     async def forgetting(*records: object) -> None:
         await forget(source.stores[0], "team:0")
         await forgetting.then(*records)  # type: ignore[attr-defined]
-
-    asyncio.run(test())
-
-
-def test_a_target_that_fails_ends_the_run(tmp_path: Path, redis: RedisServer) -> None:
-    async def test() -> None:
-        store = open_store(f"sqlite:///{tmp_path}/store.db")
-        await filled(store, 3)
-        await store.aclose()
-        redis.stop()
-        with pytest.raises(StoreFailed):
-            await migrated(place(f"sqlite:///{tmp_path}/store.db"), place(redis.url))
-        redis.start()
 
     asyncio.run(test())

@@ -12,9 +12,6 @@ from tests.kit.configurations import check
 HASH = "sha256:" + "ab" * 32
 
 
-OTHER = "sha256:" + "cd" * 32
-
-
 TOGETHER = {
     "a route to nowhere": (
         "upstreams:\n  main: {}\nmodels:\n  - match: a\n    upstream: mian\n",
@@ -26,12 +23,6 @@ TOGETHER = {
         5,
         "Fix: did you mean 'careful'?",
     ),
-    "one key, two teams": (
-        f"teams:\n  a:\n    keys: ['{HASH}']\n"
-        f"  b:\n    keys:\n      - '{OTHER}'\n      - '{HASH.upper().replace('SHA', 'sha')}'\n",
-        7,
-        'Fix: keep it in one team',
-    ),
     "keys without a key": ("auth:\n  mode: keys\nupstreams:\n  main: {api_key: x}\n", 2, "Fix: add the lines"),
     "keys and an upstream without one": (
         f"auth: {{mode: keys}}\nteams:\n  a: {{keys: ['{HASH}']}}\n"
@@ -39,43 +30,17 @@ TOGETHER = {
         6,
         "upstreams.two: api_key is missing",
     ),
-    "keys and the default upstream": (
-        f"teams:\n  a: {{keys: ['{HASH}']}}\nauth: {{mode: keys}}\n",
-        1,
-        "upstreams.openai: api_key is missing",
-    ),
     "an unknown parent": (
         "policies:\n  careful:\n    extends: defualt\n",
         3,
         "Fix: did you mean 'default'?",
     ),
     "its own parent": ("policies:\n  a:\n    keep: {messages: 5}\n    extends: a\n", 4, "in a circle (a → a)"),
-    "a circle of three": (
-        "policies:\n  d:\n    extends: a\n  a:\n    extends: b\n  b:\n    extends: c\n  c:\n    extends: a\n",
-        5,
-        "in a circle (a → b → c → a)",
-    ),
-    "notes from the whole conversation, and redaction": (
-        "policies:\n  a:\n    summary:\n      redact_secrets: true\n      method: continue\n",
-        5,
-        "Fix: method: transcript",
-    ),
-    "prepare at the trigger": (
-        "policies:\n  a:\n    trigger: {fraction: 0.8}\n    prepare: {fraction: 0.8}\n",
-        4,
-        "0.8 (fraction) must be below the trigger's 0.8",
-    ),
     "prepare above a trigger in tokens": (
         "policies:\n  a:\n    prepare: {tokens: 5000}\n    trigger: [{tokens: 4000}, {fraction: 0.8}]\n",
         3,
         "5000 (tokens) must be below the trigger's 4000",
     ),
-    "a trigger below the parent's prepare": (
-        "policies:\n  a:\n    prepare: {fraction: 0.7}\n  b:\n    extends: a\n    trigger: {fraction: 0.5}\n",
-        6,
-        "policies.b.prepare: 0.7 (fraction) must be below the trigger's 0.5",
-    ),
-    "prepare above the default trigger": ("policies:\n  a:\n    prepare: {fraction: 0.9}\n", 3, "the trigger's 0.85"),
 }  # fmt: skip
 
 

@@ -19,9 +19,6 @@ SYNTAX: dict[str, tuple[str | bytes, int, str]] = {
     "a list at the top": ("- a\n- b\n", 1, "'name: value'"),
     "python tag": ("server:\n  host: !!python/object/apply:os.system [id]\n", 2, "tag"),
     "python name tag": ("server: !!python/name:os.system ''\n", 1, "tag"),
-    "int tag": ("server: {host: !!int 1}\n", 1, "tag"),
-    "set tag": ("server:\n  host: a\nteams: !!set {a}\n", 3, "tag"),
-    "unquoted star": ("models:\n  - match: *\n    upstream: main\n", 2, "in quotes"),
     "unknown anchor": ("models:\n  - match: *all\n", 2, "'*all' refers to no anchor"),
     "anchor in itself": ("models: &a\n  - *a\n", 2, "Fix: write the value out"),
     "merge key": ("server:\n  <<: {port: 1}\n", 2, "merge keys"),
@@ -29,9 +26,6 @@ SYNTAX: dict[str, tuple[str | bytes, int, str]] = {
     "tab": ("server:\n\tport: 1\n", 2, "spaces, not tabs"),
     "open quote": ("server:\n  host: 'a\n  port: 1\n", 2, "Fix: close the quote or bracket that opens here"),
     "open bracket": ("server:\n  port: 1\nmodels: [a,\n", 3, "Fix: close the quote or bracket that opens here"),
-    "colon in text": ("server:\n  host: a: b\n", 2, "quotes"),
-    "percent": ("server:\n  host: %a\n", 2, "in quotes"),
-    "indentation": ("server:\n  host: a\n port: 1\n", 3, "indentation"),
     "control character": ("server:\n  host: a\x07\n", 2, "control character"),
     "not UTF-8": (b"server:\n  host: \xff\n", 2, "UTF-8"),
     "a list as a name": ("server:\n  ? [a]\n  : 1\n", 2, "can't be a name"),
@@ -105,13 +99,13 @@ def judge(content: bytes) -> None:
         assert fault.message.isprintable()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(NAMES + SCALARS + MARKS), max_size=25).map("".join))
 def test_any_text_is_settings_or_an_error_with_a_line(text: str) -> None:
     judge(text.encode())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_settings_or_an_error_with_a_line(content: bytes) -> None:
     judge(content)
@@ -126,7 +120,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES)
 def test_any_structure_is_settings_or_an_error_with_a_line(value: object) -> None:
     judge(json.dumps(value).encode())

@@ -17,26 +17,6 @@ def settings(text: str, **environ: str) -> Settings:
     return loads(dedent(text).encode(), environ)
 
 
-def test_the_default_policy() -> None:
-    policy = load(None, {}).policies["default"]
-    assert policy.name == "default"
-    assert (policy.mode, policy.allow_header, policy.reserve_output) == ("enforce", True, None)
-    assert policy.trigger == (Clause(fraction=0.85),)
-    assert policy.keep == Clause(fraction=0.10)
-    assert policy.prepare == (Clause(fraction=0.75),)
-    assert (policy.summary.max_tokens, policy.summary.timeout) == (4000, 45)
-    assert policy.summary.trim_tokens_to_summarize is None
-    assert policy.truncate_args is not None
-    assert policy.truncate_args.max_length == 2000
-    assert {"write_file", "edit_file"} <= set(policy.truncate_args.tools)
-    assert policy.evict_results is not None
-    assert policy.evict_results.max_tokens == 2000
-    assert policy.evict_results.exclude == ("ls", "glob", "grep", "write_todos")
-    assert (policy.user_messages.max_tokens, policy.index.max_tokens) == (20_000, 4000)
-    assert policy.unknown_model.trigger == (Clause(tokens=170_000),)
-    assert policy.unknown_model.keep == Clause(messages=6)
-
-
 def trigger(text: str) -> tuple[Clause, ...]:
     return settings(f"policies:\n  default:\n    trigger: {text}\n").policies["default"].trigger
 
@@ -146,8 +126,3 @@ def test_a_policy_can_be_a_key_and_cannot_be_changed() -> None:
         policy.mode = "off"
     with pytest.raises(dataclasses.FrozenInstanceError):
         policy.keep.tokens = 5  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(("written", "mode"), [("off", "off"), ('"off"', "off"), ("shadow", "shadow")])
-def test_mode_off_needs_no_quotes(written: str, mode: str) -> None:
-    assert settings(f"policies: {{default: {{mode: {written}}}}}").policies["default"].mode == mode

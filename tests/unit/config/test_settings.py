@@ -7,80 +7,12 @@ from textwrap import dedent
 
 import pytest
 
-from proxy.compaction.settings import Clause
 from proxy.config import Route, Settings, load
 from tests.kit.configurations import loads
 
 
 def settings(text: str, **environ: str) -> Settings:
     return loads(dedent(text).encode(), environ)
-
-
-# The names that are settled, as users have them in their files.
-SETTLED = """
-    server: {host: 127.0.0.1, port: 8787}
-    store: {url: "sqlite:///state/compaction.db"}
-    auth: {mode: open}
-    upstreams:
-      main:
-        provider: openai
-        base_url: https://api.openai.com/v1
-        api_key: ${OPENAI_API_KEY}
-        lane: auto
-    models:
-      - match: "gpt-5*"
-        upstream: main
-      - match: support-bot
-        upstream: main
-        model: gpt-4o-mini
-        profile: {context_window: 128000, max_input_tokens: 128000, max_output_tokens: 16384, tokenizer: o200k_base}
-    policies:
-      default:
-        mode: enforce
-        trigger: {fraction: 0.85}
-        keep: {fraction: 0.10}
-        prepare: {fraction: 0.75}
-        summary: {model: gpt-4o-mini, fallback_model: null, prompt: null, trim_tokens_to_summarize: null,
-                  max_tokens: 4000, timeout: 45}
-        truncate_args: {trigger: {fraction: 0.85}, keep: {fraction: 0.10}, max_length: 2000,
-                        truncation_text: "...(argument truncated)", tools: [write_file, edit_file]}
-        evict_results: {trigger: {fraction: 0.85}, keep: {fraction: 0.10}, max_tokens: 2000,
-                        exclude: [ls, glob, grep, write_todos]}
-      careful:
-        extends: default
-        keep: {messages: 40}
-    teams:
-      search:
-        keys: ["sha256:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"]
-        policy: careful
-        models: ["gpt-5*", support-bot]
-"""
-
-
-def test_the_settled_names_mean_what_they_say() -> None:
-    found = settings(SETTLED, OPENAI_API_KEY="sk-mine")
-    assert (found.server.host, found.server.port) == ("127.0.0.1", 8787)
-    assert found.store.path == Path("state/compaction.db")
-    assert found.auth.mode == "open"
-    main = found.upstreams["main"]
-    assert (main.provider, main.base_url, main.lane) == ("openai", "https://api.openai.com/v1", "auto")
-    assert main.api_key is not None
-    assert main.api_key.get_secret_value() == "sk-mine"
-    assert found.route("gpt-5-mini") == Route("main", "gpt-5-mini", None)
-    bot = found.route("support-bot")
-    assert bot is not None
-    assert (bot.upstream, bot.model) == ("main", "gpt-4o-mini")
-    assert bot.profile is not None
-    assert (bot.profile.context_window, bot.profile.max_output_tokens) == (128000, 16384)
-    assert found.route("claude") is None
-    careful = found.policies["careful"]
-    assert careful.name == "careful"
-    assert careful.keep == Clause(messages=40)
-    assert careful.trigger == (Clause(fraction=0.85),)
-    assert careful.summary.model == "gpt-4o-mini"
-    assert careful.truncate_args is not None
-    assert careful.truncate_args.tools == ("write_file", "edit_file")
-    assert found.teams["search"].policy == "careful"
 
 
 @pytest.mark.parametrize("content", [None, "", "# nothing\n", "---\n", "\ufeff# a mark\n", "{}"])
@@ -148,10 +80,6 @@ def test_routes_match_in_order_and_by_case() -> None:
     assert found.route("GPT-4o") is None
 
 
-def test_without_routes_every_model_goes_to_the_first_upstream() -> None:
-    assert settings("upstreams: {second: {}, first: {}}").route("m") == Route("second", "m", None)
-
-
 @pytest.mark.parametrize(
     ("upstream", "base_url"),
     [
@@ -174,15 +102,6 @@ def test_providers_with_credentials_of_their_own_need_no_key_where_callers_have_
         upstreams: {{main: {{provider: bedrock}}}}
     """)
     assert found.upstreams["main"].has_credential
-
-
-def test_aliases_may_be_used() -> None:
-    found = settings("""
-        policies:
-          a: {summary: &small {model: small}}
-          b: {summary: *small}
-    """)
-    assert found.policies["b"].summary.model == "small"
 
 
 def test_secrets_are_not_in_any_representation() -> None:

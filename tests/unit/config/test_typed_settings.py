@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.changes import ROOT
+ROOT = Path(__file__).parents[3]
 
 SETTINGS = (
     *("allow_header", "keep_newest", "overflow_retries", "rate_limit_as_limit", "reserve_output", "self_compacting"),

@@ -48,23 +48,6 @@ def test_it_send_nexts_while_watched_and_on_once_it_has_begun() -> None:
     asyncio.run(scene())
 
 
-def test_it_does_not_begin_after_the_compaction() -> None:
-    async def scene() -> None:
-        client = Client()
-        heartbeat = client.heartbeat(0.05)
-        heartbeat.start_after_delay()
-        heartbeat.cancel_start()
-        await asyncio.sleep(0.15)
-        assert not heartbeat.begun
-        assert client.got == []
-        heartbeat.start_after_delay()
-        await asyncio.sleep(0.05)
-        assert heartbeat.begun, "the next one is counted from the request's beginning, too"
-        heartbeat.close()
-
-    asyncio.run(scene())
-
-
 def test_whoever_sends_next_waits_for_what_is_being_sent() -> None:
     async def scene() -> None:
         client = Client()
@@ -79,23 +62,6 @@ def test_whoever_sends_next_waits_for_what_is_being_sent() -> None:
         client.reads.set()
         await stoped
         assert client.got == ["http.response.start", COMMENT]
-
-    asyncio.run(scene())
-
-
-def test_closing_ends_what_is_being_sent() -> None:
-    async def scene() -> None:
-        client = Client()
-        client.reads.clear()
-        heartbeat = client.heartbeat(0)
-        heartbeat.start_after_delay()
-        await asyncio.sleep(0.02)
-        heartbeat.close()
-        await asyncio.sleep(0.02)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        client.reads.set()
-        await asyncio.sleep(0.02)
-        assert client.got == []
 
     asyncio.run(scene())
 

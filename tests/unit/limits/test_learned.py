@@ -143,14 +143,6 @@ def test_a_guess_takes_the_place_of_nothing_that_was_named_and_holds() -> None:
     assert known.get("u", "m", "t") is None
 
 
-def test_a_guess_takes_the_place_of_what_an_answer_disproved() -> None:
-    known = LearnedLimits()
-    known.learn("u", "m", "t", NAMED)
-    known.confirm("u", "m", "t", 20_000, 20_000, 1.0)
-    known.learn("u", "m", "t", GUESS)
-    assert known.get("u", "m", "t") == LearnedLimit(5_000)
-
-
 def test_a_guess_that_knows_a_number_lowers_what_was_named() -> None:
     """The same limit again, for a prompt that should have been below it: the count was wrong, and no one says how."""
     known = LearnedLimits()
@@ -202,14 +194,6 @@ def test_the_limits_of_a_profile_in_tokens_as_counted_here() -> None:
     assert published(profile()) == LearnedLimit()
 
 
-def test_a_refusal_that_names_next_to_nothing_names_no_limit() -> None:
-    for limit in (1, limits.LEAST_LIMIT - 1, None):
-        told = limit_from_overflow(refusal(limit), 10_000, 500)
-        assert (told, told.source, told.named) == (LearnedLimit(input=7_000), "guess", None)
-    assert limit_from_overflow(refusal(8_000), 10_000, 500).named == 8_000
-    assert limit_from_overflow(refusal(90_000), 10_000, 500).source == "guess", "by our count it would have fitted"
-
-
 @pytest.mark.parametrize(
     ("sent", "reported", "factor", "left"),
     [
@@ -252,18 +236,6 @@ def test_what_usage_showed_only_usage_can_raise() -> None:
     assert known.get("u", "m", "t") == LearnedLimit(5_000)
     known.confirm("u", "m", "t", 5_500, 5_600, 1.0)
     assert known.get("u", "m", "t") == LearnedLimit(5_500)
-
-
-def test_answers_alone_lower_nothing() -> None:
-    known = LearnedLimits()
-    known.confirm("u", "m", "t", 9_000, 9_000, 1.0)
-    assert known.get("u", "m", "t") is None
-
-
-def test_limits_are_learned_for_one_upstream_model_and_credential_alone() -> None:
-    known = LearnedLimits()
-    known.learn("u", "m", "t", LearnedLimit(input=5000))
-    assert [known.get(*key) for key in (("v", "m", "t"), ("u", "n", "t"), ("u", "m", "s"))] == [None] * 3
 
 
 def test_no_more_than_so_many_are_kept_the_latest_ones(monkeypatch: pytest.MonkeyPatch) -> None:

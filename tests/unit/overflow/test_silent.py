@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.overflow import Overflow, recognise
+from proxy.overflow import Overflow
 from proxy.overflow.silent import (
     Filled,
     Finished,
@@ -42,7 +41,6 @@ FOUND: list[tuple[str, Finished, int, dict[str, Any], Overflow]] = [
         {"window": 1_048_576},
         silent(1_000_000, 999_990, 1),
     ),
-    ("or says nothing else", stopped(None, 3, EXCEEDED), 5_000, {}, silent(None, None, 3)),
     (
         "it says so twice, far below the window",
         stopped(4_000, 96, EXCEEDED),
@@ -50,30 +48,8 @@ FOUND: list[tuple[str, Finished, int, dict[str, Any], Overflow]] = [
         {"window": 128_000, "filled": [Filled(3_600, 4_097)]},
         silent(4_096, 4_000, 96),
     ),
-    (
-        "a full window",
-        stopped(262_144, 0, "length", empty=True),
-        300_000,
-        {"window": 262_144},
-        silent(262_144, 262_144, 0),
-    ),
     ("one token", stopped(8_191, 1, "length", empty=True), 8_000, {"asked": 500}, silent(8_192, 8_191, 1)),
-    (
-        "nothing written twice, with the same total",
-        stopped(30_010, 1, "length", empty=True),
-        30_000,
-        {"window": 128_000, "filled": [Filled(28_000, 30_012)]},
-        silent(30_011, 30_010, 1),
-    ),
     ("no usage for far more than fits", stopped(0, 120, "length"), 20_000, {"window": 8_192}, silent(8_192)),
-    (
-        "nothing written for more than fits",
-        stopped(0, 0, "length", empty=True),
-        9_000,
-        {"window": 8_192},
-        silent(None, None, 0),
-    ),
-    ("aborted", stopped(0, 0, "abort", empty=True), 40_000, {"window": 32_768}, silent(None)),
 ]
 
 
@@ -85,19 +61,7 @@ def test_silent_overflows(answer: Finished, counted: int, known: dict[str, Any],
 NOT_FOUND: list[tuple[str, Finished, int, dict[str, Any]]] = [
     ("an answer", stopped(5_000), 5_200, {"window": 8_192}),
     ("thoughts took the output", stopped(1_200, 4_096, "length", empty=True), 1_190, {"window": 400_000}),
-    (
-        "thoughts took it, and no usage",
-        stopped(None, 0, "length", empty=True),
-        60_000,
-        {"window": 128_000, "asked": 200},
-    ),
     ("thoughts took it, and aren't counted", stopped(60_000, 0, "length", empty=True), 60_000, {"window": 128_000}),
-    (
-        "that happened before",
-        stopped(60_000, 0, "length", empty=True),
-        60_000,
-        {"window": 128_000, "filled": [Filled(59_000, 59_000)]},
-    ),
     (
         "the same prompt again",
         stopped(60_000, 0, "length", empty=True),
@@ -108,12 +72,9 @@ NOT_FOUND: list[tuple[str, Finished, int, dict[str, Any]]] = [
     ("the finish reason says it once, far below", stopped(4_000, 96, EXCEEDED), 3_800, {"window": 128_000}),
     ("and without usage", stopped(None, 0, EXCEEDED), 3_800, {"window": 128_000}),
     ("one token was asked for", stopped(5_000, 1, "length", empty=True), 5_000, {"asked": 1}),
-    ("nothing written far under the window", stopped(1_000, 1, "length", empty=True), 1_000, {"window": 128_000}),
     ("nothing written, and not for its length", stopped(8_192, 0, "stop", empty=True), 8_000, {"window": 8_192}),
-    ("the end of a long answer", stopped(5_000, 3_000, "length"), 5_000, {"window": 8_192}),
     ("no usage for what fits", stopped(None), 8_000, {"window": 8_192}),
     ("aborted, though it fits", stopped(0, 0, "abort", empty=True), 4_000, {"window": 32_768}),
-    ("more than the window", stopped(201_500, 20), 200_900, {"window": 200_000}),
 ]
 
 
@@ -126,7 +87,6 @@ def test_answers(answer: Finished, counted: int, known: dict[str, Any]) -> None:
 # and the limit.
 CUT: list[tuple[str, int, int, int, list[SentPrompt], int | None, int]] = [
     ("to a power of two", 8_192, 25_000, 900, [SentPrompt(8_192, 1_700), SentPrompt(8_192, 900)], None, 8_192),
-    ("to a round size", 10_000, 40_000, 2_000, [SentPrompt(10_000, 4_000), SentPrompt(10_000, 2_000)], 128_000, 10_000),
     ("under a window", 4_050, 20_000, 900, [SentPrompt(4_060, 1_800), SentPrompt(4_060, 900)], 128_000, 4_060),
     ("three times the same", 11_111, 16_000, 900, [SentPrompt(11_150, 2_400), SentPrompt(11_100, 1_200)], None, 11_150),
     (
@@ -137,15 +97,6 @@ CUT: list[tuple[str, int, int, int, list[SentPrompt], int | None, int]] = [
         [SentPrompt(2_000, 2_800, True), SentPrompt(3_340, 800), SentPrompt(3_335, 400)],
         32_000,
         3_340,
-    ),
-    (
-        "message by message",
-        3_000,
-        5_600,
-        400,
-        [SentPrompt(3_000, 2_000, True), SentPrompt(3_900, 1_200), SentPrompt(3_400, 800)],
-        32_000,
-        3_900,
     ),
     ("another size in between", 8_192, 25_000, 900, [SentPrompt(8_192, 1_900), SentPrompt(7_000, 900)], None, 8_192),
 ]
@@ -162,9 +113,7 @@ def test_cut_prompts(
 
 NOT_CUT: list[tuple[str, Finished, int, int, list[SentPrompt], int | None]] = [
     ("the first turn", stopped(8_192), 25_000, 900, [], None),
-    ("the conversation has hardly grown", stopped(8_192), 25_000, 100, [SentPrompt(8_192, 200)], None),
     ("another size before", stopped(8_192), 25_000, 900, [SentPrompt(7_000, 900)], None),
-    ("once", stopped(8_192), 25_000, 900, [SentPrompt(7_500, 1_900, True), SentPrompt(8_192, 900)], None),
     (
         "the template drops the reasoning of earlier turns",
         stopped(6_000),
@@ -173,25 +122,7 @@ NOT_CUT: list[tuple[str, Finished, int, int, list[SentPrompt], int | None]] = [
         [SentPrompt(8_900, 1_900, True, 4_000), SentPrompt(5_500, 900, False, 4_000)],
         None,
     ),
-    ("no window, and once", stopped(7_310), 20_000, 900, [SentPrompt(7_310, 900)], None),
-    ("no window, far below", stopped(7_310), 20_000, 900, [SentPrompt(7_310, 1_900), SentPrompt(7_310, 900)], 32_000),
     ("the newest text alone", stopped(1_024), 20_000, 1_000, [SentPrompt(1_024, 1_000)], None),
-    (
-        "cached tokens are left out",
-        Finished("stop", 8_192, 3, False, 14_000),
-        22_000,
-        900,
-        [SentPrompt(8_192, 900)],
-        None,
-    ),
-    (
-        "never counted in full, and far below",
-        stopped(3_700),
-        9_000,
-        400,
-        [SentPrompt(3_800, 1_200), SentPrompt(3_750, 400)],
-        32_000,
-    ),
 ]
 
 
@@ -247,8 +178,3 @@ def test_an_empty_stream_is_an_overflow_unless_the_prompt_is_small() -> None:
 def test_usage(usage: dict[str, object], prompt: int | None, output: int | None) -> None:
     assert prompt_tokens(usage) == prompt
     assert output_tokens(usage) == output
-
-
-def test_a_finished_answer_is_no_error() -> None:
-    body = {"choices": [{"message": {"content": "x"}, "finish_reason": "model_context_window_exceeded"}]}
-    assert recognise(200, json.dumps(body).encode()) is None

@@ -18,7 +18,7 @@ from proxy.config import load
 from proxy.config.policy import Policy
 from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.dialect import Dialect
-from proxy.errors import ConfigurationError, ProxyError, UpstreamInterrupted, UpstreamTimeout
+from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Attempt, Reply
@@ -275,17 +275,6 @@ def test_the_client_of_a_request_that_stays_too_long_learns_its_parts(tmp_path: 
     assert "previous_response_id" in (reply.run.advice or "")
 
 
-def test_each_attempt_is_smaller(tmp_path: Path) -> None:
-    _, script, _ = answered(CASES["a lower limit than stated before"], tmp_path)
-    first, second, third = (len(json.dumps(sent)) for sent in script.sent)
-    assert first > second > third
-
-
-def test_a_request_that_is_not_counted_leaves_unchanged(tmp_path: Path) -> None:
-    _, script, _ = answered(CASES["no counter, and a price"], tmp_path)
-    assert script.sent == [CASES["no counter, and a price"].body]
-
-
 def test_a_response_that_cannot_be_judged_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def unavailable(*_: object) -> int:
         raise ConfigurationError("The tokenizer is gone.")
@@ -313,13 +302,6 @@ def test_less_output_is_asked_for_when_that_is_enough(tmp_path: Path) -> None:
     reply, script, _ = answered(CASES["less output is enough"], tmp_path)
     assert (reply.sent.output or 0) in range(1, 6_000)
     assert script.sent[0] == {**CASES["less output is enough"].body, "max_tokens": reply.sent.output}
-
-
-def test_a_failure_of_the_upstream_reaches_the_client(tmp_path: Path) -> None:
-    with pytest.raises(UpstreamInterrupted):
-        answered(Case(long_chat(3), [UpstreamInterrupted("The connection broke.")]), tmp_path)
-    with pytest.raises(UpstreamTimeout):
-        answered(Case(long_chat(3), [FINE]), tmp_path, deadline=0.0)
 
 
 def test_records_explain_each_cause_of_a_retry(tmp_path: Path) -> None:

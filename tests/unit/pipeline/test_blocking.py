@@ -22,7 +22,7 @@ from tests.kit.conversations import Message
 from tests.kit.engine import Engine, request, run
 from tests.kit.generator import SETTINGS
 
-LENGTH = 400_000
+LENGTH = 200_000
 LONGEST = 66_000
 """Characters or bytes of a call. Regular expressions of this length take up to 1 ms."""
 

@@ -50,15 +50,6 @@ def test_the_oldest_are_forgotten(id_length: int, each: int) -> None:
     assert all(known(taught(messages, counted(100 * each)), message) for message in messages)
 
 
-def test_what_is_used_again_stays() -> None:
-    used, *others = results(40, 10)
-    memory = taught([used], counted(20 * (FACTS_BYTES + 120)))
-    for other in others:
-        assert known(memory, used)
-        taught([other], memory)
-    assert not known(memory, others[0])
-
-
 def test_the_tenant_with_the_most_loses_its_facts() -> None:
     facts = FactsMemory(60 * (FACTS_BYTES + 120))
     memory = CounterFacts(ChatCounter(Profile("m")), facts)
@@ -69,15 +60,6 @@ def test_the_tenant_with_the_most_loses_its_facts() -> None:
     assert memory.look_up([many[-1]], "many")[0] != [None]
     assert memory.look_up([many[0]], "many")[0] == [None]
     assert memory.look_up([few[0]], "many")[0] == [None], "tenants share no facts"
-
-
-def test_counters_share_one_bound() -> None:
-    facts = FactsMemory(20 * (FACTS_BYTES + 120))
-    messages = results(18, 10)
-    first = taught(messages, CounterFacts(ChatCounter(Profile("m")), facts))
-    second = taught(messages, CounterFacts(ChatCounter(Profile("m", tokenizer="cl100k_base")), facts))
-    kept = sum(known(memory, message) for memory in (first, second) for message in messages)
-    assert 8 <= kept <= 20
 
 
 def conversation(number: int) -> list[bytes]:

@@ -13,9 +13,9 @@ from structlog.testing import capture_logs
 from proxy.errors import Overloaded, UpstreamTimeout
 from proxy.http.request_body import Sent, note_error
 from proxy.pipeline import recorder as module
-from proxy.pipeline.recorder import CLIENT_LEFT, Recorder
+from proxy.pipeline.recorder import Recorder
 from proxy.store import StoreFailed
-from proxy.telemetry.record import RECORD, RequestRecord, current, first_id, new_id, record_of
+from proxy.telemetry.record import RECORD, RequestRecord, current, new_id, record_of
 
 
 class Store:
@@ -84,16 +84,6 @@ def test_an_error_of_the_proxy_is_recorded(error: Overloaded, verdict: str, code
     asyncio.run(work())
 
 
-def test_a_client_that_left_is_recorded() -> None:
-    async def work() -> None:
-        recorder = made(None)
-        record = recorder.begin({"type": "http", "path": "/v1/models"})
-        recorder.end(record, await _sent(START), perf_counter())
-        assert (record.status, record.error) == (499, CLIENT_LEFT)
-
-    asyncio.run(work())
-
-
 def test_ids_in_a_path_are_not_recorded() -> None:
     async def work() -> None:
         recorder = made(None)
@@ -150,9 +140,3 @@ def test_the_last_error_of_a_store_does_not_end_the_records(monkeypatch: pytest.
         assert [[one.tenant for one in batch] for batch in store.batches] == [["a"], ["b"], ["c"]]
 
     asyncio.run(work())
-
-
-def test_ids_sort_by_time() -> None:
-    id = new_id()
-    assert len(id) == len(first_id(0)) == 24
-    assert first_id(1.0) < id < first_id(10**10)

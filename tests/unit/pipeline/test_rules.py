@@ -64,17 +64,6 @@ def test_every_setting_of_a_policy_reaches_the_core() -> None:
     assert rules.shorten_last_user_message
 
 
-def test_stages_can_be_switched_off() -> None:
-    rules = rules_for(policy(truncate_args=None, evict_results=None), window_known=True)
-    assert {stage.NAME for stage in rules.stages} == {"duplicates", "media"}
-
-
-def test_whatever_the_trigger_a_conversation_is_compacted_before_it_is_refused() -> None:
-    rules = rules_for(policy(trigger={"messages": 1000}), window_known=True)
-    assert any_met(rules.trigger, 9500, 3, 10_000)
-    assert not any_met(rules.trigger, 9499, 3, 10_000)
-
-
 def test_a_policy_without_a_trigger_never_compacts_until_a_refusal() -> None:
     never = policy(trigger=[])
     assert rules_for(never, window_known=True).trigger == ()

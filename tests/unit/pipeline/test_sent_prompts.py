@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from proxy.pipeline.job import Prompt
-from proxy.pipeline.sent_prompts import KIND, SentPrompts
+from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.store import Guarded, open_store
-from proxy.store.interface import UNSTORED_TENANT
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 TALK = ("team", "talk")
@@ -84,26 +83,6 @@ def test_what_another_process_sent_is_read_from_the_store(tmp_path: Path) -> Non
         await other.aclose()
         await prompts.find(TALK, prompt(A, answers=(1, 3, 5)))
         assert not prompts.continues(TALK, prompt(A, B, answers=(1, 3, 5)))
-
-    with_store(check, tmp_path)
-
-
-def test_nothing_is_stored_for_callers_without_a_tenant_or_for_unchanged_conversations(tmp_path: Path) -> None:
-    async def check(prompts: SentPrompts, store: Guarded) -> None:
-        prompts.sent((UNSTORED_TENANT, "talk"), 3, "mark", prompt(A), changed=True)
-        prompts.sent(TALK, 3, "mark", prompt(A), changed=False)
-        await prompts.aclose()
-        assert await store.get(UNSTORED_TENANT, KIND, "talk") is None
-        assert await store.get(*TALK[:1], KIND, TALK[1]) is None
-
-    with_store(check, tmp_path)
-
-
-def test_a_damaged_entry_counts_as_none(tmp_path: Path) -> None:
-    async def check(prompts: SentPrompts, store: Guarded) -> None:
-        await store.put(TALK[0], KIND, TALK[1], b"[]", 60)
-        await prompts.find(TALK)
-        assert prompts.stale(TALK) == 0
 
     with_store(check, tmp_path)
 

@@ -35,23 +35,6 @@ def test_a_port_in_use_names_the_line_of_the_file(tmp_path: Path) -> None:
     )
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        bind(settings("192.0.2.1"), 0, None)
-    assert caught.value.message.startswith("server.host: cannot listen on 192.0.2.1:0 (")
-
-
-def test_all_addresses_of_a_name_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "127.0.0.2")]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    bound = bind(settings("localhost"), 0, None)
-    names = [one.getsockname() for one in bound]
-    for one in bound:
-        one.close()
-    assert [host for host, _ in names] == ["127.0.0.1", "127.0.0.2"]
-    assert len({port for _, port in names}) == 1
-
-
 def test_a_server_that_takes_the_port_during_the_start_gives_one_line() -> None:
     own = settings()
     bound = bind(own, 0, None)

@@ -14,21 +14,10 @@ from structlog.testing import capture_logs
 
 from proxy.limits.learned import Limits
 from proxy.server.maintenance import Maintenance
-from proxy.store import StoreFailed
 from proxy.store.forgetting import forget
 from proxy.store.replicated_map import ReplicatedMap
 from proxy.store.sqlite import SqliteStore
 from tests.kit.stores import with_store
-
-
-def test_upkeep_begins_no_file(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
-        maintenance = Maintenance(store, [])
-        await maintenance.once()
-        assert await store.remove("t") == {}
-
-    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("where", ["folder", "round"])
@@ -117,73 +106,6 @@ def test_a_command_on_a_machine_with_a_slow_clock_is_noticed(tmp_path: Path, mon
             await maintenance.once()
             assert shared.get("t", "u", "m") is None
         await shared.aclose()
-
-    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
-
-
-class Failing:
-    """A store of records that is locked, and a holder with a fault."""
-
-    def __init__(self) -> None:
-        self.removed: list[str] = []
-        self.fails = True
-
-    async def maintain(self, most: int) -> None:
-        raise StoreFailed("locked")
-
-    async def remove(self, tenant: str) -> None:
-        if self.fails:
-            raise StoreFailed("locked")
-        self.removed.append(tenant)
-
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        if self.fails:
-            raise KeyError("a fault")
-        return set()
-
-
-def test_each_step_runs_even_if_the_others_fail(tmp_path: Path) -> None:
-    async def test(store: SqliteStore) -> None:
-        failing, archive = Failing(), SqliteStore(tmp_path / "b.db")
-        shared = ReplicatedMap(store, "limit", Limits, 10)
-        maintenance = Maintenance(store, [failing, shared], failing, archive=archive)  # type: ignore[arg-type]
-        await maintenance.once()
-        shared.set_local("t", "u", "m", Limits("u", "m"))
-        await forget(store, "t")
-        for place in (store, archive):
-            await place.put("t", "archive", "k", b"1", 60)
-        with capture_logs() as logs:
-            await maintenance.once()
-        assert {line["step"] for line in logs if "step" in line} == {"forget", "records", "remove"}
-        assert shared.get("t", "u", "m") is None
-        assert await store.get("t", "archive", "k") is None
-        assert await archive.get("t", "archive", "k") is None
-        assert failing.removed == []
-        failing.fails = False
-        await maintenance.once()
-        assert failing.removed == ["t"], "the next round repeats what failed"
-        await shared.aclose()
-        await archive.aclose()
-
-    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
-
-
-def test_a_write_that_was_pending_is_removed_in_the_next_round(tmp_path: Path) -> None:
-    class Holder:
-        def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-            return {"t"}
-
-    async def test(store: SqliteStore) -> None:
-        maintenance = Maintenance(store, [Holder()])
-        await maintenance.once()
-        await forget(store, "t")
-        await maintenance.once()
-        await store.put("t", "item", "k", b"late", 60)
-        await maintenance.once()
-        assert await store.get("t", "item", "k") is None
-        await store.put("t", "item", "k", b"new", 60)
-        await maintenance.once()
-        assert await store.get("t", "item", "k") == b"new", "the tenant may come back"
 
     with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
 

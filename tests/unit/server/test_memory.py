@@ -36,11 +36,6 @@ def test_what_was_freed_is_given_back() -> None:
     assert last
 
 
-def test_a_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maintenance, "_malloc_trim", lambda: None)
-    malloc_trim()
-
-
 def test_it_is_done_now_and_then_while_the_proxy_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given = threading.Event()
     monkeypatch.setattr("proxy.server.maintenance.malloc_trim", given.set)

@@ -16,7 +16,7 @@ from proxy.compaction.turn import Turn
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.limits.profiles import Profile
 from proxy.tokens import encoding, has_remote_media
-from proxy.tokens.media import LARGEST_SIDE, MEDIA, MEDIA_LABELS, RULES, Media
+from proxy.tokens.media import MEDIA, MEDIA_LABELS, Media
 
 encoding("o200k_base")
 
@@ -24,16 +24,6 @@ encoding("o200k_base")
 def png(width: int, height: int, padding: int = 0) -> bytes:
     header = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + b"IHDR" + struct.pack(">II", width, height)
     return header + b"\x08\x06\x00\x00\x00" + bytes(4) + bytes(padding)
-
-
-def jpeg(width: int, height: int, metadata: int = 0) -> bytes:
-    app1 = b"\xff\xe1" + struct.pack(">H", metadata + 2) + bytes(metadata) if metadata else b""
-    frame = b"\xff\xc0" + struct.pack(">HBHHB", 17, 8, height, width, 3) + bytes(9)
-    return b"\xff\xd8" + app1 + frame
-
-
-def gif(width: int, height: int) -> bytes:
-    return b"GIF89a" + struct.pack("<HH", width, height) + bytes(8)
 
 
 def data_url(data: bytes, mime: str = "image/png") -> str:
@@ -57,33 +47,22 @@ GUIDES = [
     ("gpt-4o", (1024, 1024), "high", 765),
     ("gpt-4o", (2048, 4096), "high", 1105),
     ("gpt-4o", (4096, 8192), "low", 85),
-    ("gpt-4o-mini", (1024, 1024), "high", 2833 + 4 * 5667),
     ("o-series", (1024, 1024), "auto", 75 + 4 * 150),
     ("gpt-5", (1024, 1024), "auto", 70 + 4 * 140),
-    ("computer-use", (1024, 1024), "auto", 65 + 4 * 129),
     ("gpt-4.1-mini", (1024, 1024), "auto", 1659),
     ("gpt-4.1-mini", (1800, 2400), "auto", 2353),
-    ("gpt-4.1-nano", (1024, 1024), "auto", 2520),
     ("o4-mini", (1024, 1024), "auto", 1762),
     ("gpt-5.4", (1600, 1600), "high", 3000),
-    ("gpt-5.4", (3200, 3200), "original", 12_000),
     ("claude", (1000, 1000), "auto", 1334),
     ("claude", (1092, 1092), "auto", 1590),
-    ("claude", (8000, 8000), "auto", 1600),
     ("gemini", (384, 384), "auto", 258),
     ("gemini", (960, 540), "auto", 6 * 258),
-    ("gemini-3", (960, 540), "auto", 1120),
 ]
 
 
 @pytest.mark.parametrize(("family", "size", "detail", "expected"), GUIDES)
 def test_the_providers_examples(family: str, size: tuple[int, int], detail: str, expected: int) -> None:
     assert tokens(family, image(data_url(png(*size)), detail)) == expected
-
-
-@pytest.mark.parametrize("data", [png(1024, 1024), jpeg(1024, 1024), jpeg(1024, 1024, 60_000), gif(1024, 1024)])
-def test_sizes_are_read_from_the_header(data: bytes) -> None:
-    assert tokens("gpt-4o", image(data_url(data))) == 765
 
 
 def test_five_megabytes_cost_their_tiles_and_no_time() -> None:
@@ -115,26 +94,10 @@ def test_what_is_not_known_costs_the_most(url: object) -> None:
     assert tokens("gpt-4o", image(url, "low")) == 85
 
 
-@pytest.mark.parametrize("family", RULES)
-@given(size=st.tuples(st.integers(1, LARGEST_SIDE), st.integers(1, LARGEST_SIDE)), detail=st.text(max_size=8))
-@settings(deadline=None, max_examples=60)
-def test_every_rule_is_bounded(family: str, size: tuple[int, int], detail: str) -> None:
-    most = RULES[family].tokens(None, "auto")
-    assert 1 <= RULES[family].tokens(size, detail if detail != "original" else "auto") <= most
-
-
 @given(st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF1234WEBP", b"BM"]), st.binary())
 @settings(deadline=None, max_examples=200)
 def test_damaged_images_are_counted(magic: bytes, rest: bytes) -> None:
     assert 85 <= tokens("gpt-4o", image(data_url(magic + rest))) <= 85 + 8 * 170
-
-
-def test_images_in_the_forms_of_others() -> None:
-    data = base64.b64encode(png(1000, 1000)).decode()
-    source = {"type": "base64", "media_type": "image/png", "data": data}
-    assert tokens("claude", {"type": "image", "source": source}) == 1334
-    assert tokens("claude", {"type": "input_image", "image_url": data_url(png(1000, 1000))}) == 1334
-    assert tokens("claude", {"type": "image_url", "image_url": data_url(png(1000, 1000))}) == 1334
 
 
 def wav(seconds: float, rate: int = 48_000) -> str:

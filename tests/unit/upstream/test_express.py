@@ -193,15 +193,6 @@ def test_other_requests_take_the_general_lane(headers: Any) -> None:
     assert asyncio.run(run()) is None
 
 
-def test_a_long_address_is_not_remembered() -> None:
-    async def run() -> Any:
-        async with aiohttp.ClientSession() as session:
-            lane = express.Express(session, read_bufsize=1, line_size=1)
-            return lane.post(f"http://a/b?{'q' * express.LONGEST_URL}", [], BODY), lane._targets
-
-    assert asyncio.run(run()) == (None, {})
-
-
 def test_a_changed_aiohttp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(self: Any, request: Any) -> None: ...
 

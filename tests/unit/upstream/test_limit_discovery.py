@@ -13,18 +13,16 @@ from typing import Any, ParamSpec
 
 import pytest
 import yaml
-from click.testing import CliRunner
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 from structlog.testing import capture_logs
 
-from proxy.cli.commands import main
 from proxy.config import Route, UpstreamSettings
 from proxy.pipeline.runtime import Runtime
 from proxy.server.loopback import serve
 from proxy.upstream import limit_discovery as asking
-from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, LimitDiscovery, reports_limits
+from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, reports_limits
 from tests.kit.configurations import loads
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.upstream import StandIn
@@ -83,7 +81,6 @@ TELLING: dict[str, tuple[dict[str, Any], str]] = {
     "vLLM": ({"/v1/models": listing(max_model_len=WINDOW)}, "upstream: max_model_len in /models"),
     "OpenRouter": ({"/v1/models": listing(context_length=WINDOW)}, "upstream: context_length in /models"),
     "Groq": ({"/v1/models": listing(context_window=WINDOW)}, "upstream: context_window in /models"),
-    "Together": ({"/v1/models": listing(context_length=WINDOW)["data"]}, "upstream: context_length in /models"),
     "Mistral": ({"/v1/models": listing(max_context_length=WINDOW)}, "upstream: max_context_length in /models"),
     "LM Studio": (
         {
@@ -100,13 +97,6 @@ TELLING: dict[str, tuple[dict[str, Any], str]] = {
         },
         "upstream: n_ctx in /props",
     ),
-    "Ollama, set": (
-        {
-            "/v1/models": {"object": "list", "data": [{"id": "acme:latest"}, {"id": "other:latest"}]},
-            "/api/show": {"model_info": OLLAMA_INFO, "parameters": 'stop    "x"\nnum_ctx                 8000\n'},
-        },
-        "upstream: num_ctx in /api/show",
-    ),
     "Ollama, not set": (
         {
             "/v1/models": {"object": "list", "data": [{"id": "acme"}]},
@@ -121,17 +111,6 @@ TELLING: dict[str, tuple[dict[str, Any], str]] = {
             "/api/ps": {"models": [{"name": "acme:latest", "model": "acme:latest", "context_length": WINDOW}]},
         },
         "upstream: context_length in /api/ps",
-    ),
-    "an adapter": (
-        {
-            "/v1/models": {
-                "data": [
-                    {"id": "base", "max_model_len": WINDOW},
-                    {"id": "acme", "parent": "base", "max_model_len": None},
-                ]
-            }
-        },
-        "upstream: max_model_len in /models",
     ),
 }
 
@@ -176,17 +155,6 @@ async def test_the_table_gives_way_and_the_operator_does_not() -> None:
     assert untold.max_input_tokens == 272_000
     assert (ours.context_window, ours.sources["context_window"]) == (5_000, "override")
     assert upstream.paths == ["/v1/models"]
-
-
-@running
-async def test_a_cap_on_the_input_stays_below_the_window_that_is_told() -> None:
-    with serve(Telling({"/v1/models": {"data": [{"id": "openai/gpt-5", "context_length": 400_000}]}})) as url:
-        service = service_for(url)
-        await service.profile(Route("main", "openai/gpt-5", None))
-        await service.configuration.limit_discovery.settled()
-        profile = await service.profile(Route("main", "openai/gpt-5", None))
-        await service.aclose()
-    assert (profile.context_window, profile.max_input_tokens) == (400_000, 272_000)
 
 
 NOTHING: dict[str, Any] = {
@@ -265,38 +233,6 @@ async def test_each_of_ollamas_models_is_asked_for_once_and_no_other() -> None:
     assert upstream.paths.count("/v1/models") == 2
 
 
-@running
-async def test_ollama_is_asked_again_soon_until_the_model_is_loaded() -> None:
-    now = [0.0]
-    upstream = Telling(
-        {"/v1/models": {"data": [{"id": "acme:latest"}]}, "/api/show": {"model_info": OLLAMA_INFO}, "/api/ps": {}}
-    )
-
-    async def window(service: Runtime) -> int | None:
-        await service.profile(Route("main", "acme", None))
-        await service.configuration.limit_discovery.settled()
-        return (await service.profile(Route("main", "acme", None))).context_window
-
-    with serve(upstream) as url:
-        service = service_for(url)
-        relay = service.configuration.upstreams.relay
-        service.configuration.limit_discovery = LimitDiscovery(service.settings.upstreams, relay, "x", lambda: now[0])
-        assert await window(service) == 131_072
-        upstream.answers = {**upstream.answers, "/api/ps": {"models": [{"name": "acme", "context_length": 4_096}]}}
-        now[0] = SOON / 2
-        assert await window(service) == 131_072
-        now[0] = SOON
-        assert await window(service) == 4_096
-        rounds = upstream.paths.count("/api/ps")
-        upstream.answers = {**upstream.answers, "/api/ps": {"models": []}}
-        now[0] = SOON + EVERY - 1
-        assert await window(service) == 4_096
-        assert upstream.paths.count("/api/ps") == rounds
-        now[0] = SOON + EVERY
-        assert await window(service) == 4_096, "what it was loaded with, it will be loaded with again"
-        await service.aclose()
-
-
 ASKED: list[tuple[dict[str, Any], bool]] = [
     ({}, False),
     ({"base_url": "https://eu.api.openai.com/v1"}, False),
@@ -340,35 +276,3 @@ def test_no_request_waits_and_shutting_down_does_not_either(hanging: str, tmp_pa
         for _ in range(3):
             caller.chat.completions.create(model="acme", messages=chat(1, 20))
     assert time.monotonic() - begun < 20
-
-
-def test_a_session_fits_the_window_that_the_upstream_told(tmp_path: Path) -> None:
-    upstream = Telling({"/v1/models": listing(max_model_len=WINDOW)})
-    with serve(upstream) as behind:
-        settings = {"upstreams": {"main": {"provider": "hosted_vllm", "base_url": f"{behind}/v1"}}}
-        with proxied(settings, tmp_path) as url, client(url) as caller:
-            caller.chat.completions.create(model="acme", messages=chat(1, 20))
-            for _ in range(200):
-                if upstream.asked:
-                    break
-                time.sleep(0.05)
-            answers = [
-                caller.chat.completions.with_raw_response.create(model="acme", messages=chat(turns, 500))
-                for turns in range(2, 14)
-            ]
-    assert [answer.headers["x-compaction-retries"] for answer in answers] == ["0"] * 12
-    assert answers[-1].headers["x-compaction"] == "compacted"
-    assert {received.status for received in upstream.stand_in.requests} == {200}
-    assert {key for _, _, key, _ in upstream.asked} == {None}, "the callers' keys are not for enquiries"
-
-
-def test_the_command_shows_what_the_upstream_tells(tmp_path: Path) -> None:
-    upstream = Telling({"/v1/models": listing(max_model_len=WINDOW)})
-    with serve(upstream) as url:
-        file = tmp_path / "config.yaml"
-        upstreams = {"main": {"provider": "hosted_vllm", "base_url": f"{url}/v1"}}
-        file.write_text(yaml.safe_dump({"store": {"url": "sqlite://"}, "upstreams": upstreams}))
-        shown = CliRunner().invoke(main, ["models", "acme", "--config", str(file)], env={"COLUMNS": "160"})
-    assert shown.exit_code == 0
-    assert "upstream: max_model_len in /models" in shown.output
-    assert f"{WINDOW:,}" in shown.output

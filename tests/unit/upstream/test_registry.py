@@ -59,15 +59,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
             "relay by authorization",
         ),
     ),
-    "OpenAI through LiteLLM": (
-        {"provider": "openai", "lane": "translate"},
-        (
-            "litellm for openai",
-            "bridge of responses again over litellm for openai",
-            "bridge of messages again over litellm for openai",
-            "NotFound",
-        ),
-    ),
     "Azure": (
         {"provider": "azure", "base_url": f"{HOST}/openai/v1"},
         (
@@ -75,15 +66,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
             "relay by api-key",
             "bridge of messages over relay by api-key",
             "relay by api-key",
-        ),
-    ),
-    "Anthropic": (
-        {"provider": "anthropic"},
-        (
-            "litellm for anthropic",
-            "bridge of responses again over litellm for anthropic",
-            "relay by x-api-key",
-            "relay by x-api-key",
         ),
     ),
     "Anthropic's chat completions": (
@@ -104,15 +86,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
             "relay by authorization",
         ),
     ),
-    "only /v1/messages": (
-        {"base_url": f"{HOST}/v1", "speaks": ["messages"]},
-        (
-            "litellm for anthropic",
-            "bridge of responses again over litellm for anthropic",
-            "relay by authorization",
-            "relay by authorization",
-        ),
-    ),
     "both without chat": (
         {"base_url": f"{HOST}/v1", "speaks": ["responses", "messages"]},
         (
@@ -120,15 +93,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, str, str]]] = {
             "relay by authorization",
             "relay by authorization",
             "relay by authorization",
-        ),
-    ),
-    "a provider that LiteLLM translates": (
-        {"provider": "gemini"},
-        (
-            "litellm for gemini",
-            "bridge of responses again over litellm for gemini",
-            "bridge of messages again over litellm for gemini",
-            "NotFound",
         ),
     ),
 }

@@ -112,16 +112,3 @@ def test_a_translated_stream_that_goes_on_stays_open() -> None:
         server.script.cut = "hang"
         asyncio.run(scenario(translated(server)))
         assert server.disconnected.wait(30)
-
-
-def test_a_lane_that_was_never_used_is_opened_for_the_last_time() -> None:
-    async def scenario(url: str) -> None:
-        settings = UpstreamSettings(base_url=f"{url}/v1")
-        before = Upstreams({"main": settings})
-        await before.retire(Upstreams({}, before))
-        transport = await before.transport("main")
-        await ended(await transport.send(outgoing({})))
-        assert not is_open(transport)
-
-    with serve(StandIn().app) as url:
-        asyncio.run(scenario(url))

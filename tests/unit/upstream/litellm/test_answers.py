@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from typing import Any
 
 import pytest
-from starlette.responses import JSONResponse
 
-from proxy.errors import UpstreamInterrupted, UpstreamTimeout, UpstreamUnreachable
+from proxy.errors import UpstreamInterrupted, UpstreamUnreachable
 from proxy.overflow import recognise
 from proxy.upstream.litellm.transport import LiteLLMTransport
 from tests.kit.anthropic_server import AnthropicServer, LocalServer
-from tests.kit.gemini_server import GeminiServer
-from tests.kit.translation import HELLO, PROVIDERS, drain, exchange, outgoing, send
+from tests.kit.translation import PROVIDERS, drain, exchange, outgoing, send
 
 # One row: the provider's response, and the status, type, and code that the client gets.
 ERRORS: list[tuple[str, tuple[int, str, str], tuple[int, str, str | None]]] = [
     ("anthropic", (400, "invalid_request_error", "messages: wrong"), (400, "invalid_request_error", None)),
     ("anthropic", (401, "authentication_error", "invalid x-api-key"), (401, "authentication_error", None)),
-    ("anthropic", (403, "permission_error", "not for you"), (403, "permission_error", None)),
     ("anthropic", (404, "not_found_error", "model: m-1"), (404, "invalid_request_error", None)),
     ("anthropic", (429, "rate_limit_error", "slow down"), (429, "rate_limit_error", None)),
-    ("anthropic", (500, "api_error", "Internal server error"), (500, "server_error", None)),
     ("anthropic", (529, "overloaded_error", "Overloaded"), (529, "server_error", None)),
     ("gemini", (400, "INVALID_ARGUMENT", "contents: wrong"), (400, "invalid_request_error", None)),
-    ("gemini", (429, "RESOURCE_EXHAUSTED", "slow down"), (429, "rate_limit_error", None)),
     ("gemini", (500, "INTERNAL", "An internal error"), (500, "server_error", None)),
-    ("gemini", (503, "UNAVAILABLE", "The model is overloaded."), (503, "server_error", None)),
 ]
 
 
@@ -75,18 +67,6 @@ def test_overflow_is_recognised(provider: str, kind: str, message: str, limit: i
     assert (read.limit, read.counted) == (limit, counted)
 
 
-def test_overflow_as_the_first_event_of_a_stream(anthropic: AnthropicServer) -> None:
-    message = "prompt is too long: 209353 tokens > 199999 maximum"
-    error = {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
-    anthropic.script.raw = b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n"
-    anthropic.script.headers = {"content-type": "text/event-stream"}
-    result = send("anthropic", anthropic, {"stream": True})
-    assert result.status == 400
-    read = recognise(result.status, result.content)
-    assert read is not None
-    assert (read.limit, read.counted) == (199999, 209353)
-
-
 @pytest.mark.parametrize("cut", ["event", "connection", "end"])
 def test_a_stream_that_breaks(anthropic: AnthropicServer, cut: str) -> None:
     anthropic.script.cut = cut
@@ -109,12 +89,6 @@ def test_a_stream_that_breaks(anthropic: AnthropicServer, cut: str) -> None:
     assert "127.0.0.1" not in raised.value.message
 
 
-def test_a_stream_of_gemini_that_breaks(gemini: GeminiServer) -> None:
-    gemini.script.cut = "connection"
-    with pytest.raises(UpstreamInterrupted):
-        send("gemini", gemini, {"stream": True})
-
-
 def test_an_answer_that_is_not_the_providers(anthropic: AnthropicServer) -> None:
     anthropic.script.raw = b"<html>a gateway's page at 127.0.0.1</html>"
     result = send("anthropic", anthropic, {})
@@ -133,16 +107,6 @@ def test_nobody_listens(provider: str, stream: bool) -> None:
     with pytest.raises(UpstreamUnreachable) as raised:
         asyncio.run(exchange(transport, outgoing({"stream": stream})))
     assert "127.0.0.1" not in raised.value.message
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_too_slow(stream: bool) -> None:
-    with AnthropicServer() as warm:  # import LiteLLM before the measured time
-        send("anthropic", warm, {})
-    with WatchedServer() as server:
-        with pytest.raises(UpstreamTimeout):
-            send("anthropic", server, {"stream": stream}, timeout=0.5)
-        assert server.disconnected.wait(5)
 
 
 def test_close_ends_the_upstreams_request(anthropic: AnthropicServer) -> None:
@@ -178,37 +142,6 @@ def test_closing_the_lane_ends_its_streams(anthropic: AnthropicServer) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_cancelling_ends_the_upstreams_request(stream: bool) -> None:
-    async def scenario(server: WatchedServer) -> None:
-        transport = LiteLLMTransport("anthropic", server.url, server.key, {})
-        task = asyncio.create_task(transport.send(outgoing({"stream": stream})))
-        assert await asyncio.to_thread(server.arrived.wait, 20)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await transport.aclose()
-
-    with WatchedServer() as server:
-        asyncio.run(scenario(server))
-        assert server.disconnected.wait(5)
-
-
-class WatchedServer(AnthropicServer):
-    """Never answers, and records when the connection closes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.arrived = threading.Event()
-
-    async def _handle(self, request: Any) -> Any:
-        await request.body()
-        self.arrived.set()
-        assert (await request.receive())["type"] == "http.disconnect"
-        self.disconnected.set()
-        return JSONResponse({})
-
-
 # One row: the body or the fields of the request, and the code and parameter of the error.
 REFUSED: list[tuple[dict[str, Any] | bytes, str, str, str | None]] = [
     (b"not json", "m-1", "invalid_body", None),
@@ -230,30 +163,3 @@ def test_what_cannot_be_translated(
     assert result.status in (400, 404)
     assert (result.json["error"]["code"], result.json["error"]["param"]) == (code, param)
     assert anthropic.requests == []
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [{"role": "tool", "content": [{"type": "image_url"}]}],
-        [
-            *HELLO,
-            {
-                "role": "assistant",
-                "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{bad"}}],
-            },
-        ],
-    ],
-)
-def test_what_litellm_cannot_translate(anthropic: AnthropicServer, messages: list[dict[str, Any]]) -> None:
-    result = send("anthropic", anthropic, {"messages": messages})
-    assert result.status == 400
-    assert result.json["error"]["code"] == "untranslatable_request"
-    assert b"Traceback" not in result.content
-    assert b"litellm" not in result.content.lower()
-
-
-def test_a_body_that_strict_parsers_refuse(anthropic: AnthropicServer) -> None:
-    body = b'{"model": "m-1", "temperature": 0.5, "messages": [{"role": "user", "content": "x\\ud800y"}], "x": NaN}'
-    assert send("anthropic", anthropic, body).status == 200
-    assert anthropic.requests[0].body["messages"][0]["content"] in ("x?y", [{"type": "text", "text": "x?y"}])
