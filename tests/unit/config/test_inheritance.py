@@ -10,7 +10,7 @@ import pytest
 from proxy.compaction.settings import Clause
 from proxy.config import Policy
 from tests.kit.configuration import errors_in
-from tests.kit.configurations import check, loads
+from tests.kit.configurations import loads
 
 POLICIES = """
     policies:
