@@ -110,9 +110,6 @@ def test_usage_and_reason_of_a_whole_answer() -> None:
     assert (finished.finish_reason, finished.empty) == ("max_output_tokens", True)
 
 
-SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
-
-
 @pytest.mark.parametrize("size", [10, 50_000])
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_tail_of_an_answer_has_its_usage(*, size: int, streamed: bool) -> None:
