@@ -156,7 +156,9 @@ def test_the_wheel_holds_the_package_and_no_start_up_hook() -> None:
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert setup["packages"] == {"find": {"include": ["proxy*"]}}
     assert setup.keys() == {"packages", "package-data"}, "no data files, no scripts, no modules beside the package"
-    assert setup["package-data"] == {"proxy": ["py.typed", "config/*.json", "endpoints/pages/*", "limits/profiles/*.toml"]}
+    assert setup["package-data"] == {
+        "proxy": ["py.typed", "config/*.json", "endpoints/pages/*", "limits/profiles/*.toml"]
+    }
     assert not [*ROOT.glob("setup.*"), *ROOT.glob("MANIFEST.in")]
     hooks = [path for path in (ROOT / "proxy").rglob("*") if path.suffix in (".pth", ".so", ".pyd")]
     hooks += list((ROOT / "proxy").rglob("*customize.py"))
