@@ -173,7 +173,7 @@ def test_without_the_key_entries_are_absent_and_stay(tmp_path: Path) -> None:
         assert [(line["event"], line["entries"]) for line in logs] == [("store.other_keys", 1)]
         await store.put("t", "summary", "j", b"2", 60)
         assert await store.get("t", "summary", "j") == b"2"
-        assert await store.remove("t") == {"encrypted": 1}
+        assert sum((await store.remove("t")).values()) == 1
 
     async def there(store: ManagedStore) -> None:
         assert await store.get("t", "summary", "k") == b"1"
