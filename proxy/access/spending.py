@@ -18,10 +18,11 @@ from proxy.constants import DAY, PICO
 from proxy.errors import SpendingExceeded
 from proxy.store import Store
 from proxy.store.accounts import NOTHING, Account, Amount, TeamAccounts
+from proxy.store.forgetting import SPENDING
 from proxy.telemetry.metrics import SPENDING_REMAINING, refused
 from proxy.telemetry.record import RequestRecord
 
-KIND = "spending.2"
+KIND = SPENDING
 
 EPOCH = date(1970, 1, 1).toordinal()
 

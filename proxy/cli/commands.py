@@ -324,11 +324,12 @@ def _digest(context: click.Context, parameter: click.Parameter, value: str | Non
 @CONFIG
 @click.option("--team", help="The team's name in the configuration.")
 @click.option("--key-sha256", callback=_digest, help="The SHA-256 of the caller's key, with auth.mode open.")
-def forget(config: Path | None, team: str | None, key_sha256: str | None) -> None:
-    """Remove all stored data of a team or a caller. The server may be running."""
-    from proxy.cli.store import forget as run
+@click.option("--dry-run", is_flag=True, help="Only count the entries that would be removed.")
+def forget(config: Path | None, team: str | None, key_sha256: str | None, dry_run: bool) -> None:
+    """Remove all stored data of a team or a caller, except what a team has spent. The server may be running."""
+    from proxy.cli.forgetting import forget as run
 
-    run(team, key_sha256, config)
+    run(team, key_sha256, config, dry_run=dry_run)
 
 
 @main.command()
@@ -365,7 +366,7 @@ def report(config: Path | None, team: str | None, since: str, by: str, as_csv: b
 
 @main.group()
 def store() -> None:
-    """Show where data is stored, or copy it to another store."""
+    """Show where data is stored, back it up, or copy it to another store."""
 
 
 @store.command()
@@ -392,3 +393,30 @@ def migrate(source: str, config: Path | None) -> None:
     from proxy.cli.store import migrated
 
     sys.exit(migrated(source, config))
+
+
+@store.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@CONFIG
+def backup(path: Path, config: Path | None) -> None:
+    """Copy the store, the archive, and the records to the new file PATH. The server may be running.
+
+    A store with encryption has an encrypted backup. Exits with status 1 if some entries can't be read.
+    """
+    from proxy.cli.store import backed_up
+
+    sys.exit(backed_up(path, config))
+
+
+@store.command()
+@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--add", is_flag=True, help="Add to a store that isn't empty, or continue an interrupted restore.")
+@CONFIG
+def restore(path: Path, add: bool, config: Path | None) -> None:
+    """Copy a backup to the store and the archive of the configuration.
+
+    Exits with status 1 if some entries can't be read.
+    """
+    from proxy.cli.store import restored
+
+    sys.exit(restored(path, config, add=add))

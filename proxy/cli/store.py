@@ -1,8 +1,8 @@
-"""The commands `store migrate`, `store status`, and `forget`.
+"""The commands `store migrate`, `store backup`, `store restore`, and `store status`.
 
 `store migrate` copies everything from a store to that of the configuration. A copy that was interrupted can be
-repeated. It adds the entries that the target lacks, so it needs no state of its own. `store status` lists what is
-stored where. `forget` removes the stored data of a team or a caller.
+repeated. It adds the entries that the target lacks, so it needs no state of its own. A backup is such a copy in one
+file. `store status` lists what is stored where.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,23 +25,21 @@ import msgspec
 
 from proxy.access import spending
 from proxy.config import Settings, load
-from proxy.config.issues import near
 from proxy.config.store import ArchiveStoreSettings
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
+from proxy.records.sqlite import SqliteRecords
 from proxy.store import ManagedStore, StoreFailed, accounts, open_archive, open_store, store_file, unreadable
 from proxy.store.archive import FIRST_KIND
 from proxy.store.archive import KIND as ARCHIVE
+from proxy.store.forgetting import KEPT, digest, forgotten, remove
 from proxy.store.forgetting import KIND as FORGOTTEN
-from proxy.store.forgetting import digest, forgotten, remove
-from proxy.store.forgetting import forget as forget_tenant
 from proxy.store.interface import Entry
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sealing import SealedStore
-from proxy.store.sqlite_worker import put_aside
 from proxy.summary import allowance
 
 FORMS: dict[str, type[SharedValue]] = {
@@ -99,30 +96,38 @@ def location(url: str) -> str:
 
 
 async def _migrate(url: str, keys: Sequence[bytes], archive: ArchiveStoreSettings | None, settings: Settings) -> int:
-    source, target = (
-        opened(url, keys, archive, every=True),
-        opened(settings.store.url, settings.store.encryption.keys, settings.archive),
-    )
+    source = opened(url, keys, archive, every=True)
     if location(url) == location(settings.store.url):
         # The records are already there.
         for own in source.records:
             await own.aclose()
         source = replace(source, records=[])
+    target = opened(settings.store.url, settings.store.encryption.keys, settings.archive)
+    return await _copied(
+        source, target, url, keys, settings.record_seconds, "run the command again, which continues it"
+    )
+
+
+async def _copied(
+    source: Deployment, target: Deployment, url: str, keys: Sequence[bytes], record_seconds: float, fix: str
+) -> int:
+    """Copy and close both deployments, and print the numbers. ``url`` and ``keys`` are those of the source.
+
+    Raises ``ConfigurationError`` with the ``fix`` if the copy isn't complete.
+    """
     migration = Migration(
         source,
         target,
         name=hashlib.sha256(location(url).encode()).hexdigest()[:16],
         forms=FORMS,
-        record_seconds=settings.record_seconds,
+        record_seconds=record_seconds,
         report=_progress(),
     )
     try:
         copied = await migration.run()
         unread = await unreadable(url, keys) + source.skipped
     except StoreFailed as error:
-        raise ConfigurationError(
-            f"store.url: the migration isn't complete ({error}). Fix: run the command again, which continues it"
-        ) from error
+        raise ConfigurationError(f"store.url: the copy isn't complete ({error}). Fix: {fix}") from error
     finally:
         await source.aclose()
         await target.aclose()
@@ -133,10 +138,65 @@ async def _migrate(url: str, keys: Sequence[bytes], archive: ArchiveStoreSetting
     if unread:
         click.echo(
             f"{unread:,} entries can't be read with the keys of the source, so they weren't copied. "
-            "Fix: pass the configuration with these keys as --from",
+            "Fix: use a configuration with these keys",
             err=True,
         )
     return int(bool(unread))
+
+
+def backed_up(path: Path, config: Path | None) -> int:
+    """Copy the store, the archive, and the records to a new file. Return the exit status.
+
+    Raises ``ConfigurationError``.
+    """
+    settings = load(config, os.environ)
+    url, keys = settings.store.url, settings.store.encryption.keys
+    if settings.store.kind == "memory":
+        raise ConfigurationError("store.url: a store in memory can't be copied. Fix: set it to a file or a server")
+    require_file(store_file(url), "store.url")
+    if path.exists():
+        raise ConfigurationError(f"{path}: exists already. Fix: choose another name, or remove the file")
+    source, fix = opened(url, keys, settings.archive, every=True), f"remove {path}, and run the command again"
+    return asyncio.run(_copied(source, _in_file(path, keys), url, keys, settings.record_seconds, fix))
+
+
+def restored(path: Path, config: Path | None, *, add: bool) -> int:
+    """Copy a backup to the stores of the configuration. Unless ``add``, they must be empty. Return the exit status.
+
+    Raises ``ConfigurationError``.
+    """
+    settings = load(config, os.environ)
+    if settings.store.kind == "memory":
+        raise ConfigurationError("store.url: a store in memory can't be restored. Fix: set it to a file or a server")
+    return asyncio.run(_restored(path.resolve(), settings, add=add))
+
+
+async def _restored(path: Path, settings: Settings, *, add: bool) -> int:
+    keys, fix = settings.store.encryption.keys, "run the command again with --add, which continues it"
+    target = opened(settings.store.url, keys, settings.archive)
+    try:
+        if not add and not await _is_empty(target):
+            raise ConfigurationError("store.url: isn't empty. Fix: use an empty store, or pass --add to keep its data")
+    except (StoreFailed, ConfigurationError) as error:
+        await target.aclose()
+        raise error if isinstance(error, ConfigurationError) else ConfigurationError(f"store.url: {error}") from error
+    source = _in_file(path, keys, every=True)
+    return await _copied(source, target, f"sqlite:///{path}", keys, settings.record_seconds, fix)
+
+
+def _in_file(path: Path, keys: Sequence[bytes], *, every: bool = False) -> Deployment:
+    """Return the stores of a backup. See ``opened`` for ``every``."""
+    several = [keys, ()] if every and keys else [keys]
+    url = f"sqlite:///{path.resolve()}"
+    return Deployment([open_store(url, own) for own in several], [], [SqliteRecords(path, own) for own in several])
+
+
+async def _is_empty(deployment: Deployment) -> bool:
+    for store in (*deployment.stores, *deployment.archives):
+        async for entries in store.pages():
+            if entries:
+                return False
+    return not any([await records.count() for records in deployment.records])
 
 
 def opened(url: str, keys: Sequence[bytes], archive: ArchiveStoreSettings | None, *, every: bool = False) -> Deployment:
@@ -258,7 +318,7 @@ class Migration:
         return True
 
     async def _copy(self, entry: Entry) -> None:
-        if entry.kind in SKIPPED or not self._is_wanted(entry.tenant):
+        if entry.kind in SKIPPED or not (entry.kind in KEPT or self._is_wanted(entry.tenant)):
             return
         archived = entry.kind in (ARCHIVE, FIRST_KIND)
         store = self._to.archives[0] if archived and self._to.archives else self._to.stores[0]
@@ -421,75 +481,3 @@ async def usage(stores: Sequence[ManagedStore]) -> Report:
                 kind["last_expires_seconds"] = max(kind["last_expires_seconds"], left)
                 tenants.add(entry.tenant)
     return {"tenants": len(tenants - {""}), "kinds": dict(sorted(kinds.items()))}
-
-
-def forget(team: str | None, key_sha256: str | None, config: Path | None) -> None:
-    """Remove the stored data of a team, or of a caller by the key's digest, and print the number of entries.
-
-    Raises ``ConfigurationError``.
-    """
-    settings = load(config, os.environ)
-    path = store_file(settings.store.url)
-    if settings.store.kind == "memory" and settings.archive.url is None:
-        raise ConfigurationError("store.url: this store is in the memory of the server: stop it, and it is gone")
-    require_file(path, "store.url")
-    if (team is None) == (key_sha256 is None):
-        raise ConfigurationError("Pass either --team or --key-sha256.")
-    counts, unknown = asyncio.run(_forget(settings, tenants(settings, team, key_sha256)))
-    kinds: Counter[str] = Counter()
-    for kind, count in counts.items():
-        kinds[kind.partition(".")[0]] += count  # without the format
-    for kind, count in sorted(kinds.items()):
-        click.echo(f"{kind}: {count} {'entry' if count == 1 else 'entries'} removed")
-    if not counts and team is not None and team not in settings.teams and not unknown:
-        raise ConfigurationError(
-            f"Nothing is stored of a team '{team}', and the configuration has none. Fix: {near(team, settings.teams)}"
-        )
-    if not counts:
-        click.echo("Nothing was stored.")
-    if unknown:
-        click.echo(
-            f"{unknown} entries can't be read with the keys of this configuration, so their owners are unknown. "
-            "The command didn't remove them.",
-            err=True,
-        )
-    for aside in () if path is None else put_aside(path):
-        click.echo(
-            f"{aside}: a damaged file that was moved aside. The command doesn't remove it. Fix: delete it", err=True
-        )
-
-
-def tenants(settings: Settings, team: str | None, key_sha256: str | None) -> list[str]:
-    """Return the tenants of a team or a key.
-
-    A team's data is stored under its name, and with ``auth.mode: open`` under the digests of its keys.
-    """
-    if team is None:
-        return [f"key:{key_sha256}"]
-    keys = settings.teams[team].keys if team in settings.teams else ()
-    return [f"team:{team}", *(f"key:{key.hash.removeprefix('sha256:')}" for key in keys)]
-
-
-async def _forget(settings: Settings, names: list[str]) -> tuple[Counter[str], int]:
-    counts: Counter[str] = Counter()
-    section, unknown = "store.url", 0
-    keys = settings.store.encryption.keys
-    try:
-        async with aclosing(opened(settings.store.url, keys, settings.archive)) as deployment:
-            for name in names:
-                for store in deployment.stores:
-                    counts.update(await forget_tenant(store, name))
-                for records in deployment.records:
-                    counts.update(await records.remove(name))
-            for store in deployment.stores:
-                unknown += await store.unknown()
-            section = "archive.url"
-            for archive in deployment.archives:
-                for name in names:
-                    counts.update(await remove(archive, name))
-                unknown += await archive.unknown()
-            return +counts, unknown
-    except StoreFailed as error:
-        raise ConfigurationError(
-            f"{section}: some entries could not be removed ({error}). Fix: run the command again"
-        ) from error

@@ -226,8 +226,7 @@ class Runtime:
     @property
     def holders(self) -> tuple[Holder, ...]:
         """Return everything that remembers something of tenants."""
-        money = (self.money.spending, self.money.allowances, self.money.background)
-        return (*self.stored_caches, self.records.recorder, *money, self)
+        return (*self.stored_caches, self.records.recorder, self.money.background, self)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop what the upstreams of the current configuration remember of tenants."""

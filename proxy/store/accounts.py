@@ -147,12 +147,6 @@ class TeamAccounts:
             account = self._accounts[team, period] = Account(self._store, place, until, self._clock)
         return account
 
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        teams = {team for team, _ in self._accounts if forgotten(f"team:{team}")}
-        for key in [key for key in self._accounts if key[0] in teams]:
-            self._accounts.pop(key).drop()
-        return {f"team:{team}" for team in teams}
-
     async def aclose(self) -> None:
         for account in self._accounts.values():
             await account.aclose()
@@ -234,15 +228,6 @@ class Account:
             self._changed = True
             self._soon(FLUSH_SECONDS)
         return held is not None
-
-    def drop(self) -> None:
-        """Forget the amounts, and write nothing more."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
-        self._held.clear()
-        self._unwritten, self._changed, self._entry = NOTHING, False, Entry(self._entry.until)
 
     async def aclose(self) -> None:
         """Write the last amounts, for up to ``CLOSING_SECONDS``, and end the reservations."""

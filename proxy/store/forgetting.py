@@ -17,6 +17,12 @@ T = TypeVar("T")
 KIND = "forgotten"
 """The kind of entry that tells other processes about a forgotten tenant. These entries don't belong to a tenant."""
 
+SPENDING, ALLOWANCE = "spending.2", "spent.2"
+"""The kinds of entries with accounts of teams."""
+
+KEPT = (SPENDING, ALLOWANCE)
+"""Kinds of entries that stay. Otherwise, forgetting a team's conversations would give it a new budget."""
+
 MARK_SECONDS = DAY
 
 PATIENCE = 60.0
@@ -32,7 +38,7 @@ class Holder(Protocol):
 
 
 async def forget(store: ManagedStore, tenant: str, patience: float = PATIENCE) -> Counter[str]:
-    """Remove every entry of a tenant and all of its bytes, and list the tenant in ``forgotten``.
+    """Remove every entry of a tenant except ``KEPT``, all of its bytes, and list the tenant in ``forgotten``.
 
     Return the number of removed entries by kind. Raises ``StoreFailed`` after a partial removal; calling it again is
     safe.
@@ -83,9 +89,16 @@ def drop(cache: MutableMapping[Any, Any], forgotten: Callable[[str], bool], plac
 
 async def _remove_entries(store: ManagedStore, tenant: str, patience: float) -> Counter[str]:
     counts: Counter[str] = Counter()
+    kept = [entry for kind in KEPT for entry in await _retry(lambda: store.entries(kind), patience)]  # noqa: B023
+    kept = [entry for entry in kept if entry.tenant == tenant]
     while removed := await _retry(lambda: store.remove(tenant), patience):
         counts.update(removed)
-    return counts
+    for entry in kept:
+        # A process that has written the entry meanwhile has included what it had read of it.
+        row = entry.tenant, entry.kind, entry.key, entry.value, entry.seconds
+        await _retry(lambda: store.add(*row), patience)  # noqa: B023
+        counts[entry.kind if entry.kind in counts else "encrypted"] -= 1
+    return +counts
 
 
 async def _retry(work: Callable[[], Awaitable[T]], patience: float) -> T:

@@ -15,9 +15,10 @@ from proxy.access.authenticator import Caller
 from proxy.constants import DAY
 from proxy.store import Store
 from proxy.store.accounts import Account, Amount, TeamAccounts
+from proxy.store.forgetting import ALLOWANCE
 from proxy.summary.writer import SummaryUnasked
 
-KIND = "spent.2"
+KIND = ALLOWANCE
 
 _GRACE = 60.0 * DAY
 """Seconds that a day's entry stays in the store after that day.

@@ -182,7 +182,7 @@ def test_forgetting_a_team_in_an_encrypted_store(tmp_path: Path) -> None:
         before = set(rows(tmp_path))
         done = command(tmp_path, "forget", "--team", "search")
         assert done.returncode == 0, done.stderr
-        assert "summary: 1 entry removed" in done.stdout
+        assert "encrypted: 4 entries removed" in done.stdout
         assert "record: 2 entries removed\n" in done.stdout
         assert "ledger row: 1 entry removed\n" in done.stdout
         again = command(tmp_path, "forget", "--team", "search")

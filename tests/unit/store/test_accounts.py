@@ -104,7 +104,7 @@ def test_the_reservations_of_a_killed_process_end_after_a_minute(tmp_path: Path)
         assert not await reserve(alive, "b", 100, 100)
         clock.now += LEASE_SECONDS + 1
         assert await reserve(alive, "b", 100, 100)
-        killed.drop()
+        await killed.aclose()
         await alive.aclose()
         await store.aclose()
         await other.aclose()

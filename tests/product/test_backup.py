@@ -1,0 +1,175 @@
+"""`store backup` while requests run, `store restore` into an empty place, and `forget`."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from proxy.server.loopback import serve
+from tests.kit.front_door import ARCHIVE_ID
+from tests.kit.program import call, write_config
+from tests.kit.redis_server import RedisServer
+from tests.kit.scripted import PROFILE, chat, key_hash, proxied
+from tests.kit.upstream import Reply, StandIn
+from tests.kit.waiting import until
+
+
+def settings(upstream: str, store: dict[str, Any], tokens: int = 50_000_000) -> dict[str, Any]:
+    return {
+        "store": store,
+        "upstreams": {"main": {"base_url": f"{upstream}/v1", "api_key": "sk-upstream"}},
+        "models": [{"match": "*", "upstream": "main", "profile": dict(PROFILE)}],
+        "auth": {"mode": "keys"},
+        "teams": {"one": {"keys": [key_hash("sk-team")], "limits": {"spend": {"tokens": tokens, "per": "month"}}}},
+    }
+
+
+def conversation(number: int) -> list[Any]:
+    system, first, *rest = chat(40, 250)
+    return [system, {**first, "content": f"Task {number}. {first['content']}"}, *rest]
+
+
+def ask(url: str, number: int, key: str = "sk-team") -> httpx.Response:
+    body, headers = {"model": "m", "messages": conversation(number)}, {"authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=60)
+
+
+def get(url: str, path: str) -> Any:
+    return httpx.get(f"{url}{path}", headers={"authorization": "Bearer sk-team"}, trust_env=False).json()
+
+
+@contextlib.contextmanager
+def busy(url: str) -> Iterator[list[int]]:
+    """Send requests until the block ends. Yield their statuses."""
+    ended, statuses = threading.Event(), list[int]()
+
+    def work() -> None:
+        while not ended.is_set():
+            statuses.append(ask(url, 100 + len(statuses)).status_code)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield statuses
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "encrypted", "redis"])
+def test_a_backup_while_requests_run_restores_every_record_and_summary(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    old, new, upstream = tmp_path / "old", tmp_path / "new", StandIn(window=16_000, summariser=summarized)
+    for folder in (old, new):
+        folder.mkdir()
+    keys: dict[str, Any] = {"encryption": {"key": "a" * 64}} if kind == "encrypted" else {}
+    url = request.getfixturevalue("redis").url if kind == "redis" else f"sqlite:///{old}/store.db"
+    backup = tmp_path / "backup.db"
+    with serve(upstream.app) as behind:
+        with proxied(settings(behind, {"url": url, **keys}), old) as entrance:
+            ids = [ask(entrance, number).headers["x-compaction-id"] for number in range(3)]
+            archives = {one for seen in upstream.conversations for one in ARCHIVE_ID.findall(seen.raw.decode())}
+            assert until(lambda: get(entrance, "/compaction/report")["total"]["requests"] == 3)
+            assert until(lambda: all("error" not in get(entrance, f"/compaction/archive/{one}") for one in archives))
+            messages = [get(entrance, f"/compaction/archive/{one}") for one in archives]
+            with busy(entrance) as statuses:
+                assert until(lambda: get(entrance, "/compaction/report")["total"]["requests"] >= 5, 60)
+                done = call(old, "store", "backup", str(backup), "--config", str(old / "config.yaml"))
+                sent = len(statuses)
+                assert until(lambda: len(statuses) > sent, 60)
+            assert (done.returncode, done.stderr) == (0, "")
+            assert set(statuses) == {200}
+        assert backup.stat().st_mode & 0o077 == 0
+        assert [path.name for path in tmp_path.iterdir() if path.name.startswith("backup")] == ["backup.db"]
+        if kind == "encrypted":
+            assert b"SUMMARY" not in backup.read_bytes()
+        if kind == "redis":
+            with request.getfixturevalue("redis").client() as client:
+                client.flushall()
+        place = {"url": url if kind == "redis" else f"sqlite:///{new}/store.db", **keys}
+        restored = settings(behind, place)
+        config = write_config(restored, new)
+        done = call(new, "store", "restore", str(backup), "--config", str(config))
+        assert (done.returncode, done.stderr) == (0, "")
+        made = len(upstream.summaries)
+        with proxied(restored, new) as entrance:
+            assert [get(entrance, f"/compaction/requests/{id}")["id"] for id in ids] == ids
+            assert [get(entrance, f"/compaction/archive/{one}") for one in archives] == messages
+            assert get(entrance, "/compaction/report")["total"]["requests"] >= 5
+            for number in range(3):
+                assert ask(entrance, number).headers["x-compaction-summary"] == "stored"
+        assert len(upstream.summaries) == made
+        with proxied(settings(behind, place, tokens=1), new) as entrance:
+            assert ask(entrance, 0).status_code == 429, "the budget carries over"
+
+
+def summarized(body: dict[str, Any]) -> Reply:
+    return Reply(content="Goal: SUMMARY.")
+
+
+def test_a_restore_changes_a_store_with_entries_only_if_told_to(tmp_path: Path, redis: RedisServer) -> None:
+    config, other, backup = tmp_path / "config.yaml", tmp_path / "other.yaml", str(tmp_path / "b.db")
+    with serve(StandIn(window=16_000).app) as behind:
+        write_config(settings(behind, {"url": f"sqlite:///{tmp_path}/store.db"}), tmp_path)
+        absent = call(tmp_path, "store", "backup", backup, "--config", str(config))
+        assert (absent.returncode, "store.url: there is no" in absent.stderr) == (2, True)
+        with proxied(settings(behind, {"url": f"sqlite:///{tmp_path}/store.db"}), tmp_path) as url:
+            ask(url, 0)
+            assert until(lambda: get(url, "/compaction/report")["total"]["requests"] == 1)
+            assert call(tmp_path, "store", "backup", backup, "--config", str(config)).returncode == 0
+            again = call(tmp_path, "store", "backup", backup, "--config", str(config))
+            assert (again.returncode, f"{backup}: exists already. Fix: " in again.stderr) == (2, True)
+            left = ask(url, 1).headers["x-compaction-budget-remaining"]
+        write_config(settings(behind, {"url": redis.url}), tmp_path, "other.yaml")
+        with redis.client() as client:
+            client.config_set("maxmemory", "1")
+            failed = call(tmp_path, "store", "restore", backup, "--config", str(other))
+            client.config_set("maxmemory", "0")
+        assert (failed.returncode, "Fix: run the command again with --add" in failed.stderr) == (2, True)
+        assert call(tmp_path, "store", "restore", backup, "--config", str(other)).returncode == 0
+        full = call(tmp_path, "store", "restore", backup, "--config", str(other))
+        assert (full.returncode, "store.url: isn't empty. Fix: " in full.stderr) == (2, True)
+        assert call(tmp_path, "store", "restore", backup, "--add", "--config", str(other)).returncode == 0
+        with proxied(settings(behind, {"url": redis.url}), tmp_path) as url:
+            assert get(url, "/compaction/report")["total"]["requests"] == 1
+            assert ask(url, 1).headers["x-compaction-budget-remaining"] == left, "the spending counts once"
+
+
+def test_forgetting_leaves_the_budget_and_refuses_an_unknown_team(tmp_path: Path) -> None:
+    place, upstream = {"url": f"sqlite:///{tmp_path}/store.db"}, StandIn(window=16_000, summariser=summarized)
+    with serve(upstream.app) as behind:
+        with proxied(settings(behind, place), tmp_path) as url:
+            assert ask(url, 0).status_code == 200
+            assert until(lambda: get(url, "/compaction/report")["total"]["requests"] == 1)
+
+        def forget(*options: str) -> Any:
+            return call(tmp_path, "forget", *options, "--config", str(tmp_path / "config.yaml"))
+
+        unknown = forget("--team", "onee")
+        assert unknown.returncode == 2
+        assert unknown.stderr == (
+            "There is no team 'onee' in the configuration, and nothing is stored of it. "
+            "The ledger has: one. Fix: did you mean 'one'?\n"
+        )
+        tried = forget("--team", "one", "--dry-run")
+        assert (tried.returncode, tried.stderr) == (0, "")
+        lines = tried.stdout.splitlines()
+        assert {line.partition(":")[0] for line in lines} == {"archive", "ledger row", "record", "summary"}
+        assert "ledger row: 1 entry would be removed" in lines
+        assert forget("--team", "one", "--dry-run").stdout == tried.stdout
+        done = forget("--team", "one")
+        assert done.stdout == tried.stdout.replace("would be removed", "removed")
+        with proxied(settings(behind, place, tokens=1), tmp_path) as url:
+            assert ask(url, 0).status_code == 429, "the budget stays used"
+        changed = settings(behind, place, tokens=1)
+        changed["teams"]["one"]["keys"] = [{"hash": key_hash("sk-team"), "expires": "2026-01-01"}, key_hash("sk-new")]
+        with proxied(changed, tmp_path) as url:
+            assert ask(url, 0).status_code == 401
+            assert ask(url, 0, "sk-new").status_code == 429, "the budget belongs to the name"
