@@ -26,11 +26,11 @@ RUN python -m pip --python /opt/venv/bin/python install --no-cache-dir --disable
 RUN PYTHONHASHSEED=0 python -m compileall -q -f --invalidation-mode unchecked-hash /opt/venv/lib
 
 FROM ${PYTHON_IMAGE}
-ARG VERSION=0.1.0
+ARG VERSION=unknown
 ARG REVISION=unknown
 ARG SOURCE=
 LABEL org.opencontainers.image.title="compaction-proxy" \
-      org.opencontainers.image.description="An OpenAI-compatible reverse proxy that compacts conversations on the way." \
+      org.opencontainers.image.description="A reverse proxy for the APIs of OpenAI and Anthropic that keeps long conversations within the context window." \
       org.opencontainers.image.source="${SOURCE}" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+DOCUMENTATION = "https://compaction-proxy.example/"
+"""The site of the documents, as in pyproject.toml. Messages name its pages, because packages don't include docs."""
+
 DAY = 86_400
 """Seconds."""
 

@@ -54,7 +54,7 @@ def _component(found: re.Match[str]) -> dict[str, Any]:
 
 
 def bill(lock: str, project: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole list. ``project`` is the table of that name in pyproject.toml."""
+    """Return the whole list. ``project`` is the table of that name in pyproject.toml, with the version."""
     digest = hashlib.sha256(lock.encode()).hexdigest()
     own = f"{project['name']}@{project['version']}"
     return {
@@ -78,9 +78,18 @@ def bill(lock: str, project: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _version(module: str) -> str:
+    """Return ``__version__`` without importing the package."""
+    found = re.search(r'^__version__ = "(.+)"$', module, re.MULTILINE)
+    if found is None:
+        raise ValueError("proxy/__init__.py: __version__ is missing")
+    return found[1]
+
+
 def main(arguments: list[str]) -> None:
     """Write the list to the file given as argument, or to standard output."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project["version"] = _version((ROOT / "proxy" / "__init__.py").read_text(encoding="utf-8"))
     text = json.dumps(bill((ROOT / LOCK).read_text(encoding="utf-8"), project), indent=2) + "\n"
     if arguments:
         Path(arguments[0]).write_text(text, encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from proxy import __version__
+from proxy.constants import DOCUMENTATION
 from proxy.errors import ConfigurationError
 
 FILE = Path("compaction.yaml")
@@ -34,7 +35,7 @@ PROVIDERS = {
 """The provider, its URL if it isn't LiteLLM's, and the environment variable with its key."""
 
 _CONFIGURATION = """\
-# All other settings have defaults: docs/reference/settings.md lists them.
+# All other settings have defaults: {documentation}reference/settings/ lists them.
 #   compaction-proxy check {file}     find mistakes
 #   compaction-proxy doctor --config {file}     test keys, upstreams, and files
 #   compaction-proxy serve --config {file}
@@ -106,7 +107,8 @@ def init(file: Path, providers: tuple[str, ...]) -> None:
 
 
 def _configuration_for(path: Path, providers: tuple[str, ...]) -> str:
-    return _CONFIGURATION.format(file=path, upstreams="".join(_upstream_text(name) for name in providers))
+    upstreams = "".join(_upstream_text(name) for name in providers)
+    return _CONFIGURATION.format(documentation=DOCUMENTATION, file=path, upstreams=upstreams)
 
 
 def _write(path: Path, text: str) -> None:

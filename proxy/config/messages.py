@@ -11,8 +11,9 @@ from pydantic import BaseModel, ValidationError
 from proxy.config.document import Ambiguous, Node, Path, dotted, find, got, reading, shown
 from proxy.config.fields import Section, number_for, quoted
 from proxy.config.issues import Issue, issue, near
+from proxy.constants import DOCUMENTATION
 
-MIGRATING = "docs/migrating.md"
+MIGRATING = f"{DOCUMENTATION}migrating/"
 
 _FROM_LITELLM = f"this looks like a LiteLLM configuration; {MIGRATING} lists the settings that replace it"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
@@ -16,6 +15,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from proxy import __version__
 from proxy.access.admin import LINK_PATH
 from proxy.cli.commands import main
 from proxy.compaction import fit, keeps, render
@@ -195,10 +195,9 @@ def test_what_the_readme_shows_of_the_demonstration_is_what_it_shows() -> None:
 
 
 def test_the_changelog_begins_with_this_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)[0] == version
-    assert version in CliRunner().invoke(main, ["--version"]).output
+    assert re.findall(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)[0] == __version__
+    assert __version__ in CliRunner().invoke(main, ["--version"]).output
 
 
 def answer(entrance: str, exchanges: int, **headers: str) -> httpx.Response:

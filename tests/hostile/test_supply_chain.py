@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy import __version__
 from proxy.upstream.litellm.library import TESTED, untested_version
 
 ROOT = Path(__file__).parents[2]
@@ -62,8 +63,9 @@ def test_what_it_runs_with_is_part_of_what_was_tested() -> None:
 
 def bill(folder: Path, *arguments: str, more: str = "") -> subprocess.CompletedProcess[str]:
     """The script, in a place of its own without any package, with some more in the lock file."""
-    (folder / "scripts").mkdir()
-    for name in ("scripts/sbom", "scripts/sbom.py", "pyproject.toml", "requirements-runtime.lock"):
+    for name in ("scripts", "proxy"):
+        (folder / name).mkdir()
+    for name in ("scripts/sbom", "scripts/sbom.py", "proxy/__init__.py", "pyproject.toml", "requirements-runtime.lock"):
         shutil.copy(ROOT / name, folder / name)
     with (folder / "requirements-runtime.lock").open("a") as lock:
         lock.write(more)
@@ -77,7 +79,10 @@ def test_the_bill_of_materials_has_each_package_with_its_hashes(tmp_path: Path) 
     assert (done.returncode, done.stderr) == (0, "")
     listed = json.loads(done.stdout)
     assert (listed["bomFormat"], listed["specVersion"], listed["version"]) == ("CycloneDX", "1.6", 1)
-    assert listed["metadata"]["component"]["name"] == "compaction-proxy"
+    assert (listed["metadata"]["component"]["name"], listed["metadata"]["component"]["version"]) == (
+        "compaction-proxy",
+        __version__,
+    )
     assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", listed["serialNumber"])
     parts = listed["components"]
     assert {part["name"]: (part["version"], {h["content"] for h in part["hashes"]}) for part in parts} == pinned(
@@ -155,7 +160,9 @@ def test_the_wheel_holds_the_package_and_no_start_up_hook() -> None:
     """A ``.pth`` file runs whenever Python starts; that is how a poisoned release worked."""
     setup = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert setup["packages"] == {"find": {"include": ["proxy*"]}}
-    assert setup.keys() == {"packages", "package-data"}, "no data files, no scripts, no modules beside the package"
+    assert setup.keys() == {"dynamic", "packages", "package-data"}, (
+        "no data files, no scripts, no modules beside the package"
+    )
     assert setup["package-data"] == {
         "proxy": ["py.typed", "config/*.json", "endpoints/pages/*", "limits/profiles/*.toml"]
     }
