@@ -1,16 +1,19 @@
-"""Build the wheel, install it into an empty environment for each given interpreter, and send requests through it.
+"""Build the wheel, install it into an empty environment for each given interpreter, and use its commands and its proxy.
 
     .ci/wheel.py [--newest PACKAGE] PYTHON...
 
 The dependencies are the newest ones that the wheel allows. With ``--newest``, the newest release of a package replaces
-the allowed one, and the script only reports the result. Without the network it prints one line and passes.
+the allowed one, and the script only reports the result. Without the network it prints one line and passes. If uv is on
+PATH, it runs the wheel's command once, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,6 +28,8 @@ NETWORK = re.compile(
     r"NewConnectionError|Max retries exceeded|Read timed out|ConnectionResetError|ProxyError|SSLError"
     r"|Temporary failure in name resolution|HTTPError: (?:403|429|5\d\d)"
 )
+CHECKOUT = re.compile(r"(?<![\w/.])(?:docs|deploy|scripts|proxy)/[\w./-]+|(?<!/)\b(?:README|CONTRIBUTING|CHANGELOG)\b")
+"""Names of files that an installed package doesn't have."""
 UPSTREAMS = {"native": None, "chat": ["chat"], "responses": ["responses"], "messages": ["messages"]}
 """The APIs that the upstream of each model speaks."""
 BODIES = {
@@ -48,6 +53,7 @@ def main() -> None:
     parser.add_argument("pythons", nargs="*")
     chosen = parser.parse_args()
     if chosen.inside:
+        run_commands()
         send_requests()
         return
     with tempfile.TemporaryDirectory(prefix="wheel-") as name:
@@ -85,10 +91,53 @@ def checked(folder: Path, pythons: list[str], newest: str | None) -> list[str]:
         done = subprocess.run(
             [inside, Path(__file__).absolute(), "--inside"], cwd=folder, capture_output=True, text=True, check=False
         )
-        print(f"wheel: {label}: {done.stdout.strip() or 'failed'}")
+        size = sum(path.lstat().st_size for path in environment.glob("lib/*/site-packages/**/*")) / 1e6
+        print(f"wheel: {label}, {size:.0f} MB: {done.stdout.strip() or 'failed'}")
         if done.returncode:
             faults.append(f"The wheel fails on {label}:\n{done.stderr[-3000:]}")
+    if (uv := shutil.which("uv")) and pythons and newest is None:
+        told = run(
+            uv, "tool", "run", "--no-config", "--python", pythons[0], "--from", wheel, "compaction-proxy", "--version"
+        )
+        print(f"wheel: uv tool run: {told.strip()}")
     return faults
+
+
+def run_commands() -> None:
+    """Run each command's help, and the first steps of a newcomer, in an empty folder. Exit with the faults."""
+    from proxy.cli.commands import main as group
+
+    program = Path(sys.executable).parent / "compaction-proxy"
+    helps = [[*name, "--help"] for name in _names(group)]
+    steps = [["init", "first.yaml"], ["check", "first.yaml"], ["check", "wrong.yaml"], ["models", "gpt-4o"], ["demo"]]
+    environment = {"PATH": os.environ["PATH"], "OPENAI_API_KEY": "test", "ANTHROPIC_API_KEY": "test"}
+    faults = []
+    with tempfile.TemporaryDirectory() as name:
+        Path(name, "wrong.yaml").write_text("model_list: []\n")
+        for arguments in [*helps, *steps]:
+            done = subprocess.run(
+                [program, *arguments],
+                cwd=name,
+                env={**environment, "HOME": name},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            shown = done.stdout + done.stderr
+            if done.returncode != int("wrong.yaml" in arguments):
+                faults.append(f"{arguments}: status {done.returncode}\n{shown[-1000:]}")
+            faults += [f"{arguments}: names {file}, which packages don't have" for file in CHECKOUT.findall(shown)]
+        written = Path(name, "first.yaml").read_text()
+        faults += [f"init: names {file}, which packages don't have" for file in CHECKOUT.findall(written)]
+    if faults:
+        sys.exit("\n".join(faults))
+    print(f"{len(helps)} helps and {len(steps)} steps,", end=" ")
+
+
+def _names(command: object) -> list[list[str]]:
+    """Return the words of a group of commands, and of each command below it."""
+    below = getattr(command, "commands", {})
+    return [[], *([name, *rest] for name, each in below.items() for rest in _names(each))]
 
 
 def send_requests() -> None:
