@@ -6,7 +6,7 @@ Anthropic's API they have its shape: ``{"type": "error", "error": {"type", "mess
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -33,17 +33,26 @@ def anthropic_type(status: int) -> str:
     return _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
+class Limit(NamedTuple):
+    """The limit that refused a request: its setting below ``limits``, its size, and what was used."""
+
+    name: str
+    size: str
+    used: str | None = None
+
+
 class ProxyError(Exception):
     """The proxy failed on this request, or can't read its archive or records. Retry, and look into the log.
 
     The client sees ``message``. It says what to do, and never contains a key or an upstream's address. ``retry_after``
-    is in seconds; ``None`` if a later retry wouldn't help.
+    is in seconds; ``None`` if a later retry wouldn't help. ``limit`` is the team's limit that refused the request.
     """
 
     status = 500
     type = "server_error"
     code = "proxy_error"
     retry_after: int | None = None
+    limit: Limit | None = None
 
     def __init_subclass__(
         cls,
@@ -144,9 +153,10 @@ class UpgradeRequired(RequestError, status=426, code="upgrade_required"):
 class TooManyRequests(RequestError, status=429, type="requests", code="rate_limit_exceeded"):
     """The team has reached a limit on requests per minute or at once. Wait for `retry-after`."""
 
-    def __init__(self, message: str, *, retry_after: int) -> None:
+    def __init__(self, message: str, *, retry_after: int, limit: Limit | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.limit = limit
 
 
 class SpendingExceeded(TooManyRequests, status=429, type="insufficient_quota", code="budget_exceeded"):

@@ -32,7 +32,8 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
     ``tenant`` is the unit of isolation: a tenant never sees the stored data of another. ``credential`` is the caller's
     key, for an upstream without a configured key, or ``None`` if the proxy issues the keys. ``models`` is the globs of
     the team's models, or ``None`` for all models. ``paths`` is `teams.NAME.paths`. ``limits`` is the team's limits.
-    ``ends`` is when the key expires, in seconds since 1970.
+    ``ends`` is when the key expires, in seconds since 1970. ``key`` is the name of a team's key, or the start of its
+    hash.
     """
 
     tenant: str
@@ -43,6 +44,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
     paths: Literal["all", "models", "chat"] = "all"
     limits: LimitSettings | None = None
     ends: float = math.inf
+    key: str | None = None
 
     @property
     def has_storage(self) -> bool:
@@ -93,18 +95,26 @@ class Authenticator:
         if key is not None and self._clock() >= ends:
             raise not_authenticated(EXPIRED.format(day=key.expires))
         if self._open:
-            return self._caller(_open_tenant(digest, other) or self._keyless, team, credential, ends)
+            return self._caller(_open_tenant(digest, other) or self._keyless, team, credential, key)
         if team is None:
             raise not_authenticated(_refusal(digest, credential))
-        return self._caller(f"team:{team}", team, None, ends)
+        return self._caller(f"team:{team}", team, None, key)
 
-    def _caller(self, tenant: str, team: str | None, credential: Credential | None, ends: float) -> Caller:
-        if team is None:
+    def _caller(self, tenant: str, team: str | None, credential: Credential | None, key: KeySettings | None) -> Caller:
+        if team is None or key is None:
             return Caller(tenant, None, self._settings.policies["default"], credential, None)
         known = self._settings.teams[team]
         paths = known.paths or ("all" if known.models is None else "models")
         return Caller(
-            tenant, team, self._settings.policies[known.policy], credential, known.models, paths, known.limits, ends
+            tenant,
+            team,
+            self._settings.policies[known.policy],
+            credential,
+            known.models,
+            paths,
+            known.limits,
+            key.ends,
+            key.shown,
         )
 
 

@@ -23,7 +23,7 @@ from aiolimiter import AsyncLimiter
 from proxy.access.admission import Resource
 from proxy.access.authenticator import Caller
 from proxy.config.teams import LimitSettings
-from proxy.errors import Overloaded, TooManyRequests
+from proxy.errors import Limit, Overloaded, TooManyRequests
 from proxy.store import StoreFailed
 from proxy.store.guarded import Change, CircuitBreaker
 from proxy.store.tenant_cache import answered, cancelled
@@ -152,6 +152,7 @@ def _over_concurrency(limit: float) -> TooManyRequests:
         f"Your team is at its limit of {limit} concurrent requests. Wait until one ends, or ask the "
         "operator of this proxy for a higher limit.",
         retry_after=1,
+        limit=Limit("concurrent", f"{limit:g} concurrent requests"),
     )
 
 
@@ -161,6 +162,7 @@ def _over_rate(rate: int, seconds: int) -> TooManyRequests:
         f"Your team is at its limit of {rate} requests per minute. Try again in {seconds} s, or ask the "
         "operator of this proxy for a higher limit.",
         retry_after=seconds,
+        limit=Limit("requests_per_minute", f"{rate} requests per minute"),
     )
 
 

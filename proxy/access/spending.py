@@ -15,7 +15,7 @@ from proxy.access.authenticator import Caller
 from proxy.config.settings import Settings
 from proxy.config.teams import SpendSettings
 from proxy.constants import DAY, PICO
-from proxy.errors import SpendingExceeded
+from proxy.errors import Limit, SpendingExceeded
 from proxy.store import Store
 from proxy.store.accounts import NOTHING, Account, Amount, TeamAccounts
 from proxy.store.forgetting import SPENDING
@@ -119,17 +119,20 @@ class Spending(TeamAccounts):
 
     def _exceeded(self, account: Account, limit: SpendSettings) -> SpendingExceeded:
         refused("budget").inc()
+        used = _amount(limit, account.spent)
         if _below(limit, account.spent):
             return SpendingExceeded(
                 f"Requests in progress have reserved the rest of your team's budget of {described(limit)}. "
                 f"Try again in {AGAIN_SECONDS} s, or send fewer requests at once.",
                 retry_after=AGAIN_SECONDS,
+                limit=Limit("spend", described(limit), f"{used}, and requests in progress had reserved the rest"),
             )
         left = max(1, int(self._period(limit)[1] * DAY - self._clock()))
         return SpendingExceeded(
             f"Your team has used up its budget of {described(limit)}. It starts again in "
             f"{_wait(left)}. Ask the operator of this proxy for a higher budget.",
             retry_after=left,
+            limit=Limit("spend", described(limit), used),
         )
 
     def _period(self, limit: SpendSettings) -> tuple[int, int]:
@@ -151,6 +154,11 @@ def described(limit: SpendSettings) -> str:
     exact = f"{usd:,.2f}" if round(usd, 2) == usd else f"{usd:,.12f}".rstrip("0")
     amount = f"{limit.tokens:,} tokens" if limit.usd is None else f"{exact} USD"
     return f"{amount} per {limit.per}"
+
+
+def _amount(limit: SpendSettings, amount: Amount) -> str:
+    """Return an amount in the unit of a limit."""
+    return f"{amount.tokens:,} tokens" if limit.usd is None else f"{amount.money / PICO:,.4f} USD"
 
 
 def _left(limit: SpendSettings, amount: Amount) -> int:

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -345,6 +346,43 @@ def show(id: str, config: Path | None, as_json: bool) -> None:
     run(id, config, as_json=as_json)
 
 
+FILTER_HELP = {
+    "team": "The team.",
+    "key": "The team's key, by its name or the start of its hash.",
+    "policy": "The policy.",
+    "model": "The model in the request.",
+    "api": "The API: chat, responses, messages, or other.",
+    "verdict": "What the proxy did: compacted, none, shadow, off, failed, unsupported, or refused.",
+    "status": "The status, such as 429 or 4xx.",
+    "error": "The error code, or the code or type in the upstream's error.",
+    "since": "The start: 30m, 24h, 7d, or a date like 2026-11-01T08:00.",
+    "until": "The end, in the same forms.",
+    "slow": "The least milliseconds that the whole request took.",
+    "conversation": "The conversation, as a record names it. Its requests come oldest first, with their sums.",
+    "user": "The end user, as the client names it, or as a record does.",
+}
+
+
+def _filters(command: Callable[..., None]) -> Callable[..., None]:
+    for name, meaning in reversed(FILTER_HELP.items()):
+        command = click.option(f"--{name}", help=meaning)(command)
+    return command
+
+
+@main.command()
+@CONFIG
+@_filters
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The most requests to list.")
+@click.option("--json", "as_json", is_flag=True, help="Print one record as JSON on each line.")
+@click.option("--follow", is_flag=True, help="List new requests as they end, until you press Ctrl+C.")
+def requests(config: Path | None, limit: int, as_json: bool, follow: bool, **given: str | None) -> None:
+    """List requests, newest first. The server may be running."""
+    from proxy.cli.requests import listed
+
+    filters = {name: value for name, value in given.items() if value is not None}
+    listed(config, filters, limit, as_json=as_json, follow=follow)
+
+
 @main.command()
 @CONFIG
 @click.option("--team", help="Show only this team.")
@@ -353,7 +391,7 @@ def show(id: str, config: Path | None, as_json: bool) -> None:
     "--by",
     default="team",
     show_default=True,
-    help="Group by team, policy, model, upstream, api, or day; or by several.",
+    help="Group by team, key, policy, model, upstream, api, or day; or by several.",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")

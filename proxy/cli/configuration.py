@@ -21,6 +21,7 @@ from proxy.config import Loaded, Policy, Settings, read
 from proxy.config.checks import advice, exposure
 from proxy.config.issues import near
 from proxy.config.policy import effective_values, overrides, stated
+from proxy.config.teams import SHOWN
 from proxy.errors import ConfigurationError
 from proxy.pipeline.snapshot import listening
 from proxy.summary.settings import forbidden_summary_models
@@ -142,9 +143,6 @@ def _about(loaded: Loaded, team: str | None, model: str | None, policy: Policy, 
         table.add_row("may be used", f"no: the team may use {', '.join(allowed) or 'none'}")
     return table
 
-
-SHOWN = 12
-"""Characters of a hash to show, enough to find it in the file."""
 
 ADMIN = "(admin)"
 """Shown in place of a team, whose name can't have parentheses."""

@@ -35,11 +35,12 @@ from proxy.pipeline.budget import token_budget
 from proxy.pipeline.job import Explanation
 from proxy.pipeline.replay import facts, replay
 from proxy.pipeline.runtime import Runtime
+from proxy.pipeline.tags import Tags
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
 from proxy.records.report import BY, csv_text, day_of, in_shadow
 from proxy.records.report import report as summed
-from proxy.store import StoreFailed, store_file
+from proxy.store import StoreFailed, open_store, store_file
 from proxy.telemetry.record_json import team_of
 from proxy.upstream.limit_discovery import reports_limits
 
@@ -70,13 +71,13 @@ MONEY = ("cost", "summary_cost", "savings", "shadow_savings")
 def show(id: str, config: Path | None, *, as_json: bool) -> None:
     """Print the record of a request. Raises ``ConfigurationError``."""
 
-    async def read(records: RecordStore) -> dict[str, Any] | None:
+    async def read(records: RecordStore, tags: Tags) -> dict[str, Any] | None:
         found = await records.get(id)
         if found is None:
             return None
         return request_json(found, await records.select(RecordQuery(parent=id, limit=RECORD_LIMIT)))
 
-    found = _read(config, read)
+    found = read_records(config, read)
     if found is None:
         raise ConfigurationError(f"There is no record {id!r}. Fix: pass an id from the header x-compaction-id")
     if as_json:
@@ -99,7 +100,7 @@ def report(config: Path | None, team: str | None, since: str, by: str, form: Lit
     except RequestError as error:
         raise ConfigurationError(error.message) from error
     last = day_of(now)
-    rows = of_team(_read(config, lambda records: records.ledger(first, last)), team)
+    rows = of_team(read_records(config, lambda records, tags: records.ledger(first, last)), team)
     if team is not None and not rows:
         _check_team(config, team, last)
     found = summed(rows, names, first, last)
@@ -114,7 +115,9 @@ def report(config: Path | None, team: str | None, since: str, by: str, form: Lit
 def _check_team(config: Path | None, team: str, last: int) -> None:
     """Raise ``ConfigurationError`` if neither the configuration nor the whole ledger has a team."""
     teams = {*load(config, os.environ).teams}
-    teams |= {labels.team for labels, _ in _read(config, lambda records: records.ledger(0, last)) if labels.team}
+    teams |= {
+        labels.team for labels, _ in read_records(config, lambda records, tags: records.ledger(0, last)) if labels.team
+    }
     if team not in teams:
         raise ConfigurationError(f"There is no team '{team}'. Fix: {near(team, teams)}")
 
@@ -159,7 +162,7 @@ def _flat(value: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]
             yield f"{above}{name}", ", ".join(inner) if isinstance(inner, list) else inner
 
 
-def _read(config: Path | None, work: Callable[[RecordStore], Awaitable[T]]) -> T:
+def read_records(config: Path | None, work: Callable[[RecordStore, Tags], Awaitable[T]]) -> T:
     """Return the result of ``work`` on the records of a configuration's store. Raises ``ConfigurationError``."""
     store = load(config, os.environ).store
     path = store_file(store.url)
@@ -168,11 +171,17 @@ def _read(config: Path | None, work: Callable[[RecordStore], Awaitable[T]]) -> T
     require_file(None if path is None else records_file(path), "store.url")
 
     async def run() -> T:
-        async with aclosing(open_records(store.url, store.encryption.keys)) as records:
-            return await work(records)
+        keys = store.encryption.keys
+        async with (
+            aclosing(open_records(store.url, keys)) as records,
+            aclosing(open_store(store.url, keys)) as entries,
+        ):
+            return await work(records, Tags(entries))
 
     try:
         return asyncio.run(run())
+    except RequestError as error:
+        raise ConfigurationError(f"--{error.message}") from error
     except StoreFailed as error:
         raise ConfigurationError(
             f"store.url: the records can't be read ({error}). Fix: run the command again"

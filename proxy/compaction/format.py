@@ -72,6 +72,10 @@ class Format(ABC):
         """Return the visible text. Parts that aren't text become a label, for example ``[image]``."""
 
     @abstractmethod
+    def clients_text(self, raw: bytes) -> str | None:
+        """Return the visible text of a unit, or ``None`` if the model wrote the unit."""
+
+    @abstractmethod
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
         """Return the name and the arguments of each tool call, as text."""
 

@@ -25,6 +25,9 @@ class AuthSettings(Section):
     instead of summaries. Default: shared if the server listens only on loopback, else separate."""
 
 
+SHOWN = 12
+"""Hex digits of a key's hash that commands and records show."""
+
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -49,7 +52,7 @@ class KeySettings(Section):
     expires: Date | None = None
     """The first day (UTC) on which the proxy rejects the key, such as 2027-01-31. Default: never."""
     name: Text | None = None
-    """A note for readers of the file."""
+    """The key's name in records and reports. Default: the start of its hash."""
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +64,11 @@ class KeySettings(Section):
         section = handler.resolve_ref_schema(handler(schema))
         described = {"title": section.pop("title"), "description": section.pop("description")}
         return {**described, "anyOf": [section["properties"]["hash"], section]}
+
+    @property
+    def shown(self) -> str:
+        """Return the key's name, or the start of its hash."""
+        return self.name or self.hash.removeprefix("sha256:")[:SHOWN]
 
     @property
     def ends(self) -> float:

@@ -52,6 +52,20 @@ class Wire(msgspec.Struct):
 
     model: msgspec.Raw = NOTHING
     stream: msgspec.Raw = NOTHING
+    user: msgspec.Raw = NOTHING
+    safety_identifier: msgspec.Raw = NOTHING
+    metadata: msgspec.Raw = NOTHING
+    prompt_cache_key: msgspec.Raw = NOTHING
+
+    @property
+    def sender(self) -> tuple[str, str]:
+        """Return the end user and the session that the client names. Each is empty if the client names none."""
+        metadata = value_of(self.metadata)
+        stated = metadata.get("user_id") if isinstance(metadata, dict) else None
+        users = value_of(self.user), value_of(self.safety_identifier), stated
+        session = value_of(self.prompt_cache_key)
+        user = next((one for one in users if isinstance(one, str) and one), "")
+        return user, session if isinstance(session, str) else ""
 
     @property
     def model_name(self) -> str | None:
@@ -74,6 +88,7 @@ class Request(msgspec.Struct, eq=False):
     - ``max_output`` is the requested limit on output, in tokens.
     - ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools. ``OVERHEAD``
       are their names, and ``CONVERSATION`` is the name of the field with the conversation.
+    - ``sender`` is the end user and the session that the client names, empty if there is none.
     - ``strict`` is a body that strict parsers accept, if they reject ``raw``.
     """
 
@@ -88,6 +103,7 @@ class Request(msgspec.Struct, eq=False):
     overhead: tuple[bytes, ...] = ()
     sent: int = 0
     strict: bytes | None = None
+    sender: tuple[str, str] = ("", "")
     _media: bool | None = None
     _fixed_thinking: int | None = None
 

@@ -372,6 +372,10 @@ class Units(Format, Generic[Unit]):
     def text(self, raw: bytes) -> str:
         return self.visible_text(self.decoded(raw))
 
+    def clients_text(self, raw: bytes) -> str | None:
+        unit = self.decoded(raw)
+        return None if self.kind(unit) == "assistant" else self.visible_text(unit)
+
     def has_media(self, raw: bytes) -> bool:
         return self.media_in(self.decoded(raw))
 

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import parse_qsl, urlencode
 
 import structlog
@@ -22,9 +22,19 @@ from proxy.config import Loaded, Settings
 from proxy.config.document import Node
 from proxy.config.policy import effective_values, stated
 from proxy.config.teams import TeamSettings
-from proxy.endpoints.presentation import figure, keyless_hint, milliseconds, request_facts, savings, shown_change
-from proxy.endpoints.queries import Viewer, choice, parameters, time_in, viewing
-from proxy.endpoints.records import REQUEST_ID, request_json
+from proxy.endpoints.presentation import (
+    compaction_text,
+    conversation,
+    error_text,
+    figure,
+    keyless_hint,
+    milliseconds,
+    request_facts,
+    savings,
+    shown_change,
+)
+from proxy.endpoints.queries import APIS, FILTERS, REQUEST_ID, Viewer, parameters, selected, time_in, viewing
+from proxy.endpoints.records import request_json
 from proxy.endpoints.status import status
 from proxy.errors import ContentNotAllowed, NotAuthenticated, NotFound, ProxyError, RequestError
 from proxy.http.headers import cookies, credential
@@ -34,6 +44,7 @@ from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.records.report import day_of
 from proxy.store import StoreFailed
+from proxy.telemetry.record import ID_LENGTH, Verdict
 from proxy.telemetry.record_json import NAME_KINDS, record_json
 
 if TYPE_CHECKING:
@@ -53,9 +64,18 @@ LISTING = (HOME, SCREENS[1][0])
 
 ROWS = 50
 
-FILTERS = ("team", "policy", "model", "verdict", "since", "cursor")
-
-SHOWN_VERDICTS = ("none", "compacted", "shadow", "off", "failed", "unsupported", "refused")
+FIELDS = (
+    ("model", 12, ""),
+    ("key", 10, ""),
+    ("status", 4, "4xx"),
+    ("error", 12, ""),
+    ("slow", 7, "5000 ms"),
+    ("since", 8, "24h"),
+    ("until", 8, "1h"),
+    ("conversation", 16, ""),
+    ("user", 10, ""),
+)
+"""The text fields of the filter: name, width in characters, and an example."""
 
 FORM_BYTES = 10_000
 """Bytes of the form to sign in."""
@@ -108,6 +128,7 @@ class Dashboard:
         return [
             Route(HOME, self._page(self._requests), methods=["GET"]),
             Route("/compaction/view/{id}", self._page(self._request), methods=["GET"]),
+            Route("/compaction/conversation/{id}", self._page(self._conversation), methods=["GET"]),
             Route("/compaction/savings", self._page(self._savings), methods=["GET"]),
             Route("/compaction/policies", self._page(self._policies), methods=["GET"]),
             Route("/compaction/sign-in", self._sign_in, methods=["GET", "POST"]),
@@ -191,24 +212,36 @@ class Dashboard:
         return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": cookie})
 
     async def _requests(self, request: Request, viewer: Viewer) -> Response:
-        problem, query = "", RecordQuery(viewer.tenants, kind="request", limit=ROWS + 1)
+        problem, records = "", self._service.records
         given: dict[str, str] = {}
         try:
-            given = parameters(request.scope["query_string"], FILTERS)
-            query = _query(viewer, given)
+            given = parameters(request.scope["query_string"], (*FILTERS, "cursor", "id"))
+            if (id := given.get("id", "").strip()) and REQUEST_ID.fullmatch(id):
+                return RedirectResponse(f"/compaction/view/{id}", 303, HEADERS)
+            if id:
+                raise RequestError(f"id: must be the {ID_LENGTH} digits of x-compaction-id (got {id[:60]!r}).")
+            found = await selected(records.store, records.tags, given, viewer.tenants, ROWS + 1)
         except RequestError as error:
             problem = error.message
-        found = await self._service.records.store.select(query)
+            found = await selected(records.store, records.tags, {}, viewer.tenants, ROWS + 1)
         page = found[:ROWS]
         rest = {name: value for name, value in given.items() if name != "cursor"}
         following = f"{HOME}?{urlencode({**rest, 'cursor': page[-1].id})}" if len(found) > ROWS else None
         settings = self._service.settings
-        teams = sorted(settings.teams) if viewer.tenants is None else []
-        choices = {"team": teams, "policy": _policies_of(settings, viewer), "verdict": list(SHOWN_VERDICTS)}
-        if not teams:
-            del choices["team"]
-        records = [record_json(record) for record in page]
-        shown = {"records": records, "given": given, "choices": choices, "next": following, "problem": problem}
+        choices = {
+            "team": sorted(settings.teams) if viewer.tenants is None else [],
+            "policy": _policies_of(settings, viewer),
+            "verdict": list(get_args(Verdict)),
+            "api": list(APIS),
+        }
+        shown = {
+            "records": [record_json(record) for record in page],
+            "given": given,
+            "choices": {name: options for name, options in choices.items() if options},
+            "fields": FIELDS,
+            "next": following,
+            "problem": problem,
+        }
         return self._render("requests.html", viewer, 400 if problem else 200, here=HOME, **shown)
 
     async def _request(self, request: Request, viewer: Viewer) -> Response:
@@ -222,6 +255,8 @@ class Dashboard:
         none = "The proxy sent this request as it came."
         if found.verdict == "compacted":
             none = "The archive has no entry for this request. The policy may keep none, or it may have expired."
+        elif not found.calls:
+            none = "The proxy sent nothing to an upstream."
         if changes is not None:
             try:
                 viewer.read_content(found, "page")
@@ -234,6 +269,15 @@ class Dashboard:
             return self._render("request.html", viewer, name_kinds=NAME_KINDS, **values)
 
         return await asyncio.to_thread(rendered)
+
+    async def _conversation(self, request: Request, viewer: Viewer) -> Response:
+        records, id = self._service.records, request.path_params["id"]
+        found = await selected(records.store, records.tags, {"conversation": id}, viewer.tenants, kind=None)
+        if not found:
+            raise NotFound("You have no conversation with this id. Its records may have expired.")
+        turns, sums = conversation(found)
+        shown = [(one, compaction_text(one), error_text(one)) for one in map(record_json, turns)]
+        return self._render("conversation.html", viewer, id=id, turns=shown, sums=sums)
 
     async def _savings(self, request: Request, viewer: Viewer) -> Response:
         problem, now = "", time.time()
@@ -311,20 +355,3 @@ def _policies_of(settings: Settings, viewer: Viewer) -> list[str]:
 
 def _nowhere(line: int) -> str:
     return "default"
-
-
-def _query(viewer: Viewer, given: dict[str, str]) -> RecordQuery:
-    cursor = given.get("cursor")
-    if cursor is not None and not REQUEST_ID.fullmatch(cursor):
-        raise RequestError("cursor: must be the one of the link to older requests.", param="cursor")
-    return RecordQuery(
-        viewer.tenants,
-        given.get("team"),
-        given.get("policy"),
-        given.get("model"),
-        choice("verdict", given["verdict"], SHOWN_VERDICTS) if "verdict" in given else None,
-        "request",
-        since=time_in("since", given["since"], time.time()) if "since" in given else None,
-        before=cursor,
-        limit=ROWS + 1,
-    )

@@ -24,6 +24,17 @@ SHOWN_ROWS = 50
 """Rows of a table of savings. Further ones are summed up; the report as JSON or CSV has all."""
 
 
+_PHASES = {
+    "body": "body",
+    "compaction": "compaction",
+    "summary": "wait for a summary",
+    "upstream": "upstream's start",
+    "first_byte": "first byte",
+    "total": "total",
+}
+"""The titles of a request's phases."""
+
+
 def request_facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the names and values to show of a request. ``one`` is the record as JSON."""
     usage = one["usage"] or {}
@@ -31,6 +42,9 @@ def request_facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str,
     shown = [
         ("time (UTC)", one["time"]),
         ("team", record.team),
+        ("key", record.key),
+        ("client", record.client),
+        ("user", record.user),
         ("policy", record.policy),
         ("API", record.api),
         ("model", record.model),
@@ -47,10 +61,53 @@ def request_facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str,
         ("output reported", figure(usage.get("output"))),
         ("cost, USD", None if cost is None else cost["sent"]),
         ("without the proxy, USD", None if cost is None else cost["as_received"]),
-        ("total, ms", milliseconds(one["ms"]["total"])),
-        ("first byte, ms", milliseconds(one["ms"]["first_byte"])),
+        *((f"{title}, ms", milliseconds(one["ms"][name])) for name, title in _PHASES.items() if one["ms"][name]),
     ]
     return [(name, value) for name, value in shown if value]
+
+
+def conversation(found: Sequence[RequestRecord]) -> tuple[list[RequestRecord], str]:
+    """Return the turns of a conversation, oldest first, and its sums in a sentence.
+
+    ``found`` has the requests and the summary calls, newest first.
+    """
+    sums = LedgerSums()
+    for record in found:
+        sums.add_record(record)
+    prices = sums_json(sums)
+    cost = prices["cost"] if sums.cost or not sums.unpriced else "unknown"
+    turns = [record for record in reversed(found) if record.kind == "request"]
+    rest = max((turn.checkpoints for turn in turns), default=0)
+    return turns, (
+        f"{_counted(sums.requests, 'request')}, {sums.compacted:,} compacted, {sums.errors:,} failed; "
+        f"{_counted(rest, 'checkpoint')}; {cost} USD, and "
+        f"{_counted(sums.summaries, 'summary call')} for {prices['summary_cost']} USD"
+    )
+
+
+def compaction_text(one: dict[str, Any]) -> str:
+    """Return what a list says about a request's compaction and price; empty if there is nothing to say."""
+    summary, kept, cost = one["summary"], one["retention"], one["cost"]
+    waited = one["ms"]["summary"]
+    after = f" after {waited:,.0f} ms" if waited and waited >= 1 else ""
+    parts = [
+        _counted(summary["checkpoints"], "checkpoint") if summary["checkpoints"] else "",
+        f"summary {summary['origin']}{after}" if summary["origin"] else "",
+        f"{kept['share']:.0%} of the names kept" if kept else "",
+        f"{cost['sent']} USD" if cost else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def error_text(one: dict[str, Any]) -> str:
+    """Return the error that a client got, with the names in the upstream's error; empty if there was none."""
+    names = next((call["error"] for call in reversed(one["attempts"]) if call["error"]), None) or {}
+    shown = [f"{name} {value}" for name, value in names.items() if value]
+    return "; ".join(filter(None, [one["error"] or "", f"upstream: {', '.join(shown)}" if shown else ""]))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def shown_change(change: Changed | Unchanged) -> dict[str, Any]:

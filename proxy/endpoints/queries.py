@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import AsyncIterator, Collection
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from typing import get_args
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -13,11 +16,14 @@ import structlog
 from starlette.types import Scope
 
 from proxy.access.admin import Admin
+from proxy.dialects.apis import DIALECTS
 from proxy.errors import ContentNotAllowed, RequestError
 from proxy.http.headers import credential
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.runtime import Runtime
-from proxy.telemetry.record import RequestRecord
+from proxy.pipeline.tags import Tags
+from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
+from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +84,10 @@ UNITS = {"m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 
 _LATEST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 
+APIS = (*DIALECTS, "other")
+
+MOST_MILLISECONDS = 100_000_000
+
 _LONGEST = 200
 _QUOTED = 60
 
@@ -124,6 +134,68 @@ def choice(name: str, text: str, choices: Collection[str]) -> str:
     if text not in choices:
         raise wrong(name, f"must be one of {', '.join(choices)}", text)
     return text
+
+
+FILTERS = (
+    *("team", "policy", "key", "model", "api", "verdict", "status", "error", "since", "until", "slow"),
+    *("conversation", "user"),
+)
+"""The parameters that select records, the same for the path, the page, and the command."""
+
+REQUEST_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
+
+_STATUS = re.compile(r"([1-5])(xx|[0-9]{2})")
+
+
+async def selected(
+    records: RecordStore,
+    tags: Tags,
+    given: Mapping[str, str],
+    tenants: tuple[str, ...] | None = None,
+    limit: int = RECORD_LIMIT,
+    *,
+    kind: str | None = "request",
+) -> list[RequestRecord]:
+    """Return the records that the parameters select, newest first. Raises ``RequestError``, ``StoreFailed``."""
+    query = dataclasses.replace(_query(given), tenants=tenants, kind=kind, limit=limit)
+    if query.user is not None:
+        query = dataclasses.replace(query, user=await tags.of_user(query.user) or NO_TAG)
+    return await records.select(query)
+
+
+NO_TAG = "-"
+"""Replaces the tag of a user if no record has a tag."""
+
+
+def _query(given: Mapping[str, str]) -> RecordQuery:
+    now, cursor, status = time.time(), given.get("cursor"), given.get("status")
+    if cursor is not None and not REQUEST_ID.fullmatch(cursor):
+        raise wrong("cursor", "must be next_cursor from the page before", cursor)
+    since, until = (time_in(name, given[name], now) if name in given else None for name in ("since", "until"))
+    return RecordQuery(
+        team=given.get("team"),
+        policy=given.get("policy"),
+        key=given.get("key"),
+        model=given.get("model"),
+        error=given.get("error"),
+        conversation=given.get("conversation"),
+        user=given.get("user"),
+        api=choice("api", given["api"], APIS) if "api" in given else None,
+        verdict=choice("verdict", given["verdict"], get_args(Verdict)) if "verdict" in given else None,
+        status=None if status is None else _statuses(status),
+        slow=count("slow", given["slow"], MOST_MILLISECONDS) if "slow" in given else None,
+        since=since,
+        until=until,
+        before=cursor,
+    )
+
+
+def _statuses(text: str) -> tuple[int, int]:
+    found = _STATUS.fullmatch(text)
+    if found is None:
+        raise wrong("status", "must be a status such as 429, or a class such as 4xx", text)
+    first = int(found[1]) * 100
+    return (first, first + 99) if found[2] == "xx" else (int(text), int(text))
 
 
 def labels(name: str, text: str, choices: Collection[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import structlog
@@ -20,7 +20,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from proxy.endpoints.queries import Viewer, choice, count, labels, parameters, time_in, viewing, wrong
+from proxy.endpoints.queries import (
+    FILTERS,
+    REQUEST_ID,
+    Viewer,
+    choice,
+    count,
+    labels,
+    parameters,
+    selected,
+    time_in,
+    viewing,
+)
 from proxy.endpoints.status import status
 from proxy.errors import ArchiveUnavailable, MethodNotAllowed, NotFound, ProxyError
 from proxy.http.headers import encoded
@@ -32,7 +43,7 @@ from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQu
 from proxy.records.report import BY, csv_text, day_of, report
 from proxy.store import StoreFailed
 from proxy.store.archive import Found
-from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
+from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import record_json
 
 log = structlog.get_logger(__name__)
@@ -44,7 +55,7 @@ REPORT = "/compaction/report"
 STATUS = "/compaction/status"
 
 PARAMETERS = {
-    REQUESTS: ("team", "policy", "model", "verdict", "since", "limit", "cursor"),
+    REQUESTS: (*FILTERS, "limit", "cursor"),
     REQUEST: (),
     DIFF: (),
     REPORT: ("since", "until", "by", "team", "format"),
@@ -58,8 +69,6 @@ DEFAULT_BY = "team"
 FORMATS = ("json", "csv")
 
 HEADERS = {"cache-control": "private, no-store", "x-content-type-options": "nosniff"}
-
-REQUEST_ID = re.compile(rf"[0-9a-f]{{{ID_LENGTH}}}")
 
 Row = tuple[LedgerLabels, LedgerSums]
 
@@ -100,21 +109,8 @@ class RecordEndpoints:
 
     async def _requests(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         limit = count("limit", given["limit"], RECORD_LIMIT) if "limit" in given else DEFAULT_LIMIT
-        cursor = given.get("cursor")
-        if cursor is not None and not REQUEST_ID.fullmatch(cursor):
-            raise wrong("cursor", "must be next_cursor from the page before", cursor)
-        query = RecordQuery(
-            viewer.tenants,
-            given.get("team"),
-            given.get("policy"),
-            given.get("model"),
-            choice("verdict", given["verdict"], get_args(Verdict)) if "verdict" in given else None,
-            "request",
-            since=time_in("since", given["since"], time.time()) if "since" in given else None,
-            before=cursor,
-            limit=limit + 1,
-        )
-        found = await self._service.records.store.select(query)
+        records = self._service.records
+        found = await selected(records.store, records.tags, given, viewer.tenants, limit + 1)
         page = found[:limit]
         more = page[-1].id if len(found) > limit else None
         return await asyncio.to_thread(_page, page, more)

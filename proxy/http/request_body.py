@@ -10,7 +10,7 @@ from time import perf_counter
 
 from starlette.types import Message, Receive, Scope, Send
 
-from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, LoopDetected, ProxyError
+from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, Limit, LoopDetected, ProxyError
 from proxy.http.decompression import OVER, unpacked
 from proxy.http.headers import VIA, encoded
 
@@ -98,11 +98,23 @@ class Sent:
     """A ``send`` that records how much of the response it has sent.
 
     ``status`` is 0 before the response begins. ``error`` is the code of the proxy's error in the response, if any, and
-    ``refused`` is true if the proxy rejected the request. ``first_byte`` is when the response began, by
+    ``refused`` is true if the proxy rejected the request. ``limit`` is the team's limit that rejected it, if any.
+    ``first_byte`` is when the response began, by
     ``perf_counter``. ``size`` is the bytes of the body.
     """
 
-    __slots__ = ("_send", "begun", "complete", "error", "first_byte", "refused", "size", "status")
+    __slots__ = (
+        "_send",
+        "begun",
+        "complete",
+        "error",
+        "first_byte",
+        "limit",
+        "refused",
+        "retry_after",
+        "size",
+        "status",
+    )
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -111,6 +123,8 @@ class Sent:
         self.status = 0
         self.error: str | None = None
         self.refused = False
+        self.limit: Limit | None = None
+        self.retry_after = 0
         self.first_byte = 0.0
         self.size = 0
 
@@ -133,6 +147,7 @@ def note_error(send: Send, error: ProxyError) -> None:
     if isinstance(send, Sent):
         # Not the exception: its traceback refers to the request's body.
         send.error, send.refused = error.code, error.status not in _FAILURES
+        send.limit, send.retry_after = error.limit, error.retry_after or 0
 
 
 def note_complete(send: Send) -> None:

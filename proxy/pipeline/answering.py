@@ -10,6 +10,7 @@ turns a request into attempts. ``Answering.watch`` says what learns from the res
 from __future__ import annotations
 
 from functools import partial
+from time import perf_counter
 
 import structlog
 
@@ -30,7 +31,7 @@ from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.rules import request_rules
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.sending import describe_call, outgoing, resend, send
+from proxy.pipeline.sending import describe_call, milliseconds_since, outgoing, resend, send
 from proxy.pipeline.summaries import ExchangeModels
 from proxy.pipeline.watching import Tap, Watch
 from proxy.summary.settings import SummarySettings
@@ -87,6 +88,7 @@ class Answering:
         return await self.through(transport, exchange)
 
     async def through(self, transport: Transport, exchange: Exchange) -> Reply:
+        await self.runtime.records.tags.describe(exchange)
         run = _Run(self, exchange)
         if exchange.counter is None:
             return await self._unmeasured(transport, run)
@@ -143,8 +145,8 @@ class Answering:
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
             outcome = Outcome("none" if exchange.mode == "enforce" else exchange.mode)
             attempt = await self.server_state.first(run, run.unchanged(budget, outcome))
-        before = attempt.outcome.before
-        exchange.record.fits = before is None or budget.input is None or before <= budget.input
+        before, most = attempt.outcome.before, budget.largest_input
+        exchange.record.fits = before is None or most is None or before <= most
         return attempt
 
     async def _recover(self, run: _Run, attempt: Attempt, start: ResponseStart) -> tuple[str | None, Attempt]:
@@ -170,6 +172,8 @@ class Answering:
             await self.overflows.explain(run, attempt, start)
             return start
         if start.succeeded:
+            if not attempt.changes and exchange.record.never_overflowed:
+                exchange.record.fits = True  # whatever the proxy knows of the limit
             self.budgets.succeeded(exchange)
             self.overflows.succeeded(exchange)
             self.reasoning.succeeded(exchange, attempt.outcome, kept=attempt.input.keeps_reasoning)
@@ -258,7 +262,7 @@ class _Run(Run):
 
     async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """See ``Run``. If the compaction fails, log the error and send the request unchanged."""
-        output, runtime = None, self._answering.runtime
+        output, runtime, record, began = None, self._answering.runtime, self.exchange.record, perf_counter()
         try:
             outcome = runtime.compactor.untouched(input)
             if outcome is None:
@@ -270,6 +274,11 @@ class _Run(Run):
         except Exception as error:  # noqa: BLE001 - a client gets its answer even if the compaction has a bug
             self._answering.failed(self.exchange, error)
             outcome = Outcome("failed")
+        finally:
+            record.spent("compaction", milliseconds_since(began))
+        if outcome.summary.waited:
+            record.spent("summary", outcome.summary.waited)
+            record.spent("compaction", -outcome.summary.waited)
         tool = None if self.recall is None else self.recall.tool_for(outcome)
         return Attempt(
             budget=budget, input=input, outcome=outcome, output=output, tool=tool, asks_usage=self.asks_usage

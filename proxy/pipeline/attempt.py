@@ -47,6 +47,11 @@ class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         return after if after is None or self.tool is None else after + self.tool.tokens
 
     @property
+    def changes(self) -> bool:
+        """Return whether the messages or the output limit differ from those that the client sent."""
+        return self.outcome.messages is not None or self.output is not None
+
+    @property
     def added(self) -> tuple[str, ...]:
         """Return the names of what the proxy added to the request, or lowered in it."""
         parts = {"usage": self.asks_usage, "tool": self.tool is not None, "output": self.output is not None}

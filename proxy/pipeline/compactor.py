@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from time import perf_counter
 
 import structlog
 from msgspec.structs import replace
@@ -194,11 +195,13 @@ class Compactor:
     ) -> Outcome:
         entry: StoredSummary | None = None
         if work.plan.cut:
+            began = perf_counter()
             with _paused(limit):
                 entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
             chosen = entry.over_budget or entry.cause == "unused"
             blocked = entry.given_up or (entry.digest and entry.unasked and not chosen)
-            used = SummaryUse(origin, entry.cause, entry.replaced or None, blocked)
+            waited = round((perf_counter() - began) * 1000, 3)
+            used = SummaryUse(origin, entry.cause, entry.replaced or None, blocked, waited)
             outcome = replace(outcome, summary=used)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)

@@ -26,7 +26,7 @@ from proxy.limits.profiles.lookup import LONG_SUFFIX
 from proxy.pipeline.billing import Bill
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import ConfigSnapshot
-from proxy.telemetry.record import RequestRecord, record_of
+from proxy.telemetry.record import RequestRecord, record_of, shown_client
 from proxy.upstream.transport import CHAT_PATH
 
 Mode = Literal["enforce", "shadow", "off"]
@@ -68,6 +68,7 @@ def begin_request(runtime: Runtime, scope: Scope, *, forwarded: bool = True) -> 
     if caller.models is not None:
         scope["headers"] = without_choices(scope["headers"])
     record.tenant, record.team, record.policy = caller.tenant, caller.team, caller.policy.name
+    record.key, record.client = caller.key, shown_client(header(scope, b"user-agent") or "")
     return RequestContext(record, configuration, scope, via, caller, Bill())
 
 

@@ -73,13 +73,15 @@ class SummaryUse(msgspec.Struct, frozen=True):
     """The summary in a prompt. ``origin`` is ``None`` if it wasn't worth it. ``cause`` is the reason for a digest, and
     ``replaced`` that of the digest that was in its place before.
 
-    ``breaker_open`` is true if the circuit breaker kept the proxy from calling a summary model.
+    ``breaker_open`` is true if the circuit breaker kept the proxy from calling a summary model. ``waited`` is the
+    milliseconds that the request waited for the summary.
     """
 
     origin: Origin | None = None
     cause: str | None = None
     replaced: str | None = None
     breaker_open: bool = False
+    waited: float = 0.0
 
 
 NO_SUMMARY = SummaryUse()

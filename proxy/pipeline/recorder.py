@@ -15,7 +15,7 @@ from proxy.records.model import RecordStore
 from proxy.store import Refused, StoreFailed
 from proxy.store.tenant_cache import Place, Waiting, WriteBehind
 from proxy.telemetry.metrics import RECORDS
-from proxy.telemetry.record import RECORD, RequestRecord, current, new_id
+from proxy.telemetry.record import RECORD, Refusal, RequestRecord, current, new_id
 from proxy.telemetry.trace_context import Trace
 
 log = structlog.get_logger(__name__)
@@ -86,10 +86,15 @@ class Recorder:
             record.error = sent.error
             if sent.refused:
                 record.verdict = "refused"
+            if sent.limit is not None:
+                name, size, used = sent.limit
+                record.refused_by = Refusal(name, size, round(time.time() + sent.retry_after), used)
         elif not sent.complete:
             record.error = CLIENT_LEFT
             record.status = 499
         now = perf_counter()
+        if record.calls:
+            record.phases["upstream"] = round(sum(call.ms for call in record.calls), 3)
         record.phases["total"] = _ms(now - started)
         if sent.begun:
             record.phases["first_byte"] = _ms(sent.first_byte - started)

@@ -28,10 +28,11 @@ from proxy.pipeline.measures import Measures
 from proxy.pipeline.recorder import Recorder, Sink
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
+from proxy.pipeline.tags import Tags
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
 from proxy.records import open_records
-from proxy.store import Guarded, open_archive, open_limits, open_store
+from proxy.store import Guarded, Store, open_archive, open_limits, open_store
 from proxy.store.archive import Archive
 from proxy.store.cache_capacity import CacheCapacity
 from proxy.store.forgetting import Holder
@@ -174,8 +175,11 @@ class Money:
 class Records:
     """The records of requests, and everything that gets each finished one."""
 
-    def __init__(self, settings: Settings, current: CurrentSettings, spent: Sink, otel: OtelExport | None) -> None:
-        """``spent`` counts the spending of teams."""
+    def __init__(
+        self, settings: Settings, current: CurrentSettings, store: Store, spent: Sink, otel: OtelExport | None
+    ) -> None:
+        """``store`` has the key of the tags. ``spent`` counts the spending of teams."""
+        self.tags = Tags(store)
         self.store = open_records(settings.store.url, settings.store.encryption.keys)
         self.otel = otel
         sinks: list[Sink] = [spent, metrics.add, RequestLog(lambda: current().log.requests).add]
@@ -201,7 +205,9 @@ class Runtime:
         self.stores = Stores(settings)
         self.limits = ModelLimits(self.stores, profiles or Profiles())
         self.money = Money(self.stores, lambda: self.settings)
-        self.records = Records(settings, lambda: self.settings, self.money.spending.add, self._otel(settings.otel))
+        self.records = Records(
+            settings, lambda: self.settings, self.stores.store, self.money.spending.add, self._otel(settings.otel)
+        )
         self.compactor = Compactor(self.stores.facts, self.stores.summaries, self.stores.archive)
         self.archive_reader = Reader(self.stores.archive)
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from proxy.constants import DAY
 from proxy.store.sealing import AesGcmCodec, Unreadable
 from proxy.telemetry.metrics import STORE_UNREADABLE
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import RequestRecord, first_id
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,8 @@ class RecordQuery:
 
     ``tenants`` restricts the result to these tenants. ``since`` and ``until`` are in seconds since 1970. ``before`` is
     a record's id: only older ones follow. ``parent`` is the id of a request whose summary calls to return. ``kind`` is
-    ``request`` or ``summary``.
+    ``request`` or ``summary``. ``status`` is the lowest and the highest one. ``error`` is a code of the proxy, or the
+    code or type in an upstream's error. ``slow`` is the least milliseconds of the whole request.
     """
 
     tenants: tuple[str, ...] | None = None
@@ -63,10 +64,47 @@ class RecordQuery:
     until: float | None = None
     before: str | None = None
     limit: int = 100
+    key: str | None = None
+    api: str | None = None
+    status: tuple[int, int] | None = None
+    error: str | None = None
+    slow: float | None = None
+    conversation: str | None = None
+    user: str | None = None
+
+    @property
+    def reads_values(self) -> bool:
+        """Return whether names and times don't suffice to select records, so that their values must be read."""
+        wanted = self.key, self.api, self.status, self.error, self.slow, self.conversation, self.user
+        return any(one is not None for one in wanted)
+
+    def selects(self, record: RequestRecord) -> bool:
+        """Return whether a record is one of those wanted."""
+        return (
+            all((wanted := getattr(self, name)) is None or getattr(record, name) == wanted for name in _NAMES)
+            and (self.tenants is None or record.tenant in self.tenants)
+            and (self.since is None or record.id >= first_id(self.since))
+            and (self.until is None or record.id < first_id(self.until))
+            and (self.before is None or record.id < self.before)
+            and (self.status is None or self.status[0] <= record.status <= self.status[1])
+            and (self.slow is None or record.phases.get("total", 0.0) >= self.slow)
+            and (self.error is None or self.error in _errors_of(record))
+        )
 
 
-class LedgerLabels(msgspec.Struct, frozen=True, order=True):
-    """The requests that a row of the ledger sums up. ``day`` is in days since 1970 (UTC)."""
+_NAMES = ("team", "policy", "model", "verdict", "kind", "parent", "key", "api", "conversation", "user")
+
+
+def _errors_of(record: RequestRecord) -> tuple[str | None, ...]:
+    named = record.upstream_error
+    return (record.error,) if named is None else (record.error, named.code, named.type)
+
+
+class LedgerLabels(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
+    """The requests that a row of the ledger sums up. ``day`` is in days since 1970 (UTC).
+
+    Rows of versions without ``key`` have the same name in the store as rows without one.
+    """
 
     day: int
     tenant: str
@@ -75,6 +113,7 @@ class LedgerLabels(msgspec.Struct, frozen=True, order=True):
     api: str
     model: str | None
     upstream: str | None
+    key: str | None = None
 
 
 @dataclass(slots=True)
@@ -236,6 +275,7 @@ def labels_of(record: RequestRecord) -> LedgerLabels:
         record.api,
         record.model,
         record.upstream,
+        record.key,
     )
 
 

@@ -170,7 +170,7 @@ class RedisRecords(RecordStore):
             with failures():
                 ids = await self._ids(query, before)
                 records = await self._read(ids)
-            found += [record for record in records if record is not None and _selected(record, query)]
+            found += [record for record in records if record is not None and query.selects(record)]
             if query.parent is not None or len(ids) < PAGE:
                 break
             before = ids[-1]
@@ -340,16 +340,3 @@ def _key(*parts: str) -> str:
 
 def _amounts(sums: LedgerSums) -> dict[str, str]:
     return {one: str(min(amount, LARGEST_SUM)) for one in SUMS if (amount := getattr(sums, one))}
-
-
-def _selected(record: RequestRecord, query: RecordQuery) -> bool:
-    return (
-        (query.tenants is None or record.tenant in query.tenants)
-        and all(
-            (wanted := getattr(query, one)) is None or getattr(record, one) == wanted
-            for one in ("team", "policy", "model", "verdict", "kind", "parent")
-        )
-        and (query.since is None or record.id >= first_id(query.since))
-        and (query.until is None or record.id < first_id(query.until))
-        and (query.before is None or record.id < query.before)
-    )

@@ -12,7 +12,7 @@ from proxy.constants import DAY
 from proxy.records.model import SUMS, LedgerLabels, LedgerSums
 from proxy.telemetry.record_json import dollars
 
-BY = ("team", "policy", "model", "upstream", "api", "day")
+BY = ("team", "key", "policy", "model", "upstream", "api", "day")
 """Labels to group by."""
 
 MONEY = frozenset({"cost", "summary_cost", "as_received", "forecast_cost"})

@@ -27,6 +27,9 @@ from proxy.records.model import (
 from proxy.store.sqlite_worker import BUSY_SECONDS, SqliteWorker
 from proxy.telemetry.record import RequestRecord, first_id
 
+SCANNED = 500
+"""Records per read if their values decide which ones are wanted."""
+
 BATCH = 1_000
 """Records that one step of maintenance removes. Other processes can write between steps."""
 
@@ -144,12 +147,15 @@ class SqliteRecords(RecordStore):
         def read(db: sqlite3.Connection) -> list[RequestRecord]:
             # Decoding a page takes too long for the event loop.
             found: list[RequestRecord] = []
-            rows = db.execute(sql, (*values, query.limit)).fetchall()
+            least = SCANNED if query.reads_values else 0
+            rows = db.execute(sql, (*values, max(least, query.limit))).fetchall()
             while rows:
-                found += [record for row in rows if (record := self._opened(*row)) is not None]
+                opened = (self._opened(*row) for row in rows)
+                found += [record for record in opened if record is not None and query.selects(record)]
                 wanted = query.limit - len(found)  # unreadable rows don't count
-                rows = db.execute(following, (*values, rows[-1][2], wanted)).fetchall() if wanted else []
-            return found
+                more = (*values, rows[-1][2], max(least, wanted))
+                rows = db.execute(following, more).fetchall() if wanted > 0 else []
+            return found[: query.limit]
 
         return await self._reader.run(read)
 

@@ -49,6 +49,7 @@ MEANINGS: Mapping[str, str] = {
     "recall.not_continued": "The upstream didn't continue a response after the model read archived messages.",
     "recall.refused": "The upstream refused the recall tool, or compressed its response. It's off for an hour.",
     "store.breaker_opened": "The store failed repeatedly. It's unused for `pause` seconds.",
+    "records.no_tags": "The store failed, so records lack `conversation` and `user` for a minute.",
     "records.price_ignored": "The price of one request was over 100,000 US dollars, so it counts as unknown.",
     "records.record_dropped": "The store can't hold a record, so the proxy dropped it.",
     "records.write_failed": "Records couldn't be written. They wait for the next attempt.",

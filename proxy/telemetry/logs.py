@@ -224,7 +224,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
 
 def _upstream_error(record: RequestRecord) -> dict[str, str] | None:
     """Return the names in the upstream's last error."""
-    error = next((call.error for call in reversed(record.calls) if call.error is not None), None)
+    error = record.upstream_error
     if error is None:
         return None
     names = {"code": error.code, "type": error.type, "param": error.param}

@@ -30,6 +30,8 @@ HIDDEN_MODEL = "(hidden)"
 
 _MODEL_NAME = re.compile(r"[\w./:@+-]{1,128}", re.ASCII)
 
+_CLIENT = re.compile(r"[A-Za-z][\w.-]{0,39}(?:/[\w.+-]{1,40})?(?: v?\d[\w.+-]{0,30})?", re.ASCII)
+
 # Keys of providers by their prefix, JSON Web Tokens, and keys without any punctuation.
 _PROVIDER_KEY = re.compile(
     r"""(?:^|[/:@])(?:
@@ -156,6 +158,18 @@ def _negative(value: Any) -> Any:
     return -value if isinstance(value, int) else () if isinstance(value, tuple) else None
 
 
+class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The team's limit that refused a request: its name in the settings, its size, and what had been used.
+
+    ``again`` is when requests are accepted again, in seconds since 1970.
+    """
+
+    limit: str
+    size: str
+    again: float
+    used: str | None = None
+
+
 class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     """One request to the proxy, or one call to a summary model. ``record_json.FIELDS`` describes its fields.
 
@@ -172,6 +186,10 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     stream: bool = False
     tenant: str = ""
     team: str | None = None
+    key: str | None = None
+    client: str | None = None
+    conversation: str | None = None
+    user: str | None = None
     policy: str | None = None
     model: str | None = None
     upstream: str | None = None
@@ -194,6 +212,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     cost: Cost | None = None
     status: int = 0
     error: str | None = None
+    refused_by: Refusal | None = None
     phases: dict[str, float] = {}
     archive: list[str] = []
     recalls: int = 0
@@ -204,10 +223,24 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     bytes_out: int = 0
     trace: Trace | None = None
 
+    def spent(self, phase: str, milliseconds: float) -> None:
+        """Add to the time of a phase."""
+        self.phases[phase] = round(self.phases.get(phase, 0.0) + milliseconds, 3)
+
     @property
     def retries(self) -> int:
         """Return the number of attempts after the first."""
         return max(0, sum(call.result != CONTINUED for call in self.calls) - 1)
+
+    @property
+    def never_overflowed(self) -> bool:
+        """Return whether no attempt showed that its prompt was too long."""
+        return all(call.result not in (OVERFLOW, "empty") for call in self.calls)
+
+    @property
+    def upstream_error(self) -> UpstreamErrorNames | None:
+        """Return the names in the upstream's last error; ``None`` if there was none."""
+        return next((call.error for call in reversed(self.calls) if call.error is not None), None)
 
     @property
     def share_kept(self) -> float | None:
@@ -230,6 +263,9 @@ def summary_record(parent: RequestRecord, upstream: str, model: str) -> RequestR
         api=parent.api,
         tenant=parent.tenant,
         team=parent.team,
+        key=parent.key,
+        conversation=parent.conversation,
+        user=parent.user,
         policy=parent.policy,
         model=shown_model(model),
         upstream=upstream,
@@ -243,6 +279,12 @@ def shown_model(model: str) -> str:
     The client may send any text as a model's name, even a key.
     """
     return model if _MODEL_NAME.fullmatch(model) and not _PROVIDER_KEY.search(model) else HIDDEN_MODEL
+
+
+def shown_client(agent: str) -> str | None:
+    """Return the product and the version in a ``user-agent``, as in ``OpenAI/Python 2.1.0``; ``None`` without one."""
+    found = _CLIENT.match(agent)
+    return None if found is None else HIDDEN_MODEL if _PROVIDER_KEY.search(found[0]) else found[0]
 
 
 def new_id() -> str:

@@ -9,9 +9,9 @@ from decimal import Decimal
 from typing import Any
 
 from proxy.constants import PICO
-from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
+from proxy.telemetry.record import Cost, Reason, Refusal, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
 
-PHASES = ("body", "compaction", "upstream", "first_byte", "total")
+PHASES = ("body", "compaction", "summary", "upstream", "first_byte", "total")
 
 NAME_KINDS = ("files", "identifiers", "numbers", "errors")
 _FATES = ("kept", "archived", "lost")
@@ -28,10 +28,17 @@ FIELDS: Mapping[str, str] = {
     "time": "The arrival in ISO 8601 (UTC).",
     "caller": "A digest that distinguishes callers. It reveals no key.",
     "team, policy, upstream": "Names in the configuration.",
+    "key": "The name of the team's key, or the start of its hash.",
+    "client": "The product and its version in `user-agent`.",
+    "conversation": "A keyed digest that the turns of a conversation share. Those of a caller that begin with the same "
+    "messages share it, too.",
+    "user": "A keyed digest of the end user: `user`, `safety_identifier`, or `metadata.user_id` in the request.",
     "api": "`chat`, `responses`, `messages`, or `other` for paths that the proxy only forwards.",
     "path, stream": "The path, with two names at most, and whether the response is streamed.",
     "model, upstream_model": "The model in the request, and its name at the upstream. `(hidden)`: it isn't a name.",
     "status, error": "The status and error code that the client got. 499: it disconnected before.",
+    "refused_by.limit, refused_by.size, refused_by.used, refused_by.again": "The limit of the team that refused the "
+    "request, its size, what was used, and when requests are accepted again.",
     "verdict": "`none`, `compacted`, `shadow`, `off`, `failed`, `unsupported`, or `refused`.",
     "explanation, reason.text": "The story of the request, and the reason for compaction, in sentences.",
     "reason.trigger": "The condition: `tokens`, `fraction`, `messages`, `price_step`, `bytes`, or `stage`. "
@@ -39,7 +46,8 @@ FIELDS: Mapping[str, str] = {
     "reason.level, reason.size, reason.share": "Threshold, size, and for `fraction` the share of the input budget.",
     "steps": "The applied steps, as in `x-compaction-steps`.",
     "tokens": "The size as received, as sent, and in shadow mode as `enforce` would send it, by the proxy's count.",
-    "fits": "False if the request as received was larger than the model accepts.",
+    "fits": "False if the upstream refused the request as received for its size, or would have. An answer proves that "
+    "it fits.",
     "output": "The output limit that the request got if the proxy lowered it, in tokens.",
     "summary.origin, summary.cause": "`stored`, `made`, or `digest`, and the cause of a digest.",
     "summary.replaced": "The cause of the digest that this summary replaced.",
@@ -53,7 +61,8 @@ FIELDS: Mapping[str, str] = {
     "usage": "Usage of all calls in the upstream's tokens, web searches, service tier, and region.",
     "usage.estimated, cost.estimated": "True unless the upstream reported all usage, or its use of the cache.",
     "cost": "The price as sent, the estimated price without the proxy, and in shadow mode that with `enforce`.",
-    "ms": "Milliseconds of the body's arrival, compaction, the upstream's start, the first byte, and in total.",
+    "ms": "Milliseconds of the body's arrival, compaction, the wait for a summary, the wait for the start of the "
+    "upstream's responses, until the first byte, and in total.",
     "bytes": "The sizes of the bodies, as received and as sent.",
     "archive, recalls": "The archive ids of removed messages, and how often the model read them.",
     "retention": "The likeliest names that were removed: in the prompt (with its `share`), only archived, or lost.",
@@ -74,6 +83,10 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "time": iso_time(record.time),
         "caller": caller_digest(record.tenant),
         "team": record.team,
+        "key": record.key,
+        "client": record.client,
+        "conversation": record.conversation,
+        "user": record.user,
         "policy": record.policy,
         "api": record.api,
         "path": record.path,
@@ -83,6 +96,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "upstream_model": record.upstream_model,
         "status": record.status,
         "error": record.error,
+        "refused_by": None if record.refused_by is None else _refusal(record.refused_by),
         "verdict": record.verdict,
         "explanation": explanation(record),
         "reason": _reason(record),
@@ -119,6 +133,10 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "state": {"tokens": record.state, "unloaded": record.unloaded},
         "trace": record.trace.id if record.trace is not None and record.trace.sampled else None,
     }
+
+
+def _refusal(refusal: Refusal) -> dict[str, Any]:
+    return {"limit": refusal.limit, "size": refusal.size, "used": refusal.used, "again": iso_time(refusal.again)}
 
 
 def _retention(record: RequestRecord) -> dict[str, Any] | None:
@@ -195,6 +213,8 @@ def reason_text(reason: Reason) -> str:
 def explanation(record: RequestRecord) -> list[str]:
     """Return the story of a request in sentences."""
     story = [_verdict(record)]
+    if record.refused_by is not None:
+        story.append(_refused(record.refused_by))
     if record.reason is not None:
         story.append(reason_text(record.reason))
     if record.summary is not None:
@@ -203,6 +223,10 @@ def explanation(record: RequestRecord) -> list[str]:
         if record.replaced is not None:
             background = " in the background" if record.replaced == "timeout" else ""
             story.append(f"A model wrote it{background} after a digest (cause: {record.replaced}).")
+    if (waited := record.phases.get("summary", 0.0)) >= 1:
+        story.append(f"The request waited {waited:,.0f} ms for the summary.")
+    if record.kind == "summary":
+        story.append(f"The call took {record.phases.get('total', 0.0):,.0f} ms.")
     story += [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
     if record.status >= 400:
         code = "" if record.error is None else f", {record.error}"
@@ -212,6 +236,8 @@ def explanation(record: RequestRecord) -> list[str]:
     if record.cost is not None:
         estimated = " (estimated)" if record.cost.estimated else ""
         story.append(f"It cost {dollars(record.cost.sent)} USD{estimated}.")
+    elif record.usage is not None:
+        story.append("Its price is unknown.")
     return story
 
 
@@ -246,6 +272,12 @@ def _verdict(record: RequestRecord) -> str:
             return "The request needed no compaction."
         case "none":
             return "Compaction couldn't make the request smaller, so the proxy sent the request unchanged."
+
+
+def _refused(refusal: Refusal) -> str:
+    used = "" if refusal.used is None else f" It had used {refusal.used}."
+    again = iso_time(refusal.again)[:19].replace("T", " ")
+    return f"The team has a limit of {refusal.size} ({refusal.limit}).{used} It accepts requests again at {again} UTC."
 
 
 def _attempt(number: int, call: UpstreamCall) -> str:

@@ -17,7 +17,7 @@ from proxy.errors import ConfigurationError, ProxyError
 from proxy.http.headers import Own
 from proxy.telemetry.events import MEANINGS
 from proxy.telemetry.metrics import DEFINITIONS
-from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage
+from proxy.telemetry.record import Cost, Reason, Refusal, RequestRecord, UpstreamCall, Usage
 from proxy.telemetry.record_json import FIELDS, record_json
 from tests.docs.config_schema import SCHEMA_FILE, docstrings, schema_text
 
@@ -194,7 +194,7 @@ def record_fields() -> list[str]:
     """Return the names of all values in a record."""
     usage = Usage(*[1] * 11, "flex", "us", (Usage(1, 1),))
     record = RequestRecord("a", 0.0, reason=Reason("tokens"), usage=usage, cost=Cost(), calls=[UpstreamCall("error")])
-    record.retention = {"files": (1, 0, 0)}
+    record.retention, record.refused_by = {"files": (1, 0, 0)}, Refusal("spend", "", 0.0)
     return [*_fields(record_json(record))]
 
 

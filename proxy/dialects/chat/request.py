@@ -60,6 +60,7 @@ class ChatRequest(Request, eq=False):
             raw=raw,
             model=wire.model_name,
             stream=wire.streams,
+            sender=wire.sender,
             units=units,
             sent=len(units),
             max_output=positive(wire.max_completion_tokens) or positive(wire.max_tokens),

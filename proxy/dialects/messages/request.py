@@ -125,6 +125,7 @@ class MessagesRequest(Request, eq=False):
             raw=raw,
             model=wire.model_name,
             stream=wire.streams,
+            sender=wire.sender,
             units=units,
             max_output=most,
             overhead=(*fields, bytes(listed(messages[block:start])) if start else b""),

@@ -92,6 +92,7 @@ class ResponsesRequest(Request, eq=False):
             raw=raw,
             model=wire.model_name,
             stream=wire.streams,
+            sender=wire.sender,
             units=split.units,
             max_output=positive(wire.max_output_tokens),
             overhead=tuple(map(bytes, fields)),

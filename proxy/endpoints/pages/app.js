@@ -24,7 +24,7 @@ function rowOf(one) {
   link.href = `/compaction/view/${one.id}`;
   link.textContent = one.time.slice(0, 19).replace("T", " ");
   row.insertCell().append(link);
-  for (const name of ["team", "policy", "model"]) cell(row, one[name] ?? "–");
+  for (const name of ["team", "key", "policy", "model"]) cell(row, one[name] ?? "–");
   const verdict = document.createElement("span");
   verdict.className = `v v-${one.verdict}`;
   verdict.textContent = one.verdict;

@@ -1,0 +1,239 @@
+"""Find requests without their ids: by the path, the command, and the page, which share one query."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anthropic
+import httpx
+import openai
+import pytest
+import yaml
+
+from proxy.config import load
+from proxy.server.app import create_app
+from proxy.server.loopback import serve
+from tests.kit.messages import assistant, system, user
+from tests.kit.program import ROOT, call
+from tests.kit.redis_server import redis_server
+from tests.kit.scripted import PROFILE, chat, client, key_hash
+from tests.kit.upstream import EveryApi, Reply, StandIn, summarise
+from tests.kit.waiting import until
+
+TURNS = [user("Where is the map?"), assistant("In the hall."), user("And the key?")]
+PRICED = {"gpt-5": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6}}
+
+
+class Door(NamedTuple):
+    """A proxy with two teams of two keys each, and its folder."""
+
+    url: str
+    folder: Path
+    ends: contextlib.ExitStack
+
+    def client(self, key: str) -> openai.OpenAI:
+        return self.ends.enter_context(client(self.url, key))
+
+    def listed(self, caller: str = "sk-admin", **filters: str) -> list[dict[str, Any]]:
+        headers = {"authorization": f"Bearer {caller}"}
+        answer = httpx.get(f"{self.url}/compaction/requests", params=filters, headers=headers, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["data"])
+
+    def page(self, path: str = "", **filters: str) -> httpx.Response:
+        headers = {"authorization": "Bearer sk-admin"}
+        return httpx.get(f"{self.url}/compaction/{path}", params=filters, headers=headers, trust_env=False)
+
+    def command(self, *arguments: str) -> str:
+        done = call(self.folder, "requests", "--config", "config.yaml", *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+
+@contextlib.contextmanager
+def door(folder: Path, app: Any, store: str, **policy: Any) -> Iterator[Door]:
+    teams = {
+        name: {"keys": [{"hash": key_hash(f"sk-{name}"), "name": f"{name}-laptop"}, key_hash(f"sk-{name}-2")]}
+        for name in ("red", "blue")
+    }
+    teams["blue"]["limits"] = {"spend": {"tokens": 5, "per": "day"}}  # type: ignore[assignment]
+    with serve(app) as upstream:
+        settings = {
+            "auth": {"mode": "keys"},
+            "admin": {"keys": [key_hash("sk-admin")]},
+            "upstreams": {"main": {"base_url": f"{upstream}/v1", "api_key": "sk-upstream"}},
+            "models": [{"match": "*", "upstream": "main", "profile": PROFILE}],
+            "policies": {"default": policy},
+            "teams": teams,
+            "prices": PRICED,
+            "store": {"url": store or f"sqlite:///{folder}/store.db"},
+        }
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+        with serve(create_app(load(folder / "config.yaml", {}))) as url, contextlib.ExitStack() as ends:
+            yield Door(url, folder, ends)
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield ""
+        return
+    with redis_server(tmp_path / "redis") as server:
+        yield server.url
+
+
+def test_each_filter_selects_the_same_requests_by_every_way(tmp_path: Path, store: str) -> None:
+    def answer(body: Mapping[str, Any]) -> Reply:
+        if body["model"] == "gpt-new":
+            error = {"message": "secret text", "type": "invalid_request_error", "param": "tools", "code": "bad_tools"}
+            return Reply(status=400, error={"error": error})
+        return Reply(content="Here.")
+
+    app = EveryApi(responder=answer).app
+    with door(tmp_path, app, store) as here:
+        red, blue = here.client("sk-red"), here.client("sk-blue-2")
+        red.chat.completions.create(model="gpt-5", messages=TURNS[:1], user="alice")
+        red.chat.completions.create(model="gpt-5", messages=TURNS, user="alice")
+        with pytest.raises(openai.BadRequestError):
+            red.chat.completions.create(model="gpt-new", messages=TURNS)
+        blue.chat.completions.create(model="gpt-5", messages=TURNS[:1])
+        with pytest.raises(openai.RateLimitError):
+            blue.chat.completions.create(model="gpt-5", messages=TURNS[:1])
+        claude = here.ends.enter_context(anthropic.Anthropic(base_url=here.url, api_key="sk-red", max_retries=0))
+        claude.messages.create(model="m", max_tokens=9, messages=TURNS[:1], metadata={"user_id": "bob"})  # type: ignore[typeddict-item]
+        until(lambda: len(here.listed()) == 6)
+        first, second, bad, paid, refused, other = reversed(here.listed())
+        assert first["conversation"] == second["conversation"] != other["conversation"]
+        assert first["user"] == second["user"] != other["user"]
+        assert bad["user"] is None
+        assert len({first["conversation"], paid["conversation"], bad["conversation"]}) == 3, "user and team count"
+        assert (first["key"], paid["key"]) == ("red-laptop", key_hash("sk-blue-2")[7:19])
+        assert first["client"] == f"OpenAI/Python {openai.__version__}"
+        assert other["client"] == f"Anthropic/Python {anthropic.__version__}"
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
+        slow = [one for one in here.listed() if one["ms"]["total"] >= 5]
+        for filters, wanted in (
+            ({"status": "4xx"}, [refused, bad]),
+            ({"status": "429"}, [refused]),
+            ({"error": "bad_tools"}, [bad]),
+            ({"error": "budget_exceeded", "team": "blue"}, [refused]),
+            ({"team": "blue"}, [refused, paid]),
+            ({"key": "red-laptop", "status": "200"}, [other, second, first]),
+            ({"model": "gpt-5", "user": "alice"}, [second, first]),
+            ({"user": first["user"]}, [second, first]),
+            ({"user": "nobody"}, []),
+            ({"api": "messages"}, [other]),
+            ({"verdict": "refused"}, [refused]),
+            ({"since": "5m", "until": now, "api": "messages"}, [other]),
+            ({"until": "1h"}, []),
+            ({"slow": "5"}, slow),
+            ({"conversation": second["conversation"]}, [second, first]),
+        ):
+            ids = [one["id"] for one in wanted]
+            assert [one["id"] for one in here.listed(**filters)] == ids, filters
+            shown = re.findall(r"view/([0-9a-f]{24})", here.page(**filters).text)
+            assert shown == ids, filters
+            options = [part for name, value in filters.items() for part in (f"--{name}", value)]
+            lines = here.command("--json", *options).splitlines()
+            assert [json.loads(line)["id"] for line in lines] == ids, filters
+            text = here.command(*options)
+            assert all(len(line) <= 80 for line in text.splitlines()), text
+            assert all(id in text for id in ids)
+        text = here.command("--error", "bad_tools")
+        assert "upstream: code bad_tools, type invalid_request_error, param tools" in text
+        assert "secret text" not in here.page(f"view/{bad['id']}").text + text
+        assert here.listed("sk-blue", team="red") == []
+        assert here.page(id=first["id"]).headers["location"] == f"/compaction/view/{first['id']}"
+        assert "id: must be the 24 digits" in here.page(id="x").text
+        assert "must be a status such as 429, or a class such as 4xx" in here.page(status="6xx").text
+
+
+def test_a_conversation_has_its_turns_and_sums_and_a_slow_summary_is_seen(tmp_path: Path) -> None:
+    def late(body: Mapping[str, Any]) -> Reply:
+        time.sleep(0.4)
+        return summarise(body)
+
+    upstream = StandIn(window=200_000, summariser=late)
+    with door(tmp_path, upstream.app, "", prepare=None) as here:
+        red, talk = here.client("sk-red"), chat(14, 550)
+        red.chat.completions.create(model="gpt-5", messages=talk[:4])
+        for _ in range(2):
+            red.chat.completions.create(model="gpt-5", messages=talk)
+        until(lambda: len(here.listed()) == 3)
+        again, compacted, first = here.listed()
+        assert len({one["conversation"] for one in (again, compacted, first)}) == 1
+        ms = compacted["ms"]
+        assert 400 <= ms["summary"] <= ms["first_byte"] - ms["upstream"] - ms["compaction"] - ms["body"]
+        assert ms["compaction"] > 0
+        assert ms["upstream"] > 0
+        assert (again["ms"]["summary"] or 0) < 400
+        shown = call(here.folder, "show", compacted["id"], "--config", "config.yaml").stdout
+        assert f"The request waited {ms['summary']:,.0f} ms for the summary." in shown
+        (line,) = (one for one in shown.splitlines() if one.startswith("Summary call "))
+        assert re.search(r"to gpt-5: The call took [4-9]\d\d ms\. It cost 0\.0\d+ USD", line), line
+        text = here.command("--conversation", first["conversation"])
+        order = [text.index(one["id"]) for one in (first, compacted, again)]
+        assert order == sorted(order)
+        sums = r"3 requests, 2 compacted, 0 failed; 1 checkpoint; 0\.\d+ USD,\s+and\s+1\s+summary\s+call for 0\.\d+ USD"
+        assert re.search(sums, text), text
+        page = here.page(f"conversation/{first['conversation']}").text
+        assert re.search(sums, page)
+        assert "summary made after" in page
+        assert here.page("conversation/0123456789abcdef").status_code == 404
+        assert f"wait for a summary, ms</dt><dd>{ms['summary']:,.0f}</dd>" in here.page(f"view/{compacted['id']}").text
+
+
+def test_a_refused_request_names_the_budget_what_was_spent_and_when_it_begins_again(tmp_path: Path) -> None:
+    with door(tmp_path, StandIn().app, "") as here:
+        blue = here.client("sk-blue")
+        spent = blue.chat.completions.create(model="gpt-5", messages=TURNS).usage
+        with pytest.raises(openai.RateLimitError):
+            blue.chat.completions.create(model="gpt-5", messages=TURNS)
+        until(lambda: len(here.listed()) == 2)
+        refused = here.listed()[0]
+        assert spent is not None
+        again = time.strftime("%Y-%m-%d 00:00:0", time.gmtime(time.time() + 86_400))
+        sentence = (
+            "The team has a limit of 5 tokens per day (spend). "
+            f"It had used {spent.total_tokens} tokens. It accepts requests again at {again}"
+        )
+        assert sentence in call(here.folder, "show", refused["id"], "--config", "config.yaml").stdout
+        page = here.page(f"view/{refused['id']}").text
+        assert sentence in page
+        assert "The proxy sent nothing to an upstream." in page
+        assert refused["refused_by"]["used"] == f"{spent.total_tokens} tokens"
+
+
+def test_new_requests_can_be_followed(tmp_path: Path) -> None:
+    with door(tmp_path, StandIn().app, "") as here:
+        red = here.client("sk-red")
+        red.chat.completions.create(model="gpt-5", messages=[system(), *TURNS])
+        until(lambda: len(here.listed()) == 1)
+        command = [sys.executable, "-m", "proxy", "requests", "--config", "config.yaml", "--follow", "--json"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout is not None
+            sender = threading.Thread(target=lambda: [ask(number) for number in range(20)])
+
+            def ask(number: int) -> None:
+                red.chat.completions.create(model=f"later-{number}", messages=TURNS)
+                time.sleep(0.5)
+
+            sender.start()
+            seen = [json.loads(following.stdout.readline())["model"] for _ in range(3)]
+            following.send_signal(signal.SIGINT)
+            sender.join()
+        assert following.returncode == 0
+    first = int(seen[0].removeprefix("later-"))
+    assert seen == [f"later-{first + number}" for number in range(3)]
