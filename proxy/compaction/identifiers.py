@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import cache, lru_cache
+from functools import lru_cache
 from heapq import nsmallest
 from itertools import filterfalse
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from proxy.compaction import keeps
-from proxy.compaction.format import TextCounter
 from proxy.compaction.shorten import SEARCHED
 from proxy.constants import UNDECODABLE
 
@@ -128,11 +127,20 @@ Source = Literal["call", "said", "result"]
 """The place of a text: the arguments of a call, a message of the user or the assistant, or a result."""
 
 
+class Part(NamedTuple):
+    """A text of a message. ``file`` is the file whose content it is; empty if there is none or more than one."""
+
+    source: Source
+    text: str
+    file: str = ""
+
+
 class Mention(msgspec.Struct, array_like=True, gc=False):
     """How a conversation mentions a name.
 
     ``count`` is the number of occurrences. ``texts`` is the number of texts with the name, ``calls`` that of calls, and
     ``said`` that of messages by the user or the assistant. ``last`` is the position of the last message with it.
+    ``file`` is the file to which the name belongs, and ``weight`` how much speaks for it.
     """
 
     kind: str
@@ -141,6 +149,8 @@ class Mention(msgspec.Struct, array_like=True, gc=False):
     calls: int = 0
     said: int = 0
     last: int = 0
+    file: str = ""
+    weight: int = 0
 
 
 Names = dict[str, Mention]
@@ -206,8 +216,24 @@ _SPACE = re.compile(r"\s")
 # Words of code: lower and upper case in one word, or parts joined by underscores.
 _PARTS = re.compile(r"\w{4,100}")
 _CODE = re.compile(r"[a-z][a-z0-9]*[A-Z]\w+|[A-Z][a-z0-9]+[A-Z]\w*|_*[A-Za-z0-9]+_\w+|[A-Z]{2,}[a-z]\w+")
-_PROPER = re.compile(r"[A-Z][a-z]{2,20}")
 _TRAILING = ".-/~+@$"
+
+# The first name of a line that begins with one to four plain words, and goes on with parameters, a type, or a value.
+_DEFINITION = re.compile(
+    r"\n[ \t]{0,4}(?:\d{1,6}[ \t]{0,2}[\u2192:|\t][ \t]{0,4})?(?:[a-z]{2,12}[ \t]){1,4}"
+    r"\(?(?:[\w* ]{1,40}\) ?)?([A-Za-z_]\w{3,60})[ \t]{0,2}(?=[(:={<\[]|[a-z*])"
+)
+READ_WEIGHT, WRITTEN_WEIGHT = 1, 3
+"""How much each occurrence speaks for a file that was read, and for one that was written."""
+DEFINED_WEIGHT = 12
+"""The occurrences that a definition is worth."""
+
+_CAPITALIZED = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,20}\b")
+_VALUE = re.compile(r'": ?"((?:[A-Z][a-z]{2,20}\b ?){1,4})"')
+SHORT_ARGUMENTS = 500
+"""Characters. The prose in longer arguments is a file's content."""
+LONGEST_BEFORE = 24
+"""Characters of the word before a capitalized one."""
 
 # A path without a file extension must be absolute or start with a dot. Otherwise "and/or" would match.
 _FILE = re.compile(r"\.[a-z]\w{0,5}$")
@@ -219,21 +245,27 @@ _AFTER_URLS = ".,;:!?"
 
 
 def collect(
-    messages: Iterable[Sequence[tuple[Source, str]]],
+    messages: Iterable[Sequence[Part]],
     earlier: Names | None = None,
-    files: Iterable[tuple[Access, str]] = (),
+    files: Iterable[tuple[Access, str, int]] = (),
     start: int = 0,
+    parameters: Set[str] = frozenset(),
 ) -> Names:
     """Return the names in the texts of messages, added to those of ``earlier`` messages.
 
-    ``start`` is the position of the first message. ``files`` are from tool calls. A file that was both written and read
-    counts as written.
+    ``start`` is the position of the first message. ``files`` are from tool calls, each with the position of its
+    message. A file that was both written and read counts as written. ``parameters`` aren't names, because the model
+    has them in its tools.
     """
     mentions: dict[str, Mention] = {}
-    plain: set[str] = set()
+    plain: set[str] = set(parameters)
+    proper: set[str] = set()
     for position, parts in enumerate(messages, start):
-        for source, text in parts:
+        for source, text, file in parts:
             is_result = source == "result"
+            proper.update(_proper(source, text))
+            factor = 0 if not file else READ_WEIGHT if is_result else WRITTEN_WEIGHT
+            defined = _defined(text) if factor else ()
             seen: set[str] = set()
             for piece in _pieces(text):
                 # Most words are plain, and not counting them takes a third of the time.
@@ -246,6 +278,10 @@ def collect(
                             continue
                         mention = mentions[word] = Mention("")
                     mention.count += count
+                    if factor:
+                        weight = factor * (count + (DEFINED_WEIGHT if word in defined else 0))
+                        if weight >= mention.weight:
+                            mention.file, mention.weight = file, weight
                     if word in seen:
                         continue
                     mention.texts += 1
@@ -261,7 +297,7 @@ def collect(
     known = plain | mentions.keys()
     found = {name: msgspec.structs.replace(mention) for name, mention in (earlier or {}).items()}
     for word, mention in mentions.items():
-        for kind, name in _classified(word, known):
+        for kind, name in _classified(word, known, mention, proper):
             total = found.get(name)
             if total is None:
                 total = found[name] = Mention(kind)
@@ -270,13 +306,43 @@ def collect(
             total.calls += mention.calls
             total.said += mention.said
             total.last = max(total.last, mention.last)
-    for access, file in files:
-        mention = found.setdefault(file, Mention(access, 1, 1, 1, 0, start))
+            if mention.weight >= total.weight and kind not in FILES:
+                total.file, total.weight = mention.file, mention.weight
+    for access, file, position in files:
+        mention = found.setdefault(portable(file), Mention(access, 1, 1, 1, 0, position))
+        if access == "written":
+            mention.weight = position
         if mention.kind not in _ACCESSES or _ACCESSES.index(access) < _ACCESSES.index(mention.kind):
             mention.kind = access
     if len(found) > MOST:
         found = {name: found[name] for name in _likeliest(found, MOST)}
     return found
+
+
+def _defined(text: str) -> Set[str]:
+    """Return the names that the text of a file probably defines."""
+    return {match[1] for piece in _pieces(f"\n{text}") for match in _DEFINITION.finditer(piece)}
+
+
+def _proper(source: Source, text: str) -> Iterator[str]:
+    """Yield the capitalized words that don't only begin a sentence: those in prose, and the values of JSON."""
+    if source == "result":
+        if text.startswith(("{", "[")):
+            yield from (word for piece in _pieces(text) for match in _VALUE.findall(piece) for word in match.split())
+        return
+    if source == "call" and len(text) > SHORT_ARGUMENTS:  # a file's content, or code
+        return
+    for piece in _pieces(text):
+        end = -1
+        for match in _CAPITALIZED.finditer(piece):
+            start = match.start()
+            if (
+                start != end + 1
+                and not piece[max(0, start - LONGEST_BEFORE) : start - 1].rpartition(" ")[2][:1].islower()
+            ):
+                continue
+            end = match.end()
+            yield match[0]
 
 
 def argument_text(arguments: Any) -> str:
@@ -295,6 +361,26 @@ def argument_text(arguments: Any) -> str:
     return "\n".join(strings)
 
 
+def portable(text: str) -> str:
+    """Return a text with the paths of Windows in the form ``C$/folder/file``, which is one word."""
+    return _WINDOWS.sub(
+        lambda match: f"{match[1]}$/{match[2].replace(2 * _BACKSLASH, _BACKSLASH).replace(_BACKSLASH, '/')}", text
+    )
+
+
+def native(path: str, separator: str = "\\") -> str:
+    """Return a path of Windows in the usual form. Other names stay as they are."""
+    if path[1:3] != "$/" or not path[0].isalpha():
+        return path
+    return f"{path[0]}:{separator}{path[3:].replace('/', separator)}"
+
+
+_BACKSLASH = "\\"
+_WINDOWS = re.compile(
+    r"\b([A-Za-z]):\\{1,2}((?:[\w.@+~-]{1,100}(?: [\w.@+~-]{1,60}){0,4}\\{1,2}){0,30}[\w.@+-]{0,100})"
+)
+
+
 def _is_plain(word: str) -> bool:
     """Return whether a word is certainly not a name, as most words."""
     return (word.islower() and word.isalpha()) or len(word) < SHORTEST
@@ -302,6 +388,8 @@ def _is_plain(word: str) -> bool:
 
 def _words(piece: str) -> list[str]:
     """Return the words of a piece, in order, with some that are too short."""
+    if ":\\" in piece:
+        piece = portable(piece)
     if "\\" in piece and '"' in piece:  # the escapes of JSON would become a part of words
         piece = piece.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     words = _split_ascii(piece) if piece.isascii() else None
@@ -325,26 +413,48 @@ def _split_ascii(piece: str) -> list[str] | None:
     return spaced.split()
 
 
-def _classified(word: str, known: Set[str]) -> Sequence[tuple[str, str]]:
+def _classified(word: str, known: Set[str], mention: Mention, proper: Set[str]) -> Sequence[tuple[str, str]]:
     """Return the names in a word, each with its kind. ``known`` has all words, also those in lower case."""
     if word.isidentifier() or word.isalnum():
-        return _of_part(word, known)
+        return _of_part(word, known, proper)
     if "://" in word:
         return (("url", word.rstrip(_AFTER_URLS)),)
     if word[0] in _CURRENCIES and word[-1].isdigit():
         return (("amount", word),)
-    word = word.rstrip(_TRAILING)
+    word = _LINE.sub(r"\1", word.rstrip(_TRAILING))
     if not word.startswith(("--", "./", "../")):
-        word = word.lstrip("+.-")
+        word = word.lstrip("+-" if _HIDDEN.match(word) else "+.-")
     if word.isidentifier() or word.isalnum():
-        return _of_part(word, known)
+        return _of_part(word, known, proper)
     kind = _kind(word)
+    if kind == "path" and word.startswith("."):
+        return _relative(word, mention)
+    if kind == "file" and not (mention.calls or mention.said) and word in _MEMBERS:
+        return ()
     if kind and (kind != "path" or word.startswith(_ROOTED) or _FILE.search(word)):
-        return ((kind, word),)
-    return [found for part in _PARTS.findall(word) for found in _of_part(part, known)]
+        heard = mention.calls or mention.said or kind != "path" or _FILE.search(word)
+        return () if word.startswith(_SYSTEM) or not heard else ((kind, word),)
+    return [found for part in _PARTS.findall(word) for found in _of_part(part, known, proper)]
 
 
-def _of_part(part: str, known: Set[str]) -> Sequence[tuple[str, str]]:
+_HIDDEN = re.compile(r"\.[A-Za-z][\w-]{0,60}/")
+# The number of a line that a search appends to the path.
+_LINE = re.compile(r"(\.[A-Za-z]\w{0,7})-\d{1,7}$")
+_SYSTEM = ("/dev/", "/proc/", "/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/", "/usr/local/bin/")
+_MEMBERS = ("console.log",)
+
+
+def _relative(word: str, mention: Mention) -> Sequence[tuple[str, str]]:
+    """Return the file of a relative path: relative to the file that has it, or to the folder of commands."""
+    if mention.file and not mention.calls:
+        word = posixpath.normpath(posixpath.join(posixpath.dirname(mention.file), word))
+        return (("path", word),) if _FILE.search(word) and not word.startswith("..") else ()
+    if mention.calls or mention.said:
+        return (("path", word.removeprefix("./")),)
+    return ()
+
+
+def _of_part(part: str, known: Set[str], proper: Set[str]) -> Sequence[tuple[str, str]]:
     """Return a word of letters, digits, and underscores if it's a name, with its kind."""
     # These checks are faster than the expressions, and most words need no more.
     letters = part.isalpha()
@@ -352,7 +462,7 @@ def _of_part(part: str, known: Set[str]) -> Sequence[tuple[str, str]]:
         if part.islower() or part.isupper():
             return ()
         if part.istitle():
-            return (("proper", part),) if part.lower() not in known and _PROPER.fullmatch(part) else ()
+            return (("proper", part),) if part in proper and part.lower() not in known else ()
     elif part.isdecimal():
         return (("number", part),) if SHORTEST_NUMBER <= len(part) <= LONGEST_NUMBER else ()
     if _CODE.fullmatch(part):
@@ -470,170 +580,6 @@ def _weigh(found: Names) -> Callable[[str], float]:
         return -score
 
     return weigh
-
-
-MARKS = {"written": " (written)", "read": " (read)"}
-"""The kinds that the index lists first, each with its mark behind the folder."""
-
-SMALL = 3
-"""The most files of a folder that are listed with those of its parent."""
-
-_FOLDER_TOKENS = 10
-"""About the tokens of a folder's line. The exact size is known when the lines are written."""
-
-_RARE = ("url", "ticket", "code", "email", "amount")
-_WITH_DIGITS = ("name", *FILES)
-_DIGITS = re.compile(r"\d{3}")
-
-_ROUNDS = 3
-"""Times that names are chosen, with more tokens if the list became shorter than expected."""
-
-_NAME_TOKENS = 6
-"""About the tokens of a name that is taken off a list that became too long."""
-
-
-def index(found: Names, shown: str, max_tokens: int, count: TextCounter) -> str:
-    """List the likeliest names that ``shown`` doesn't contain, in at most ``max_tokens`` tokens.
-
-    Files are listed by folder. Those that calls wrote or read come first, each kind with its mark.
-    """
-    found = _folded(found)
-    names = ranking(found)
-    rare = [name for name in names if _is_rare(name, found[name])]
-    # Each round asks for the same names again.
-    is_shown, size = cache(search_in(shown)), cache(count)
-    room = max_tokens
-    for _ in range(_ROUNDS):
-        first = _chosen(rare, found, is_shown, int(room * keeps.RARE_PART), size)
-        chosen = _chosen([*first, *names], found, is_shown, room, size)
-        lines = "\n".join(_lines(chosen, found))
-        left = max_tokens - count(lines)
-        if left <= max_tokens // 8 or len(chosen) == len(names):
-            break
-        # Files that share a line took less than expected.
-        room += left
-    while left < 0 and chosen:
-        del chosen[-(1 - left // _NAME_TOKENS) :]
-        lines = "\n".join(_lines(chosen, found))
-        left = max_tokens - count(lines)
-    return lines if chosen else ""
-
-
-def _is_rare(name: str, mention: Mention) -> bool:
-    """Return whether a model can't guess a name from others like it."""
-    return mention.kind in _RARE or (mention.kind in _WITH_DIGITS and _DIGITS.search(name) is not None)
-
-
-def _chosen(
-    names: Sequence[str], found: Names, is_shown: Callable[[str], bool], left: int, count: TextCounter
-) -> list[str]:
-    """Return the first names that aren't shown, in about ``left`` tokens."""
-    chosen: list[str] = []
-    folders: set[tuple[str, str]] = set()
-    listed = ""
-    for name in names:
-        if left < 2:
-            break
-        if is_shown(name):
-            continue
-        kind, text, cost = found[name].kind, name, 0
-        if kind in FILES:
-            folder, text = _split(name)
-            if (folder, kind) not in folders:
-                cost = _FOLDER_TOKENS
-        cost += count(f" {text}")
-        if cost > left or name in listed:
-            continue
-        if kind in FILES:
-            folders.add((folder, kind))
-        left -= cost
-        listed = f"{listed} {text}"
-        chosen.append(name)
-    return chosen
-
-
-def _folded(found: Names) -> Names:
-    """Return the names with each relative path added to a longer path that ends with it."""
-    files = sorted((name for name in found if found[name].kind in FILES), key=lambda name: (len(name), name))
-    by_ending: dict[str, str] = {}
-    longer: dict[str, str] = {}
-    for name in reversed(files):
-        if (ending := f"/{name.lstrip('./')}") in by_ending:
-            longer[name] = by_ending[ending]
-        by_ending |= {name[at:]: name for at, character in enumerate(name) if character == "/"}
-    folded = dict(found)
-    for short in files:
-        if short in longer:
-            folded[longer[short]] = _sum(folded.pop(short), folded[longer[short]])
-    return folded
-
-
-def _sum(one: Mention, other: Mention) -> Mention:
-    return Mention(
-        min(one.kind, other.kind, key=FILES.index),
-        one.count + other.count,
-        one.texts + other.texts,
-        one.calls + other.calls,
-        one.said + other.said,
-        max(one.last, other.last),
-    )
-
-
-def _lines(chosen: Sequence[str], found: Names) -> list[str]:
-    files = [name for name in chosen if found[name].kind in FILES]
-    lines: list[str] = []
-    while root := _root(files):
-        inside = {name: name[len(root) :] for name in files if name.startswith(root)}
-        lines += [f"- in {root}:", *(f"  {line}" for line in _marked(inside, found))]
-        files = [name for name in files if name not in inside]
-    lines += _marked({name: name for name in files}, found)
-    rest = [name for name in chosen if found[name].kind not in FILES]
-    return [*lines, f"- {' '.join(rest)}"] if rest else lines
-
-
-def _marked(paths: Mapping[str, str], found: Names) -> list[str]:
-    """Return the lines of files. Their paths are by their names, and may be relative to a line before."""
-    lines = []
-    for kinds in (("written",), ("read",), ("file", "path")):
-        lines += _by_folder(
-            [path for name, path in paths.items() if found[name].kind in kinds], MARKS.get(kinds[0], "")
-        )
-    return lines
-
-
-def _root(files: Sequence[str]) -> str:
-    """Return the folder that saves the most characters if it's named once, with a slash at its end; empty for none."""
-    lines = {f"{_split(file)[0]}/" for file in files}
-    below = Counter(line[: place + 1] for line in lines for place, c in enumerate(line) if c == "/" and place)
-    # The root takes a line of its own, and the lines below are indented.
-    savings = {folder: (number - 1) * len(folder) - 4 * number - 8 for folder, number in below.items()}
-    best = max(sorted(savings), key=savings.__getitem__, default="")
-    return best if best and savings[best] > _LEAST_SAVING else ""
-
-
-_LEAST_SAVING = 20
-"""Characters that naming a folder once must save."""
-
-
-def _split(path: str) -> tuple[str, str]:
-    """Return the folder and the name of a file. A name with spaces is quoted, because spaces separate names."""
-    folder, separator, name = path.rpartition("/")
-    return folder if separator else ".", f'"{name}"' if " " in name else name
-
-
-def _by_folder(paths: Sequence[str], mark: str) -> list[str]:
-    """Return a line per folder. Several small folders share the line of their parent."""
-    sizes = Counter(_split(path)[0] for path in paths)
-    small = Counter(folder.rpartition("/")[0] for folder, size in sizes.items() if size <= SMALL)
-    shared = {parent for parent, folders in small.items() if parent and (parent in sizes or folders > 1)}
-    lines: dict[str, list[str]] = {}
-    for path in paths:
-        folder, name = _split(path)
-        parent, _, last = folder.rpartition("/")
-        if sizes[folder] <= SMALL and parent in shared and folder not in shared:
-            folder, name = parent, f"{last}/{name}"
-        lines.setdefault(folder, []).append(name)
-    return [f"- {folder}/{mark}: {' '.join(names)}" for folder, names in lines.items()]
 
 
 _ACCESSES: tuple[Access, ...] = ("written", "read", "file")

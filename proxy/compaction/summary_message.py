@@ -14,6 +14,7 @@ from proxy.compaction.identifiers import (
     FILES,
     Access,
     Names,
+    Part,
     Source,
     argument_text,
     collect,
@@ -22,7 +23,8 @@ from proxy.compaction.identifiers import (
     ranking,
     search_in,
 )
-from proxy.compaction.identifiers import index as index_of
+from proxy.compaction.index import index as index_of
+from proxy.compaction.origins import parts, target
 from proxy.compaction.plans import newest_plan
 from proxy.compaction.rule_files import MARKS, project_folders, rules_read
 from proxy.compaction.rules import Rules, SectionLimits
@@ -67,14 +69,29 @@ _RULES = "[Sentences from them that state rules, word for word:]"
 
 def collect_names(turns: Sequence[Turn], earlier: Names | None, format: Format, start: int = 0) -> Names:
     """Return the names in turns, after those of ``earlier`` turns. ``start`` is the position of the first turn."""
-    files: list[tuple[Access, str]] = []
+    files: list[tuple[Access, str, int]] = []
+    parameters: set[str] = set()
+    targets: dict[str | None, str] = {}
 
-    def texts(turn: Turn) -> list[tuple[Source, str]]:
-        calls = [(tool, parsed(text)) for tool, text in _calls(turn, format)]
-        files.extend(file for tool, value in calls for file in named_files(tool, value))
-        return _texts(turn, [value for _, value in calls], format)
+    def of(position: int, turn: Turn) -> list[Part]:
+        text = format.text(turn.raw)
+        if turn.facts.kind == "result":
+            file = targets.get(turn.facts.answers, "")
+            return [Part("result", text, file)] if file else parts("result", text)
+        called = [(tool, parsed(arguments)) for tool, arguments in _calls(turn, format)]
+        found = [Part("said", text)]
+        named = [target(tool, value) for tool, value in called]
+        if len(called) == len(turn.facts.calls):  # the arguments of a provider's own tools are among them
+            targets.update(zip([call.id for call in turn.facts.calls], named, strict=True))
+        for (tool, value), file in zip(called, named, strict=True):
+            files.extend((access, path, position) for access, path in named_files(tool, value))
+            inside = argument_text(list(value.values()) if isinstance(value, dict) else value)
+            parameters.update(value if isinstance(value, dict) else ())
+            found += [Part("call", inside, file)] if file else parts("call", inside)
+        return found
 
-    return collect(map(texts, turns), earlier, files, start)
+    messages = [of(position, turn) for position, turn in enumerate(turns, start)]
+    return collect(messages, earlier, files, start, parameters)
 
 
 def texts_of(turn: Turn, format: Format) -> list[tuple[Source, str]]:
@@ -170,7 +187,8 @@ def with_index(
     """
     text = format.replaceable_text(message.raw) or ""
     shown = "\n".join([text, *(part for turn in kept for _, part in texts_of(turn, format))])
-    listed = fenced(index_of(found, shown, limits.index - keeps.INDEX_FRAME_TOKENS, format.text_tokens))
+    most = limits.index - keeps.INDEX_FRAME_TOKENS
+    listed = fenced(index_of(found, shown, collect_names(kept, None, format), most, format.text_tokens))
     section = _sections(((INDEX_TITLE, listed),))
     return format.with_text(message.raw, text[: message.index_at] + section + text[message.index_at :])
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import collect, ranking
+from proxy.compaction.identifiers import Part, collect, ranking
 from proxy.compaction.shorten import listed_names
 from proxy.compaction.stages.reads import Superseded, superseded_reads
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
@@ -80,7 +80,7 @@ class _Duplicates(Stage):
         if read.event == "read":
             return note
         text = self._format.text(turn.raw)
-        names = ranking(collect([[("result", text)]]))
+        names = ranking(collect([[Part("result", text)]]))
         most = min(int(len(text) * keeps.READ_NAMES_PART), keeps.READ_NAMES_CHARACTERS)
         listed = listed_names(names, most, text, note)
         return f"{note}\n{listed}".rstrip("\n")

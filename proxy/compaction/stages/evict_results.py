@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 from proxy.compaction import keeps
 from proxy.compaction.directives import rule_lines
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import collect, ranking
+from proxy.compaction.identifiers import Part, collect, ranking
 from proxy.compaction.shorten import middle_cut, notable_lines, without_base64
 from proxy.compaction.stages.lossless import lossless
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
@@ -135,7 +135,7 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn 
     # The tokens of several texts follow from their lengths.
     sizes = [tokens * len(text) // length for text in texts]
     most = room if len(texts) == 1 else common_level(sizes, room)
-    found = collect([[("result", "\n".join(texts))]]) if is_result else {}
+    found = collect([[Part("result", "\n".join(texts))]]) if is_result else {}
     names = ranking(found)
     if not turn.facts.names:  # otherwise this is a shorter form, with fewer names
         turn.facts.names.update((name, found[name]) for name in names[:NAMES])
