@@ -1,4 +1,4 @@
-"""Collect the names in texts, and list those that are probably needed again.
+"""Collect the names in texts, and rank them by the chance that they are needed again.
 
 Names are files, URLs, identifiers of code, ids, amounts, and dates. Summaries tend to lose them, and agents need them
 to continue.
@@ -6,122 +6,21 @@ to continue.
 
 from __future__ import annotations
 
-import json
 import math
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from heapq import nsmallest
 from itertools import filterfalse
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from proxy.compaction import keeps
+from proxy.compaction.named_files import Access, portable
 from proxy.compaction.shorten import SEARCHED
-from proxy.constants import UNDECODABLE
-
-Access = Literal["written", "read", "file"]
-"""The use of a file by a call; ``file`` if its tool isn't known to read or write."""
-
-WRITING_TOOLS = (
-    "write_file",
-    "edit_file",
-    "write",
-    "edit",
-    "create_file",
-    "multi_edit",
-    "str_replace_editor",
-    "str_replace_based_edit_tool",
-    "apply_patch",
-    "Write",
-    "Edit",
-    "MultiEdit",
-    "NotebookEdit",
-)
-"""Tools of well-known agents whose arguments contain whole files."""
-
-# Names as ``plain_name`` returns them.
-_WRITING = {name.lower() for name in WRITING_TOOLS} | {
-    "append_file", "apply_diff", "create_new_file", "edit_existing_file", "edit_notebook", "fs_write",
-    "insert_content", "insert_edit_into_file", "multi_replace_string_in_file", "replace", "replace_file_content",
-    "replace_in_file", "replace_string_in_file", "search_replace", "str_replace", "write_to_file",
-}  # fmt: skip
-_READING = {
-    "cat", "fs_read", "get_file_contents", "notebookread", "open", "open_file", "read", "read_file",
-    "read_many_files", "read_multiple_files", "read_notebook", "read_text_file", "readfile", "view", "view_file",
-}  # fmt: skip
-_VIEWING_COMMANDS = ("view", "read")
-"""Values of ``command`` with which a tool that can write only reads."""
-
-_KEYS = (
-    "path", "file_path", "filename", "file", "notebook_path", "filePath", "filepath", "target_file", "absolute_path",
-    "TargetFile", "AbsolutePath",
-)  # fmt: skip
-_LISTS = ("paths", "files")
-
-# A line in a patch of ``apply_patch``.
-_PATCHED = re.compile(r"^\*\*\* (?:Add|Update|Delete) File: (.{1,300})$|^\*\*\* Move to: (.{1,300})$", re.MULTILINE)
-
-
-def decoded(arguments: str, **options: Any) -> Any:
-    """Return the value of a call's arguments. ``options`` are those of ``json.loads``.
-
-    Raises ``ValueError`` or ``RecursionError`` if they aren't JSON.
-    """
-    try:
-        return msgspec.json.decode(arguments)  # a fifth of the time
-    except (*UNDECODABLE, UnicodeEncodeError):
-        return json.loads(arguments, **options)
-
-
-def parsed(arguments: str) -> Any:
-    """Return the value of a call's arguments; the arguments themselves if they aren't JSON."""
-    try:
-        return decoded(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-
-
-def named_files(tool: str, arguments: Any) -> Iterator[tuple[Access, str]]:
-    """Yield the files in the ``parsed`` arguments of a call, with what the call did with them."""
-    fields: Mapping[str, Any] = arguments if isinstance(arguments, dict) else {}
-    name = plain_name(tool)
-    access = _access(name, fields)
-    if name == "apply_patch":
-        patch = arguments if isinstance(arguments, str) else fields.get("input", fields.get("patch"))
-        if isinstance(patch, str):
-            yield from (("written", path) for found in _PATCHED.findall(patch) for path in found if path)
-    for value in _values(fields):
-        if isinstance(value, str) and 0 < len(value) <= 300 and "\n" not in value:
-            yield access, value
-
-
-def handles_files(tool: str) -> bool:
-    """Return whether a tool is known to read or write files."""
-    name = plain_name(tool)
-    return name in _READING or name in _WRITING
-
-
-@lru_cache(1_000)
-def plain_name(tool: str) -> str:
-    """Return the name of a tool in lower case, without the name of its MCP server or namespace."""
-    return tool.rsplit("__", 1)[-1].rsplit(".", 1)[-1].lower().replace("-", "_")
-
-
-def _access(tool: str, fields: Mapping[str, Any]) -> Access:
-    if tool in _READING or (tool in _WRITING and fields.get("command") in _VIEWING_COMMANDS):
-        return "read"
-    return "written" if tool in _WRITING else "file"
-
-
-def _values(fields: Mapping[str, Any]) -> Iterator[Any]:
-    yield from (fields[key] for key in _KEYS if key in fields)
-    for listed in (fields[key] for key in _LISTS if key in fields):
-        for item in listed if isinstance(listed, list) else ():
-            yield item.get("path") if isinstance(item, dict) else item
-
 
 Source = Literal["call", "said", "result"]
 """The place of a text: the arguments of a call, a message of the user or the assistant, or a result."""
@@ -140,7 +39,8 @@ class Mention(msgspec.Struct, array_like=True, gc=False):
 
     ``count`` is the number of occurrences. ``texts`` is the number of texts with the name, ``calls`` that of calls, and
     ``said`` that of messages by the user or the assistant. ``last`` is the position of the last message with it.
-    ``file`` is the file to which the name belongs, and ``weight`` how much speaks for it.
+    ``file`` is the file to which the name belongs, and ``weight`` how much speaks for it. The ``weight`` of a file that
+    a call wrote is the position of the last write.
     """
 
     kind: str
@@ -218,27 +118,31 @@ _PARTS = re.compile(r"\w{4,100}")
 _CODE = re.compile(r"[a-z][a-z0-9]*[A-Z]\w+|[A-Z][a-z0-9]+[A-Z]\w*|_*[A-Za-z0-9]+_\w+|[A-Z]{2,}[a-z]\w+")
 _TRAILING = ".-/~+@$"
 
-# The first name of a line that begins with one to four plain words, and goes on with parameters, a type, or a value.
+# The first name of a line that isn't indented, begins with one to four plain words, and goes on with parameters, a
+# type, or a value. Indented lines are more often uses, such as "return loadTable(".
 _DEFINITION = re.compile(
-    r"\n[ \t]{0,4}(?:\d{1,6}[ \t]{0,2}[\u2192:|\t][ \t]{0,4})?(?:[a-z]{2,12}[ \t]){1,4}"
-    r"\(?(?:[\w* ]{1,40}\) ?)?([A-Za-z_]\w{3,60})[ \t]{0,2}(?=[(:={<\[]|[a-z*])"
+    r"\n(?: {0,6}\d{1,6}+[ \t]{0,2}[\u2192:|\t] ?)?+(?:[a-z]{2,12}+ ){1,4}+"
+    r"(?:\([\w* ]{1,40}+\) ?)?+([A-Za-z_]\w{3,60}+) {0,2}+(?=[(:={<\[a-z*])"
 )
-READ_WEIGHT, WRITTEN_WEIGHT = 1, 3
-"""How much each occurrence speaks for a file that was read, and for one that was written."""
-DEFINED_WEIGHT = 12
-"""The occurrences that a definition is worth."""
 
-_CAPITALIZED = re.compile(r"(?<=[a-z,] )[A-Z][a-z]{2,20}\b")
+# A capitalized word, unless it begins a sentence.
+_CAPITALIZED = re.compile(r"[A-Z](?<=[a-z,] [A-Z])[a-z]{2,20}\b")
 _VALUE = re.compile(r'": ?"((?:[A-Z][a-z]{2,20}\b ?){1,4})"')
 SHORT_ARGUMENTS = 500
 """Characters. The prose in longer arguments is a file's content."""
 LONGEST_BEFORE = 24
 """Characters of the word before a capitalized one."""
 
+_HIDDEN = re.compile(r"\.[A-Za-z][\w-]{0,60}/")
+_SYSTEM = ("/dev/", "/proc/", "/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/", "/usr/local/bin/")
+_MEMBERS = ("console.log", "process.env")
+"""Members of objects that look like files."""
+
 # A path without a file extension must be absolute or start with a dot. Otherwise "and/or" would match.
 _FILE = re.compile(r"\.[a-z]\w{0,5}$")
 
-FILES = ("written", "read", "file", "path")
+_ACCESSES: tuple[Access, ...] = ("written", "read", "file")
+FILES = (*_ACCESSES, "path")
 _ROOTED = ("/", "~", "./", "../")
 _CURRENCIES = "$€£¥"
 _AFTER_URLS = ".,;:!?"
@@ -257,57 +161,12 @@ def collect(
     message. A file that was both written and read counts as written. ``parameters`` aren't names, because the model
     has them in its tools.
     """
-    mentions: dict[str, Mention] = {}
-    plain: set[str] = set(parameters)
-    proper: set[str] = set()
+    words = _Words(parameters)
     for position, parts in enumerate(messages, start):
-        for source, text, file in parts:
-            is_result = source == "result"
-            proper.update(_proper(source, text))
-            factor = 0 if not file else READ_WEIGHT if is_result else WRITTEN_WEIGHT
-            defined = _defined(text) if factor else ()
-            seen: set[str] = set()
-            for piece in _pieces(text):
-                # Most words are plain, and not counting them takes a third of the time.
-                counts = Counter(filterfalse(plain.__contains__, _words(piece)))
-                for word, count in counts.items():
-                    mention = mentions.get(word)
-                    if mention is None:
-                        if _is_plain(word):
-                            plain.add(word)
-                            continue
-                        mention = mentions[word] = Mention("")
-                    mention.count += count
-                    if factor:
-                        weight = factor * (count + (DEFINED_WEIGHT if word in defined else 0))
-                        if weight >= mention.weight:
-                            mention.file, mention.weight = file, weight
-                    if word in seen:
-                        continue
-                    mention.texts += 1
-                    mention.last = position
-                    if is_result:
-                        continue
-                    if source == "call":
-                        mention.calls += 1
-                    else:
-                        mention.said += 1
-                if len(text) > PIECE:
-                    seen.update(counts)
-    known = plain | mentions.keys()
-    found = {name: msgspec.structs.replace(mention) for name, mention in (earlier or {}).items()}
-    for word, mention in mentions.items():
-        for kind, name in _classified(word, known, mention, proper):
-            total = found.get(name)
-            if total is None:
-                total = found[name] = Mention(kind)
-            total.count += mention.count
-            total.texts += mention.texts
-            total.calls += mention.calls
-            total.said += mention.said
-            total.last = max(total.last, mention.last)
-            if mention.weight >= total.weight and kind not in FILES:
-                total.file, total.weight = mention.file, mention.weight
+        for part in parts:
+            words.add(part, position)
+    found = {name: replace(mention) for name, mention in (earlier or {}).items() if name not in parameters}
+    words.add_names(found)
     for access, file, position in files:
         mention = found.setdefault(portable(file), Mention(access, 1, 1, 1, 0, position))
         if access == "written":
@@ -317,6 +176,69 @@ def collect(
     if len(found) > MOST:
         found = {name: found[name] for name in _likeliest(found, MOST)}
     return found
+
+
+class _Words:
+    """The words of texts, with the mentions of those that may have names."""
+
+    def __init__(self, parameters: Set[str]) -> None:
+        """Take words that aren't names."""
+        self._mentions: dict[str, Mention] = {}
+        self._parameters = parameters
+        self._plain: set[str] = set(parameters)
+        self._proper: set[str] = set()
+
+    def add(self, part: Part, position: int) -> None:
+        """Count the words of a text."""
+        source, text, file = part
+        mentions, plain = self._mentions, self._plain
+        self._proper.update(_proper(source, text))
+        factor = 0 if not file else keeps.READ_WEIGHT if source == "result" else keeps.WRITTEN_WEIGHT
+        defined = _defined(text) if factor else ()
+        seen: set[str] = set()
+        for piece in _pieces(text):
+            # Most words are plain, and not counting them takes a third of the time.
+            counts = Counter(filterfalse(plain.__contains__, _words(piece)))
+            for word, count in counts.items():
+                mention = mentions.get(word)
+                if mention is None:
+                    if _is_plain(word):
+                        plain.add(word)
+                        continue
+                    mention = mentions[word] = Mention("")
+                mention.count += count
+                if factor:
+                    weight = factor * (count + (keeps.DEFINED_WEIGHT if word in defined else 0))
+                    if weight >= mention.weight:
+                        mention.file, mention.weight = file, weight
+                if word in seen:
+                    continue
+                mention.texts += 1
+                mention.last = position
+                if source == "call":
+                    mention.calls += 1
+                elif source == "said":
+                    mention.said += 1
+            if len(text) > PIECE:
+                seen.update(counts)
+
+    def add_names(self, found: Names) -> None:
+        """Add the names in the words to those that were found."""
+        known = self._plain | self._mentions.keys()
+        for word, mention in self._mentions.items():
+            for kind, name in _classified(word, known, mention, self._proper):
+                if name in self._parameters:
+                    continue
+                total = found.get(name)
+                if total is None:
+                    total = found[name] = Mention(kind)
+                total.count += mention.count
+                total.texts += mention.texts
+                total.calls += mention.calls
+                total.said += mention.said
+                total.last = max(total.last, mention.last)
+                if mention.weight >= total.weight and kind not in FILES:
+                    total.file, total.weight = mention.file, mention.weight
 
 
 def _defined(text: str) -> Set[str]:
@@ -330,55 +252,16 @@ def _proper(source: Source, text: str) -> Iterator[str]:
         if text.startswith(("{", "[")):
             yield from (word for piece in _pieces(text) for match in _VALUE.findall(piece) for word in match.split())
         return
-    if source == "call" and len(text) > SHORT_ARGUMENTS:  # a file's content, or code
+    if source == "call" and len(text) > SHORT_ARGUMENTS:
         return
     for piece in _pieces(text):
         end = -1
         for match in _CAPITALIZED.finditer(piece):
             start = match.start()
-            if (
-                start != end + 1
-                and not piece[max(0, start - LONGEST_BEFORE) : start - 1].rpartition(" ")[2][:1].islower()
-            ):
-                continue
-            end = match.end()
-            yield match[0]
-
-
-def argument_text(arguments: Any) -> str:
-    """Return the strings in the ``parsed`` arguments of a call."""
-    strings: list[str] = []
-    waiting = [arguments]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, dict):
-            strings += value
-            waiting += reversed(value.values())
-        elif isinstance(value, list):
-            waiting += reversed(value)
-        elif value is not None and not isinstance(value, bool):
-            strings.append(str(value))
-    return "\n".join(strings)
-
-
-def portable(text: str) -> str:
-    """Return a text with the paths of Windows in the form ``C$/folder/file``, which is one word."""
-    return _WINDOWS.sub(
-        lambda match: f"{match[1]}$/{match[2].replace(2 * _BACKSLASH, _BACKSLASH).replace(_BACKSLASH, '/')}", text
-    )
-
-
-def native(path: str, separator: str = "\\") -> str:
-    """Return a path of Windows in the usual form. Other names stay as they are."""
-    if path[1:3] != "$/" or not path[0].isalpha():
-        return path
-    return f"{path[0]}:{separator}{path[3:].replace('/', separator)}"
-
-
-_BACKSLASH = "\\"
-_WINDOWS = re.compile(
-    r"\b([A-Za-z]):\\{1,2}((?:[\w.@+~-]{1,100}(?: [\w.@+~-]{1,60}){0,4}\\{1,2}){0,30}[\w.@+-]{0,100})"
-)
+            before = piece[max(0, start - LONGEST_BEFORE) : start - 1].rpartition(" ")[2]
+            if start == end + 1 or before[:1].islower():
+                end = match.end()
+                yield match[0]
 
 
 def _is_plain(word: str) -> bool:
@@ -389,7 +272,7 @@ def _is_plain(word: str) -> bool:
 def _words(piece: str) -> list[str]:
     """Return the words of a piece, in order, with some that are too short."""
     if ":\\" in piece:
-        piece = portable(piece)
+        piece = portable(piece, in_prose=True)
     if "\\" in piece and '"' in piece:  # the escapes of JSON would become a part of words
         piece = piece.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     words = _split_ascii(piece) if piece.isascii() else None
@@ -421,37 +304,36 @@ def _classified(word: str, known: Set[str], mention: Mention, proper: Set[str]) 
         return (("url", word.rstrip(_AFTER_URLS)),)
     if word[0] in _CURRENCIES and word[-1].isdigit():
         return (("amount", word),)
-    word = _LINE.sub(r"\1", word.rstrip(_TRAILING))
+    word = word.rstrip(_TRAILING)
     if not word.startswith(("--", "./", "../")):
         word = word.lstrip("+-" if _HIDDEN.match(word) else "+.-")
     if word.isidentifier() or word.isalnum():
         return _of_part(word, known, proper)
     kind = _kind(word)
-    if kind == "path" and word.startswith("."):
-        return _relative(word, mention)
-    if kind == "file" and not (mention.calls or mention.said) and word in _MEMBERS:
-        return ()
-    if kind and (kind != "path" or word.startswith(_ROOTED) or _FILE.search(word)):
-        heard = mention.calls or mention.said or kind != "path" or _FILE.search(word)
-        return () if word.startswith(_SYSTEM) or not heard else ((kind, word),)
+    if kind == "path":
+        path = _path(word, mention)
+        if path is not None:
+            return (("path", path),) if path else ()
+    elif kind:
+        return () if word in _MEMBERS else ((kind, word),)
     return [found for part in _PARTS.findall(word) for found in _of_part(part, known, proper)]
 
 
-_HIDDEN = re.compile(r"\.[A-Za-z][\w-]{0,60}/")
-# The number of a line that a search appends to the path.
-_LINE = re.compile(r"(\.[A-Za-z]\w{0,7})-\d{1,7}$")
-_SYSTEM = ("/dev/", "/proc/", "/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/", "/usr/local/bin/")
-_MEMBERS = ("console.log",)
+def _path(word: str, mention: Mention) -> str | None:
+    """Return the path in a word; empty if it isn't worth a place, and ``None`` if the word isn't a path.
 
-
-def _relative(word: str, mention: Mention) -> Sequence[tuple[str, str]]:
-    """Return the file of a relative path: relative to the file that has it, or to the folder of commands."""
-    if mention.file and not mention.calls:
+    A relative path in a file is relative to its folder, and one in a command to the folder of commands. A path without
+    an extension that only results have is a route or a folder of the system, so it's left out.
+    """
+    is_used, is_file = mention.calls or mention.said, _FILE.search(word) is not None
+    if word.startswith(("./", "../")):
+        if not mention.file or mention.calls:
+            return word.removeprefix("./") if is_used else ""
         word = posixpath.normpath(posixpath.join(posixpath.dirname(mention.file), word))
-        return (("path", word),) if _FILE.search(word) and not word.startswith("..") else ()
-    if mention.calls or mention.said:
-        return (("path", word.removeprefix("./")),)
-    return ()
+        return word if is_file and not word.startswith("..") else ""
+    if not is_file and not word.startswith(_ROOTED):
+        return None
+    return "" if word.startswith(_SYSTEM) or not (is_used or is_file) else word
 
 
 def _of_part(part: str, known: Set[str], proper: Set[str]) -> Sequence[tuple[str, str]]:
@@ -580,6 +462,3 @@ def _weigh(found: Names) -> Callable[[str], float]:
         return -score
 
     return weigh
-
-
-_ACCESSES: tuple[Access, ...] = ("written", "read", "file")

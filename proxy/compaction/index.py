@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from proxy.compaction import keeps
 from proxy.compaction.format import TextCounter
-from proxy.compaction.identifiers import FILES, Mention, Names, native, ranking, search_in
+from proxy.compaction.identifiers import FILES, Mention, Names, ranking, search_in
+from proxy.compaction.named_files import native
 
 MARKS = {"written": " (written)", "read": " (read)"}
 """The kinds that the index lists first, each with its mark behind the folder."""
@@ -23,14 +24,7 @@ SMALL = 3
 SHARED = 2
 """The files of a folder that make it likely that a relative path begins there."""
 
-LONG = 1_000
-"""Tokens of an index that has room for names that the prompt shows without their files."""
-
-_LABELS = {
-    "url": "URLs",
-    "flag": "flags",
-    **dict.fromkeys(("name", "proper"), "names"),
-}
+_LABELS = {"url": "URLs", "flag": "flags", "name": "names", "proper": "names"}
 """The labels of names without a file. Other kinds are ``_FIGURES``."""
 
 _FIGURES = "ids and figures"
@@ -52,12 +46,12 @@ _LEAST_SAVING = 20
 """Characters that naming a folder once must save."""
 
 
-def index(found: Names, shown: str, kept: Names, max_tokens: int, count: TextCounter) -> str:
+def index(found: Names, shown: str, max_tokens: int, count: TextCounter) -> str:
     """List the likeliest names that ``shown`` doesn't contain, in at most ``max_tokens`` tokens.
 
     Files are listed by folder, each with its names behind it. Those that calls wrote or read come first, each kind with
-    its mark. Names that belong to no file follow. ``kept`` are the names of the messages that stay in the prompt. A
-    name that they have without a file is listed again behind its file, if the list is long and has the file anyway.
+    its mark. Names that belong to no file follow. If the list is long and has a file that isn't shown, it also has the
+    file's names that are shown elsewhere.
     """
     found = _folded(found)
     names = ranking(found)
@@ -68,10 +62,9 @@ def index(found: Names, shown: str, kept: Names, max_tokens: int, count: TextCou
     def is_shown(name: str) -> bool:
         return in_text(native(name))
 
-    bare = {name for name in kept if not kept[name].file} if max_tokens >= LONG else frozenset[str]()
-    room = max_tokens
+    repeats, room = max_tokens >= keeps.LONG_INDEX, max_tokens
     for _ in range(_ROUNDS):
-        choice = _Choice(found, bare, is_shown, size)
+        choice = _Choice(found, is_shown, size, repeats=repeats)
         choice.add(rare, int(room * keeps.RARE_PART))
         choice.add(names, room)
         lines = "\n".join(choice.lines())
@@ -95,11 +88,11 @@ def _is_rare(name: str, mention: Mention) -> bool:
 class _Choice:
     """The names to list, and about the tokens that they take with their files and folders."""
 
-    def __init__(self, found: Names, bare: Set[str], is_shown: Callable[[str], bool], count: TextCounter) -> None:
-        """Take the names that the prompt shows without their files."""
+    def __init__(self, found: Names, is_shown: Callable[[str], bool], count: TextCounter, *, repeats: bool) -> None:
+        """Take all names. With ``repeats``, listed files also have names that the prompt shows without them."""
         self.names: list[str] = []
         self._found = found
-        self._bare = bare
+        self._repeats = repeats
         self._is_shown = is_shown
         self._count = count
         self._files: set[str] = set()
@@ -113,12 +106,13 @@ class _Choice:
             if most - self._tokens < 2:
                 return
             mention = self._found[name]
-            file = name if mention.kind in FILES else mention.file
-            if self._is_shown(name) and (file == name or file not in self._files or name not in self._bare):
+            is_file = mention.kind in FILES
+            file = name if is_file else mention.file
+            if self._is_shown(name) and (is_file or not self._is_shown_bare(file)):
                 continue
-            text = _split(name)[1] if file == name else name
-            cost = self._file_tokens(file) + (0 if file == name else self._count(f" {text}"))
-            if self._tokens + cost > most or text in self._listed:
+            text = _split(name)[1] if is_file else name
+            cost = self._file_tokens(file) + (0 if is_file else self._count(f" {text}"))
+            if self._tokens + cost > most or name in self._listed:
                 continue
             if file:
                 self._files.add(file)
@@ -126,6 +120,10 @@ class _Choice:
             self._tokens += cost
             self._listed = f"{self._listed} {text}"
             self.names.append(name)
+
+    def _is_shown_bare(self, file: str) -> bool:
+        """Return whether a name of a listed file is listed again, because the prompt doesn't show the file."""
+        return self._repeats and file in self._files
 
     def _file_tokens(self, file: str) -> int:
         if not file or file in self._files:
@@ -150,6 +148,9 @@ class _Choice:
         return [*_lines(inside, self._found), *labelled]
 
 
+_DOTS = re.compile(r"^(?:\.{0,2}/)+")
+
+
 def _folded(found: Names) -> Names:
     """Return the names with each relative path added to the longer path that means the same file."""
     longer = _longer([name for name in found if found[name].kind in FILES])
@@ -170,7 +171,7 @@ def _longer(files: Sequence[str]) -> dict[str, str]:
     roots: dict[str, Counter[str]] = {}
     longer: dict[str, str] = {}
     for name in sorted(files, key=lambda name: (-len(name), name)):
-        whole = by_ending.get(f"/{name.lstrip('./')}")
+        whole = by_ending.get(f"/{_DOTS.sub('', name, 1)}")
         if whole is not None:
             longer[name] = whole
             continue

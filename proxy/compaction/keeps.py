@@ -51,6 +51,10 @@ FILES_PART = 0.25  # of the user's tokens: rules in files with instructions, whi
 SHORT_MESSAGE = 500  # tokens of a message that isn't shortened to make room for older ones
 SMALLEST_QUOTE = 24  # tokens. With less room, no part of a text is quoted, because a shorter one says nothing
 RARE_PART = 0.12  # of the index: names that a model can't guess, even if they occurred once. Fewer of the usual ones
+READ_WEIGHT = 1  # of each occurrence in a file's content that a name belongs to this file
+WRITTEN_WEIGHT = 3  # the same in a change. With more, a name belongs to a file that only uses it
+DEFINED_WEIGHT = 12  # occurrences for which a definition counts. More helped the project it was fitted to, not others
+LONG_INDEX = 1_000  # tokens of an index that repeats names which the prompt has without their files
 NOTES_PART = 0.5  # of the room for what's in effect: reminders, if they and the tools don't fit
 
 # Shortened texts.

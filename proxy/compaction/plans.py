@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import parsed, plain_name
+from proxy.compaction.named_files import parsed, plain_name
 from proxy.compaction.turn import Facts, Turn
 
 PLAN_TOOLS = frozenset({"todowrite", "todo_write", "write_todos", "update_plan"})

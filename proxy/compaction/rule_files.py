@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proxy.compaction.identifiers import named_files, parsed, plain_name
+from proxy.compaction.named_files import named_files, parsed, plain_name
 
 MARKS = (b".md", b".MD", b"rules", b"kill")
 """Bytes of which every call that reads such a file has some."""

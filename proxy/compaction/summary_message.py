@@ -5,26 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from proxy.compaction import keeps
 from proxy.compaction.directives import ENOUGH, directives, heaviest, rule_lines
 from proxy.compaction.format import Format, TextCounter
-from proxy.compaction.identifiers import (
-    FILES,
-    Access,
-    Names,
-    Part,
-    Source,
-    argument_text,
-    collect,
-    named_files,
-    parsed,
-    ranking,
-    search_in,
-)
+from proxy.compaction.identifiers import FILES, Names, collect, ranking, search_in
 from proxy.compaction.index import index as index_of
-from proxy.compaction.origins import parts, target
+from proxy.compaction.named_files import argument_text, parsed
+from proxy.compaction.origins import Origins
 from proxy.compaction.plans import newest_plan
 from proxy.compaction.rule_files import MARKS, project_folders, rules_read
 from proxy.compaction.rules import Rules, SectionLimits
@@ -69,43 +58,15 @@ _RULES = "[Sentences from them that state rules, word for word:]"
 
 def collect_names(turns: Sequence[Turn], earlier: Names | None, format: Format, start: int = 0) -> Names:
     """Return the names in turns, after those of ``earlier`` turns. ``start`` is the position of the first turn."""
-    files: list[tuple[Access, str, int]] = []
-    parameters: set[str] = set()
-    targets: dict[str | None, str] = {}
-
-    def of(position: int, turn: Turn) -> list[Part]:
-        text = format.text(turn.raw)
-        if turn.facts.kind == "result":
-            file = targets.get(turn.facts.answers, "")
-            return [Part("result", text, file)] if file else parts("result", text)
-        called = [(tool, parsed(arguments)) for tool, arguments in _calls(turn, format)]
-        found = [Part("said", text)]
-        named = [target(tool, value) for tool, value in called]
-        if len(called) == len(turn.facts.calls):  # the arguments of a provider's own tools are among them
-            targets.update(zip([call.id for call in turn.facts.calls], named, strict=True))
-        for (tool, value), file in zip(called, named, strict=True):
-            files.extend((access, path, position) for access, path in named_files(tool, value))
-            inside = argument_text(list(value.values()) if isinstance(value, dict) else value)
-            parameters.update(value if isinstance(value, dict) else ())
-            found += [Part("call", inside, file)] if file else parts("call", inside)
-        return found
-
-    messages = [of(position, turn) for position, turn in enumerate(turns, start)]
-    return collect(messages, earlier, files, start, parameters)
+    origins = Origins(format)
+    messages = [origins.parts(position, turn) for position, turn in enumerate(turns, start)]
+    return collect(messages, earlier, origins.files, start, origins.parameters)
 
 
-def texts_of(turn: Turn, format: Format) -> list[tuple[Source, str]]:
-    """Return the text of a unit and the arguments of its calls, each with its source."""
-    return _texts(turn, [parsed(text) for _, text in _calls(turn, format)], format)
-
-
-def _calls(turn: Turn, format: Format) -> list[tuple[str, str]]:
-    return format.arguments(turn.raw) if turn.facts.calls else []
-
-
-def _texts(turn: Turn, arguments: Sequence[Any], format: Format) -> list[tuple[Source, str]]:
-    source: Source = "result" if turn.facts.kind == "result" else "said"
-    return [(source, format.text(turn.raw)), *(("call", argument_text(value)) for value in arguments)]
+def texts_of(turn: Turn, format: Format) -> list[str]:
+    """Return the text of a unit and the arguments of its calls."""
+    called = format.arguments(turn.raw) if turn.facts.calls else []
+    return [format.text(turn.raw), *(argument_text(parsed(arguments)) for _, arguments in called)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +147,8 @@ def with_index(
     ``kept`` are the turns after it. Names that they or the message contain aren't listed.
     """
     text = format.replaceable_text(message.raw) or ""
-    shown = "\n".join([text, *(part for turn in kept for _, part in texts_of(turn, format))])
-    most = limits.index - keeps.INDEX_FRAME_TOKENS
-    listed = fenced(index_of(found, shown, collect_names(kept, None, format), most, format.text_tokens))
+    shown = "\n".join([text, *(part for turn in kept for part in texts_of(turn, format))])
+    listed = fenced(index_of(found, shown, limits.index - keeps.INDEX_FRAME_TOKENS, format.text_tokens))
     section = _sections(((INDEX_TITLE, listed),))
     return format.with_text(message.raw, text[: message.index_at] + section + text[message.index_at :])
 

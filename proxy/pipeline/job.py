@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.compaction import keeps
 from proxy.compaction.fit import fit
-from proxy.compaction.identifiers import argument_text
+from proxy.compaction.named_files import argument_text
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, SEPARATOR, part
 from proxy.compaction.render import OutgoingMessage, RenderedConversation, before_cut, render
@@ -135,10 +135,10 @@ class Explanation:
     parts: Mapping[str, int]
 
 
-PROMPT_VERSION = "11"
+PROMPT_VERSION = "12"
 """A part of every summary's key. Raise it when ``keeps``, a prompt's wording, or the summary message changes."""
 
-PROMPT_DIGEST = "11:70789ba7bf2d1626"
+PROMPT_DIGEST = "12:da130a39e2ea5180"
 """The version, and the digest of its numbers and forms, which a test compares."""
 
 
@@ -295,7 +295,7 @@ class CompactionJob:
             if piece.turn is None:
                 yield format.text(piece.raw)
             else:
-                yield from (text for _, text in texts_of(Turn(piece.raw, piece.turn.facts), format))
+                yield from texts_of(Turn(piece.raw, piece.turn.facts), format)
 
     def gains(self, rendered: RenderedConversation) -> bool:
         """Return whether these messages make the request smaller, in tokens or in an exceeded bound."""

@@ -41,8 +41,8 @@ LIFETIME = 30 * DAY
 REMEMBERED = 500
 """Entries that each process keeps in memory."""
 
-MENTION = 100
-"""About the bytes of a name's mentions in memory."""
+MENTION = 180
+"""About the bytes of a name's mentions in memory, with the name of its file."""
 
 WORTH = 8
 """Requests that pay for a summary of everything. A client that changes old messages makes each one useless."""

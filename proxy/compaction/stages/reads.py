@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import handles_files, named_files, parsed
+from proxy.compaction.named_files import handles_files, named_files, parsed
 from proxy.compaction.turn import ITEM_BYTES, FileUse, Turn
 
 Event = Literal["read", "written"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import WRITING_TOOLS, decoded
+from proxy.compaction.named_files import WRITING_TOOLS, decoded
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
 from proxy.compaction.turn import Facts, Turn
 

@@ -1,4 +1,4 @@
-"""Test the collection of names, their ranking, and their index."""
+"""Test the collection of names and their ranking."""
 
 from __future__ import annotations
 
@@ -8,31 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.identifiers import (
-    MOST,
-    PIECE,
-    Access,
-    Mention,
-    Names,
-    argument_text,
-    collect,
-    index,
-    parsed,
-    ranking,
-    search_in,
-)
+from proxy.compaction.identifiers import MOST, PIECE, Mention, Names, Part, collect, ranking, search_in
+from proxy.compaction.named_files import argument_text, parsed, portable
+from proxy.compaction.origins import parts, target
 from proxy.compaction.summary_message import fenced
 from proxy.summary import prompt as transcript
 from proxy.summary.quality import Written, checked
-from tests.kit.conversations import FORMAT, result, text_tokens, turn
+from tests.kit.conversations import FORMAT, result, turn
 
 
-def in_results(*texts: str, files: list[tuple[Access, str]] | None = None) -> Names:
-    return collect(([("result", text)] for text in texts), None, files or [])
-
-
-def listing(found: Names, tokens: int = 500, shown: str = "") -> list[str]:
-    return index(found, shown, tokens, text_tokens).split("\n")
+def in_results(*texts: str, file: str = "") -> Names:
+    return collect([Part("result", text, file)] for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -40,10 +26,11 @@ def listing(found: Names, tokens: int = 500, shown: str = "") -> list[str]:
     [
         ("see https://example.org/a?b=1#c.", "url", ["https://example.org/a?b=1#c"]),
         ('"http://localhost:8080/x", then', "url", ["http://localhost:8080/x"]),
-        ("open /etc/hosts and ~/notes/todo", "path", ["/etc/hosts", "~/notes/todo"]),
-        ("in src/app/main.py:42, ../lib/util.ts", "path", ["src/app/main.py", "../lib/util.ts"]),
-        ("./run/me now; read/write and/or", "path", ["./run/me"]),
-        ("see main.go, a.test.ts, and fmt.Println", "file", ["main.go", "a.test.ts"]),
+        ("open /etc/hosts.d and ~/notes/to.do", "path", ["/etc/hosts.d", "~/notes/to.do"]),
+        ("in src/app/main.py:42, .github/a.yml; read/write and/or", "path", ["src/app/main.py", ".github/a.yml"]),
+        ("/dev/null /usr/bin/env /etc/hosts /api/users ./run/me ../lib/util.ts", "path", []),
+        (r'"C:\\Users\\ann\\a.go", D:\proj\b.go:12 or D:\proj', "path", ["C$/Users/ann/a.go", "D$/proj/b.go"]),
+        ("see main.go, a.test.ts, fmt.Println, and console.log", "file", ["main.go", "a.test.ts"]),
         ("fix ABC-123 and X2-9, not AB-12-34; closes #4711", "ticket", ["ABC-123", "X2-9", "#4711"]),
         (
             "E1234, HTTP-404, UTF-8, TS2345, E12345x, ERRORS-1",
@@ -63,7 +50,7 @@ def listing(found: Names, tokens: int = 500, shown: str = "") -> list[str]:
         ("it costs $1,234.50 or € 99, due 2026-03-05", "amount", ["$1,234.50", "€ 99"]),
         ("it costs $1,234.50, due 2026-03-05 at v1.22.0", "date", ["2026-03-05"]),
         ("item 1151293680, zip 19122, line 42", "number", ["1151293680", "19122"]),
-        ("Yusuf paid us. He is happy, is He? Paid in full.", "proper", ["Yusuf"]),
+        ('{"name": "Yusuf Rossi", "state": "Paid in full. Please go"}', "proper", ["Yusuf", "Rossi"]),
         ("nothing at all here, 2024, a-b, I/O", "path", []),
     ],
 )  # fmt: skip
@@ -72,9 +59,9 @@ def test_what_is_found(text: str, kind: str, names: list[str]) -> None:
 
 
 def test_mentions_are_counted_by_their_place_and_added_to_earlier_ones() -> None:
-    first = collect([[("said", "getUser? getUser!"), ("call", "getUser")], [("result", "getUser")]])
+    first = collect([[Part("said", "getUser? getUser!"), Part("call", "getUser")], [Part("result", "getUser")]])
     assert first == {"getUser": Mention("name", 4, 3, 1, 1, 1)}
-    both = collect([[("result", "getUser other_name")]], first, start=2)
+    both = collect([[Part("result", "getUser other_name")]], first, start=2)
     assert both == {"getUser": Mention("name", 5, 4, 1, 1, 2), "other_name": Mention("name", 1, 1, 0, 0, 2)}
     assert first["getUser"].count == 4
 
@@ -89,48 +76,17 @@ def test_escapes_in_embedded_json_are_no_part_of_names() -> None:
 
 def test_names_that_calls_and_messages_mention_come_first() -> None:
     found = collect([
-        [("result", "inResult inResult")],
-        [("call", "inCall")],
-        [("said", "inText")],
-        [("result", "often often_named often_named often_named FACT-7QX2A Word")],
+        [Part("result", "inResult inResult")],
+        [Part("call", "inCall")],
+        [Part("said", "inText, ask Yusuf")],
+        [Part("result", "often often_named often_named often_named FACT-7QX2A Word")],
     ])  # fmt: skip
-    assert ranking(found) == ["FACT-7QX2A", "inCall", "inText", "often_named", "inResult", "Word"]
+    assert ranking(found) == ["FACT-7QX2A", "inCall", "inText", "often_named", "inResult", "Yusuf"]
 
 
 def test_of_very_many_the_likeliest_are_kept() -> None:
     found = in_results("wanted_name " * 90 + " ".join(f"AB-{n}" for n in range(MOST + 50)))
     assert (len(found), "wanted_name" in found) == (MOST, True)
-
-
-def test_files_that_calls_wrote_or_read_come_first() -> None:
-    read: list[tuple[Access, str]] = [("read", "/src/a.py"), ("read", "/lib/c.py"), ("read", "notes.md")]
-    written: list[tuple[Access, str]] = [("written", "/src/a.py"), ("written", "/src/b.py"), ("read", "/src/a.py")]
-    files: list[tuple[Access, str]] = [*read, *written, ("file", "/srv/data"), ("file", "/lib/c.py")]
-    assert listing(in_results("/src/a.py ../x/y.ts /etc/hosts", files=files)) == [
-        "- /src/ (written): b.py a.py",
-        "- /lib/ (read): c.py",
-        "- ./ (read): notes.md",
-        "- /srv/: data",
-        "- ../x/: y.ts",
-        "- /etc/: hosts",
-    ]
-
-
-def test_a_folder_that_many_lines_share_is_named_once() -> None:
-    root = "/home/ann/projects/shop"
-    files = [f"{root}/{folder}/{name}.py" for folder in ("api", "web/views", "db") for name in ("a1", "b2", "c3", "d4")]
-    assert listing(in_results(" ".join([*files, "/etc/hosts"]))) == [
-        f"- in {root}/:",
-        "  - api/: a1.py b2.py c3.py d4.py",
-        "  - db/: a1.py b2.py c3.py d4.py",
-        "  - web/views/: a1.py b2.py c3.py d4.py",
-        "- /etc/: hosts",
-    ]
-
-
-def test_a_relative_path_is_the_same_file_as_the_longer_one() -> None:
-    found = collect([[("call", "/home/ann/shop/api/a1.py"), ("result", "api/a1.py ./api/a1.py a1.py a2.py")]])
-    assert listing(found) == ["- /home/ann/shop/api/: a1.py", "- ./: a2.py"]
 
 
 @pytest.mark.parametrize("before", range(PIECE - 60, PIECE + 10, 7))
@@ -145,24 +101,14 @@ def test_nothing_is_missed_where_a_long_text_is_parted(before: int) -> None:
     ]
 
 
-words = st.sampled_from(
-    ("/a/b", "src/x.py", "AB-1", "https://e.org/", "0123456789abcdef", "日本/語.txt", "x" * 90, "aName")
-)
-
-
-@given(st.lists(st.tuples(words, st.integers(0, 999)), max_size=200), st.integers(0, 400))
-def test_the_index_takes_no_more_than_its_tokens(items: list[tuple[str, int]], limit: int) -> None:
-    files: list[tuple[Access, str]] = [(("written", "read", "file")[n % 3], f"{word}{n % 7}") for word, n in items[::2]]
-    found = in_results(*(f"{word}{number}" for word, number in items), files=files)
-    assert text_tokens(index(found, "", limit, text_tokens)) <= limit
-
-
 LENGTH = 1 << 18
 """Characters. Quadratic time would be minutes at this length, and linear time is milliseconds."""
 
 HOSTILE = (
     "a", "/", "a/", "A-", "1", "0a", " ", "<", "< ", "@", "@/", "+a", "./", "~/", "a/.", "https://a", "data:a;base64,",
     "QUJD", "a" * 399 + " ", "a" * 63 + "-", "日", "12345678-1234-", "< /user_message",
+    "C:\\", "a b\\", "C:\\a b c ", "\n", "\na b", "\nab cd (", "a.go:1:\n", "a.go-",
+    "\na/a.a/", "a.a.", ", Ab", "\n1:", "a\\",
 )  # fmt: skip
 
 
@@ -171,7 +117,11 @@ def regex_users() -> dict[str, Callable[[str], object]]:
         return checked(Written(text, "stop"), transcript="", source_tokens=10**9, max_tokens=10**9, count=len)
 
     return {
-        "artefacts": lambda text: in_results(text),
+        "artefacts": lambda text: in_results(text, file="a.py"),
+        "lines": lambda text: parts("result", f"a:1: {text}"),
+        "targets": lambda text: target("run", {}, text[:2000]),
+        "paths of Windows": portable,
+        "proper names": lambda text: collect([[Part("said", text)]]),
         "summary fence": fenced,
         "transcript fence": transcript.fenced,
         "base64": lambda text: transcript.entries([turn(result("a", text))], FORMAT),

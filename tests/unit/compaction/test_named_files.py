@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.identifiers import WRITING_TOOLS, named_files, parsed
+from proxy.compaction.named_files import WRITING_TOOLS, named_files, parsed
 
 PATCH = """*** Begin Patch
 *** Update File: src/app/main.py

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from proxy.compaction.identifiers import Mention, collect
+from proxy.compaction.identifiers import Mention, Part, collect
 from proxy.compaction.summary_message import MOST_NAMES, retention
 
 TEXT = "src/app/main.py calls loadUserTable and save_user_table for order 4711223, raises ParseError and TS2304"
 
 
 def test_names_are_counted_by_kind() -> None:
-    names = collect([[("result", TEXT)]])
+    names = collect([[Part("result", TEXT)]])
     prompt = ["- src/app/: main.py", "saveIt, ParseError, order 4711223, and loadUserTable"]
     assert retention([names], prompt, archived=True) == {
         "files": (1, 0, 0),

@@ -65,7 +65,7 @@ def test_the_users_words_the_index_and_the_summary_are_in_it() -> None:
         "  The build was fixed.\n",
     )
     assert BLOCK.findall(text) == ["Fix the build, never touch vendor/.", "  and be quick\n"]
-    assert "- /srv/app/ (read): main.py\n- https://example.org/issue/7\n" in text
+    assert "- /srv/app/ (read): main.py: https://example.org/issue/7\n" in text
     assert "## Summary\nThe build was fixed.\n" in text
     assert text.startswith(f"<{TAG}>\n")
     assert text.endswith(f"\n</{TAG}>")
