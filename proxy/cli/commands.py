@@ -155,7 +155,11 @@ def doctor(config: Path | None, as_json: bool) -> None:
 @CONFIG
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(config: Path | None, command: tuple[str, ...]) -> None:
-    """Start the proxy on a free port and run COMMAND with OPENAI_BASE_URL and ANTHROPIC_BASE_URL set to it."""
+    """Start the proxy on a free port and run COMMAND, which sends its requests to it.
+
+    Known programs, such as claude, codex, and opencode, get their own options. Others get OPENAI_BASE_URL and
+    ANTHROPIC_BASE_URL. The last line has the number of requests, and says so if none came.
+    """
     from proxy.server.loopback import run_program
 
     sys.exit(run_program(command, config))

@@ -8,10 +8,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, Self
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -136,30 +137,65 @@ def _run(server: Server, listener: socket.socket) -> None:
 
 
 def run_program(command: Sequence[str], config: Path | None) -> int:
-    """Run a program with `OPENAI_BASE_URL` and `ANTHROPIC_BASE_URL` set to a proxy on a free port. Return its status.
+    """Run a program that sends its requests to a proxy on a free port, and print a line about them.
 
-    Raises ``ConfigurationError``.
+    Return the program's status. Raises ``ConfigurationError``.
     """
     # ``serve`` also serves stand-ins, which don't need these modules.
     from proxy.config import Settings, read
     from proxy.pipeline.snapshot import listening
     from proxy.server.app import create_app
+    from proxy.server.programs import launch, require_address
     from proxy.telemetry.logs import configure
 
+    require_address(command)
     loaded = None if config is None else read(config.absolute(), os.environ)
     settings = listening(Settings() if loaded is None else loaded.settings, ADDRESS)
     # The terminal is the program's. A level in the file applies.
     configure(settings.log.level if "level" in settings.log.model_fields_set else "warning", settings.log.format)
+    before = _Figures.now()
     try:
         with serve(create_app(settings, loaded), drain=None, log_level=None) as url:
-            return _finished(command, {"OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": url})
+            started = launch(command, url, os.environ)
+            status = _finished(started.command, started.variables)
     except NotStarted as error:
         raise ConfigurationError("The proxy can't start. The log has the reason.") from error
+    print(f"compaction-proxy: {_Figures.now().since(before, started.hint)}", file=sys.stderr)
+    return status
 
 
-def _finished(command: Sequence[str], variables: dict[str, str]) -> int:
+class _Figures(NamedTuple):
+    """The conversation requests of this process."""
+
+    requests: int
+    failed: int
+    compacted: int
+    removed: int
+    """Input tokens removed by compaction."""
+
+    @classmethod
+    def now(cls) -> Self:
+        from proxy.telemetry.metrics import REQUESTS, TOKENS_REMOVED
+
+        totals = [one for metric in REQUESTS.collect() for one in metric.samples if one.name.endswith("_total")]
+        requests = [one for one in totals if one.labels["api"] != "other"]
+        failed = [one for one in requests if one.labels["status"] != "2xx"]
+        compacted = [one for one in requests if one.labels["outcome"] == "compacted"]
+        removed = [one for metric in TOKENS_REMOVED.collect() for one in metric.samples if one.name.endswith("_total")]
+        return cls(*(int(sum(one.value for one in some)) for some in (requests, failed, compacted, removed)))
+
+    def since(self, before: Self, hint: str) -> str:
+        """Return a sentence. ``hint`` is a reason if there were no requests."""
+        requests, failed, compacted, removed = (now - then for now, then in zip(self, before, strict=True))
+        if not requests:
+            return f"no request came through the proxy. {hint}."
+        failures = f" ({failed:,} failed)" if failed else ""
+        return f"requests: {requests:,}{failures}, compacted: {compacted:,}, input tokens saved: {removed:,}"
+
+
+def _finished(command: Sequence[str], variables: Mapping[str, str]) -> int:
     try:
-        program = subprocess.Popen(command, env={**os.environ, **variables})  # noqa: S603 - the operator's own command
+        program = subprocess.Popen(command, env=_environment(variables))  # noqa: S603 - the operator's own command
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise ConfigurationError(f"{command[0]}: can't be started ({reason}). Fix: check its name") from error
@@ -174,3 +210,10 @@ def _finished(command: Sequence[str], variables: dict[str, str]) -> int:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return status if status >= 0 else SIGNALED - status
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with these variables. Requests to loopback must not go to a proxy of the network."""
+    names = ("NO_PROXY", "no_proxy")
+    direct = {name: ",".join(filter(None, (os.environ.get(name), ADDRESS))) for name in names}
+    return {**os.environ, **variables, **direct}

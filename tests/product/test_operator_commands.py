@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.server.loopback import serve
+from proxy.server.programs import PROGRAMS, launch
 from proxy.store import open_store
 from tests.kit.program import call, run
 from tests.kit.scripted import key_hash
@@ -90,13 +93,73 @@ def test_run_points_a_program_at_the_proxy_and_returns_its_status(tmp_path: Path
         file = configured(tmp_path, upstreams={"main": {"base_url": f"{url}/v1"}}, store={"url": "sqlite://"})
         done = run(tmp_path, "run", "--config", file, "--", sys.executable, "-c", ASK)
         assert (done.returncode, done.stdout.strip()) == (7, "none"), done.stderr
-        assert done.stderr == "", "the terminal is the program's"
+        assert done.stderr == "compaction-proxy: requests: 1, compacted: 0, input tokens saved: 0\n"
+        unused = run(tmp_path, "run", "--config", file, "--", sys.executable, "-c", "")
+        assert unused.stderr == (
+            "compaction-proxy: no request came through the proxy. "
+            "The program may not read OPENAI_BASE_URL or ANTHROPIC_BASE_URL.\n"
+        )
         told = configured(tmp_path, upstreams={"main": {"base_url": f"{url}/v1"}}, log={"level": "info"})
         done = run(tmp_path, "run", "--config", told, "--", sys.executable, "-c", "")
         assert "Application startup complete" in done.stderr
         missing = run(tmp_path, "run", "--config", file, "no-such-program")
     assert missing.returncode == 2
     assert "no-such-program: can't be started (no such file or directory). Fix: check its name" in missing.stderr
+
+
+LOOK = """#!{python}
+import json, os, sys
+print(json.dumps([sys.argv[1:], dict(os.environ)]))
+"""
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_run_gives_each_known_program_its_own_switches(name: str, tmp_path: Path) -> None:
+    """The program is a stand-in that prints its arguments and its environment."""
+    program = tmp_path / "bin" / name
+    program.parent.mkdir()
+    program.write_text(LOOK.format(python=sys.executable))
+    program.chmod(0o700)
+    file = configured(tmp_path, upstreams={"main": {"base_url": "http://127.0.0.1:9/v1"}}, store={"url": "sqlite://"})
+    own = {"PATH": f"{program.parent}:{os.environ['PATH']}", "OPENAI_API_KEY": "sk-1", "NO_PROXY": "internal"}
+    done = run(tmp_path, "run", "--config", file, "--", name, "say", "hi", **own)
+    if PROGRAMS[name].file:
+        assert (done.returncode, done.stdout) == (2, ""), "it isn't started"
+        assert done.stderr.startswith(f"{name}: can't use the proxy for one run, because it reads its address from ")
+        return
+    assert done.returncode == 0, done.stderr
+    arguments, environment = json.loads(done.stdout)
+    url = environment["ANTHROPIC_BASE_URL"]
+    assert environment["NO_PROXY"] == "internal,127.0.0.1"
+    assert arguments[-2:] == ["say", "hi"]
+    shown = json.dumps([arguments, {name: environment.get(name) for name in VARIABLES[name]}])
+    assert url in shown
+    assert done.stderr == f"compaction-proxy: no request came through the proxy. {PROGRAMS[name].hint}.\n"
+
+
+VARIABLES = {
+    "aider": ["OPENAI_API_BASE", "ANTHROPIC_API_BASE"],
+    "claude": [],
+    "codex": [],
+    "copilot": ["COPILOT_PROVIDER_BASE_URL"],
+    "goose": ["OPENAI_HOST", "ANTHROPIC_HOST"],
+    "opencode": ["OPENCODE_CONFIG_CONTENT"],
+    "qwen": [],
+}
+
+
+def test_run_finds_programs_behind_others_and_leaves_their_own_options() -> None:
+    def options(*command: str) -> list[str]:
+        return [*launch(command, "http://p", {}).command]
+
+    assert options("npx", "-y", "@openai/codex@latest", "exec")[:4] == ["npx", "-y", "@openai/codex@latest", "-c"]
+    assert options("/opt/bin/claude", "-p", "x")[1] == "--settings"
+    assert options("claude", "--settings", "own.json") == ["claude", "--settings", "own.json"]
+    assert options("qwen", "--auth-type", "openai").count("--auth-type") == 1
+    assert options("python", "codex") == ["python", "codex"]
+    own = {"OPENCODE_CONFIG_CONTENT": '{"model": "m", "provider": {"other": {}}}'}
+    merged = json.loads(launch(["opencode"], "http://p", own).variables["OPENCODE_CONFIG_CONTENT"])
+    assert (merged["model"], sorted(merged["provider"])) == ("m", ["anthropic", "openai", "other"])
 
 
 def test_check_prints_json_and_works_without_the_environment(tmp_path: Path) -> None:
