@@ -391,6 +391,7 @@ def requests(config: Path | None, limit: int, as_json: bool, follow: bool, **giv
 @CONFIG
 @click.option("--team", help="Show only this team.")
 @click.option("--since", default="7d", show_default=True, help="The first day: 7d, 24h, or a date like 2026-11-01.")
+@click.option("--until", help="The last day, in the same forms. Default: today.")
 @click.option(
     "--by",
     default="team",
@@ -399,13 +400,15 @@ def requests(config: Path | None, limit: int, as_json: bool, follow: bool, **giv
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV.")
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
-def report(config: Path | None, team: str | None, since: str, by: str, as_csv: bool, as_json: bool) -> None:
+def report(
+    config: Path | None, team: str | None, since: str, until: str | None, by: str, as_csv: bool, as_json: bool
+) -> None:
     """Sum up requests, tokens, costs, and savings. The server may be running."""
     from proxy.cli.records import report as run
 
     if as_csv and as_json:
         raise click.UsageError("Pass either --csv or --json.")
-    run(config, team, since, by, "csv" if as_csv else "json" if as_json else "text")
+    run(config, team, since, until, by, "csv" if as_csv else "json" if as_json else "text")
 
 
 @main.group()

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -38,7 +38,7 @@ from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.tags import Tags
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
-from proxy.records.report import BY, csv_text, day_of, in_shadow
+from proxy.records.report import BY, csv_text, day_of, in_shadow, money
 from proxy.records.report import report as summed
 from proxy.store import StoreFailed, open_store, store_file
 from proxy.telemetry.record_json import team_of
@@ -49,19 +49,20 @@ T = TypeVar("T")
 COLUMNS = {
     "requests": "requests",
     "compacted": "compacted",
+    "avoided": "rescued",
     "errors": "errors",
-    "received": "tokens received",
-    "sent": "tokens sent",
+    "received": "tokens\nreceived",
+    "sent": "tokens\nsent",
     "cost": "cost",
-    "summary_cost": "summaries",
+    "summary_cost": "summary\ncost",
     "savings": "savings",
 }
 """The columns of the table for people. CSV and JSON have all."""
 
 SHADOW_COLUMNS = {
-    "would_compact": "would compact",
-    "would_avoid": "of these, too large",
-    "shadow_savings": "would save",
+    "would_compact": "would\ncompact",
+    "would_avoid": "would have\nrescued",
+    "shadow_savings": "would\nsave",
 }
 """Further columns if there are requests in shadow mode."""
 
@@ -92,14 +93,16 @@ def show(id: str, config: Path | None, *, as_json: bool) -> None:
         click.echo(f"{name:<24} {value}")
 
 
-def report(config: Path | None, team: str | None, since: str, by: str, form: Literal["text", "csv", "json"]) -> None:
+def report(
+    config: Path | None, team: str | None, since: str, until: str | None, by: str, form: Literal["text", "csv", "json"]
+) -> None:
     """Print the sums of the ledger. Raises ``ConfigurationError``."""
     now = time.time()
     try:
         first, names = day_of(time_in("--since", since, now)), labels("--by", by, BY)
+        last = day_of(now if until is None else time_in("--until", until, now))
     except RequestError as error:
         raise ConfigurationError(error.message) from error
-    last = day_of(now)
     rows = of_team(read_records(config, lambda records, tags: records.ledger(first, last)), team)
     if team is not None and not rows:
         _check_team(config, team, last)
@@ -134,20 +137,21 @@ def _print(found: dict[str, Any], shadow: list[str]) -> None:
     for row in (*found["rows"], total):
         if row is total:
             table.add_section()
-        table.add_row(*(row[name] or "-" for name in found["by"]), *(_shown(name, row[name]) for name in columns))
+        table.add_row(*(row[name] or "-" for name in found["by"]), *(_shown(row, name) for name in columns))
     print_table(table, console)
     if shadow:
-        saved = _shown("shadow_savings", found["total"]["shadow_savings"])
-        teams = ", ".join(shadow)
-        console.print(
-            f"In shadow mode: {teams}. With enforce, they would save {saved} more (estimated).", highlight=False
-        )
+        saved = _shown(found["total"], "shadow_savings")
+        console.print(f"Requests in shadow mode: {', '.join(shadow)}.", highlight=False)
+        console.print(f"With enforce, they would save {saved} more (estimated).", highlight=False)
     if found["total"]["unpriced"]:
         console.print(f"{found['total']['unpriced']} requests or summaries have no known price.", highlight=False)
 
 
-def _shown(name: str, value: str | int) -> str:
-    return f"{float(value):.4f}" if name in MONEY else f"{value:,}"
+def _shown(row: Mapping[str, Any], name: str) -> str:
+    if name not in MONEY:
+        return f"{row[name]:,}"
+    amount = money(row, name)
+    return amount if amount == "unknown" else f"{float(amount):.4f}"
 
 
 def _flat(value: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:

@@ -42,7 +42,7 @@ from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_changes
 from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, RecordQuery
-from proxy.records.report import day_of
+from proxy.records.report import day_of, money
 from proxy.store import StoreFailed
 from proxy.telemetry.record import ID_LENGTH, Verdict
 from proxy.telemetry.record_json import NAME_KINDS, record_json
@@ -120,7 +120,7 @@ class Dashboard:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        pages.filters.update(figure=figure, ms=milliseconds)
+        pages.filters.update(figure=figure, ms=milliseconds, money=money)
         return pages
 
     @property

@@ -11,7 +11,7 @@ from proxy.access.admin import AdminLink
 from proxy.endpoints.queries import KEYLESS, Viewer
 from proxy.pipeline.changes import Changed, Unchanged
 from proxy.records.model import LedgerLabels, LedgerSums
-from proxy.records.report import in_shadow, largest, report, sums_json
+from proxy.records.report import in_shadow, largest, money, report, sums_json
 from proxy.telemetry.record import RequestRecord
 
 SHOWN_MESSAGES = 20
@@ -137,18 +137,18 @@ def tiles(total: dict[str, Any]) -> list[tuple[str, str]]:
     shown = [
         ("requests", figure(total["requests"])),
         ("compacted", figure(total["compacted"])),
-        ("too large without the proxy", figure(total["avoided"])),
+        ("rescued: too large without the proxy", figure(total["avoided"])),
         ("tokens received", figure(total["received"])),
         ("tokens sent", figure(total["sent"])),
-        ("USD saved, net", total["savings"]),
+        ("USD saved, net", money(total, "savings")),
     ]
     if total["shadow"]:
         shown += [
             ("requests in shadow mode", figure(total["shadow"])),
             ("enforce would compact", figure(total["would_compact"])),
-            ("of these, larger than the model accepts", figure(total["would_avoid"])),
+            ("of these, enforce would have rescued", figure(total["would_avoid"])),
             ("tokens that enforce would remove", figure(total["sent"] - total["forecast"])),
-            ("USD that enforce would save in addition", total["shadow_savings"]),
+            ("USD that enforce would save in addition", money(total, "shadow_savings")),
         ]
     return shown
 

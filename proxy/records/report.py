@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,9 +79,19 @@ def largest(
     return [*groups[:most], (f"{len(groups) - most:,} others", rest)]
 
 
-def in_shadow(rows: Iterable[tuple[LedgerLabels, LedgerSums]]) -> list[str]:
-    """Return the names of the teams with requests in shadow mode. Callers without a team have the name ``-``."""
-    return sorted({labels.team or "-" for labels, sums in rows if sums.shadow})
+def in_shadow(rows: Sequence[tuple[LedgerLabels, LedgerSums]]) -> list[str]:
+    """Return each team with requests in shadow mode, their number, and the last day. No team has the name ``-``."""
+    shadow = [(labels, sums) for labels, sums in rows if sums.shadow]
+    last = {labels.team: day_text(labels.day) for labels, _ in sorted(shadow, key=lambda row: row[0].day)}
+    return [
+        f"{team or '-'} ({sums.shadow:,}, the last on {last[team]})" for (team,), sums in grouped(shadow, ("team",))
+    ]
+
+
+def money(row: Mapping[str, Any], name: str) -> str:
+    """Return an amount of a report's row, or ``unknown`` if it's zero because prices are unknown."""
+    counted = row["summaries"] if name == "summary_cost" else row["unpriced"]
+    return "unknown" if row["unpriced"] and counted and not float(row[name]) else str(row[name])
 
 
 def csv_text(found: dict[str, Any]) -> str:

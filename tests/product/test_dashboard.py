@@ -122,7 +122,7 @@ def test_figures_on_pages_equal_those_of_the_report(url: str) -> None:
         assert tiles["USD saved, net"] == total["savings"]
         assert tiles["USD that enforce would save in addition"] == total["shadow_savings"]
         assert (tiles["compacted"], tiles["enforce would compact"]) == ("1", "1")
-        assert "In shadow mode: blue." in page
+        assert "Requests in shadow mode: blue (1, the last on " in page
 
 
 def test_a_team_sees_its_own_policies_only(url: str) -> None:

@@ -282,8 +282,8 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
     red = call(running.folder, "report", *options, "--team", "red", "--csv").stdout
     assert red == running.get(REPORT, by="team,model", team="red", format="csv").text
     text = call(running.folder, "report", "--config", "config.yaml", "--since", "24h").stdout
-    assert all(team in text for team in (*TEAMS, "total", "In shadow mode: blue, green, red. With", "would compact"))
-    for width in (80, 40):
+    assert all(team in text for team in (*TEAMS, "total", "Requests in shadow mode: blue (", "would have"))
+    for width in (170, 120, 80, 40):
         narrow = terminal(running.folder, "report", *options, columns=width)
         for row in report["rows"]:
             for figure in (
@@ -294,6 +294,7 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
             ):
                 assert figure in narrow, width
         assert "…" not in narrow
+        assert "┃" in narrow, "a table"
         assert max(map(len, narrow.splitlines())) <= width
     wrong = [("show", "x"), ("report", "--since", "soon"), ("report", "--by", "tenant")]
     assert [call(running.folder, *one, "--config", "config.yaml").returncode for one in wrong] == [2, 2, 2]
