@@ -14,9 +14,10 @@ from bench.quality import langchain
 from bench.quality.conversations import tool_loop
 from bench.quality.need import codex
 from bench.quality.need.__main__ import main
-from bench.quality.need.case import Case, Found, scored, summed
+from bench.quality.need.case import Case, Found, details, scored, summed
 from bench.quality.need.sources import codex_sessions, support
 from bench.quality.text import NEWEST, OURS
+from proxy.compaction.summary_message import INDEX_TITLE
 from tests.kit.upstream import faults
 
 
@@ -43,15 +44,28 @@ def run(*arguments: object) -> str:
 
 def test_names_are_counted_in_the_prompt_and_in_the_rest() -> None:
     history = said("early_name and other_name", "middle_name", "late_name")
-    score = scored(Case("one", history, ["src/x.go"], ["early_name", "late_name"]), "early_name")
+    score = scored(Case("one", history, ["src/x.go"], ["early_name", "late_name"]), said("early_name"))
     # The control is as short as the prompt, so it has the newest name only.
     assert score.found == {"idents": Found(2, 1, 1, 1), "paths": Found(1, 0, 1, 0)}
+
+
+def test_names_are_counted_with_their_file_and_ordinary_words_of_the_index() -> None:
+    function = {"name": "bash", "arguments": '{"command": "grep -rn Name src"}'}
+    called = {"role": "assistant", "content": "Now we stop.", "tool_calls": [{"id": "a", "function": function}]}
+    found = "src/a.go:1: oneName\nsrc/b.go:2: twoName\n"
+    history = [*said("the start"), called, {"role": "tool", "tool_call_id": "a", "content": found}, *said("end " * 99)]
+    case = Case("one", history, [], ["oneName", "twoName"])
+    index = f"## {INDEX_TITLE}\n- src/ (read): a.go: oneName Stop; b.go\n- names: twoName"
+    score = scored(case, said(index))
+    assert (score.found["idents"], score.ordinary) == (Found(2, 2, 2, 2, 1), (1, 6))
+    assert details([score, score]) == (1 / 2, 1 / 6)
+    assert details([scored(case, history[1:3]), scored(case, said("oneName twoName"))])[1] is None
 
 
 def test_shares_are_sums_over_the_names() -> None:
     texts = {"few": ["some_name"], "many": ["some_name", "aa_names", "bb_names", "cc_names"]}
     cases = [Case(id_, said(" ".join(names), "the end"), [], names) for id_, names in texts.items()]
-    scores = [scored(case, "some_name") for case in cases]
+    scores = [scored(case, said("some_name")) for case in cases]
     assert summed(scores, "idents")[0] == 2 / 5
     assert summed(scores, "paths") == (None, None)
 

@@ -17,13 +17,13 @@ from bench import DATA
 from bench.quality.conversations import Conversation
 from bench.quality.engine import Engine, running
 from bench.quality.langchain import MIDDLEWARE, TUNED, LangChain, langchain
-from bench.quality.need.case import KINDS, Case, Score, median_size, scored, summed
+from bench.quality.need.case import KINDS, Case, Score, details, median_size, scored, summed
 from bench.quality.need.sources import SOURCES
-from bench.quality.text import LANGCHAIN, NEWEST, OURS, newest, text
+from bench.quality.text import LANGCHAIN, NEWEST, OURS, newest
 from bench.table import percent, table
 
 COLUMNS = ("source", "cases", "window", "method", "tokens", "too long", "files", "files of the rest", "identifiers",
-           "identifiers of the rest")  # fmt: skip
+           "identifiers of the rest", "with a file", "ordinary words")  # fmt: skip
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -46,7 +46,8 @@ class Row:
         too_long = sum(score.tokens > size for score, size in zip(self.scores, self.windows, strict=True))
         shares = [percent(share, 0) for kind in KINDS for share in summed(self.scores, kind)]
         sizes = [f"{median_size(self.scores):,}", str(too_long)]
-        return [self.source, str(len(self.scores)), window, self.method, *sizes, *shares]
+        ends = [percent(details(self.scores)[0], 0), percent(details(self.scores)[1], 1)]
+        return [self.source, str(len(self.scores)), window, self.method, *sizes, *shares, *ends]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -86,11 +87,12 @@ async def measure(chosen: Mapping[str, Sequence[Case]], windows: Sequence[int]) 
 async def _scores(engine: Engine, other: LangChain | None, case: Case, window: int) -> dict[str, Score]:
     """Return the score of each method. LangChain gets every request, because its state depends on the earlier ones."""
     conversation = Conversation(case.id, case.messages)
-    found = {OURS: scored(case, text(await engine.last_prompt(conversation, window)))}
+    found = {OURS: scored(case, await engine.last_prompt(conversation, window))}
     if other is not None:
         for name, method in ((LANGCHAIN, MIDDLEWARE), (f"{LANGCHAIN}, tuned", TUNED)):
-            found[name] = scored(case, text(other.last_prompt(conversation, window, method)))
-    found[NEWEST] = scored(case, newest(case.messages, found[OURS].tokens))
+            found[name] = scored(case, other.last_prompt(conversation, window, method))
+    control = newest(case.messages, found[OURS].tokens)
+    found[NEWEST] = scored(case, [{"role": "user", "content": control}])
     return found
 
 

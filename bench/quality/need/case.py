@@ -8,6 +8,7 @@ from statistics import median
 
 from bench.quality.conversations import Message
 from bench.quality.judge import Share
+from bench.quality.need.files import ordinary, owners, with_files
 from bench.quality.text import divided, newest, size, text
 
 
@@ -45,33 +46,40 @@ KINDS = ("paths", "idents")
 
 @dataclass(frozen=True)
 class Found:
-    """Numbers of names: all, in the prompt, missing in the control, and of these in the prompt."""
+    """Numbers of names: all, in the prompt, missing in the control, of these in the prompt, and with a file."""
 
     names: int
     prompt: int
     rest: int
     of_rest: int
+    with_file: int = 0
 
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a case: the tokens of the prompt, and the names of each kind."""
+    """The score of a case: the tokens of the prompt, and the names of each kind.
+
+    ``ordinary`` has the numbers of ordinary words and of all words in the index.
+    """
 
     tokens: int
     found: dict[str, Found]
+    ordinary: tuple[int, int] = (0, 0)
 
 
-def scored(case: Case, prompt: str) -> Score:
-    """Score the text of a prompt. Its control has as many tokens."""
+def scored(case: Case, messages: Sequence[Message]) -> Score:
+    """Score a prompt. Its control has as many tokens."""
+    prompt = text(messages)
     tokens = size(prompt)
     control = newest(case.messages, tokens)
+    owned = with_files(owners(case.messages, case.names("idents")), messages)
     found = {}
     for kind in KINDS:
         names = case.names(kind)
         here = {name for name in names if name in prompt}
         rest = {name for name in names if name not in control}
-        found[kind] = Found(len(names), len(here), len(rest), len(rest & here))
-    return Score(tokens, found)
+        found[kind] = Found(len(names), len(here), len(rest), len(rest & here), len(rest & owned))
+    return Score(tokens, found, ordinary(case.messages, prompt))
 
 
 def summed(scores: Sequence[Score], kind: str) -> tuple[float | None, float | None]:
@@ -81,6 +89,15 @@ def summed(scores: Sequence[Score], kind: str) -> tuple[float | None, float | No
         prompt.add(found.prompt, found.names)
         rest.add(found.of_rest, found.rest)
     return prompt.value, rest.value
+
+
+def details(scores: Sequence[Score]) -> tuple[float | None, float | None]:
+    """Return the share of the rest's identifiers with a file of theirs, and that of ordinary words in the index."""
+    owned, words = Share(), Share()
+    for score in scores:
+        owned.add(score.found["idents"].with_file, score.found["idents"].rest)
+        words.add(*score.ordinary)
+    return owned.value, words.value
 
 
 def median_size(scores: Sequence[Score]) -> int:
