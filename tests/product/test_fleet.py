@@ -97,9 +97,9 @@ def test_every_replica_sends_the_same_bytes_and_reports_the_same_records(redis: 
         for url in urls:
             assert until(lambda url=url: http.get(f"{url}/compaction/requests/{id}").status_code == 200)
             assert until(lambda url=url: http.get(f"{url}/compaction/report").json()["total"]["requests"] == len(urls))
-        archived = http.get(f"{urls[0]}/compaction/requests/{id}/before")
+        archived = http.get(f"{urls[0]}/compaction/requests/{id}/diff")
         assert archived.status_code == 200
-        assert archived.text == http.get(f"{urls[2]}/compaction/requests/{id}/before").text
+        assert archived.text == http.get(f"{urls[2]}/compaction/requests/{id}/diff").text
         other = {"authorization": "Bearer sk-two"}
         assert [http.get(f"{url}/compaction/requests/{id}", headers=other).status_code for url in urls] == [404] * 3
 

@@ -117,7 +117,7 @@ def test_an_error_of_the_proxy_closes_the_answer(tmp_path: Path, monkeypatch: py
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(conversations, "done", broken)
+    monkeypatch.setattr(conversations, "outcome_headers", broken)
     with stalled(tmp_path, "all") as (upstream, url):
         assert post(url, {**body(True), "messages": long_talk()[-1:]}).status_code == 500
         assert upstream.left.wait(WAIT), "the upstream stops writing"

@@ -167,8 +167,12 @@ def test_a_compressed_refusal(packing: str, status: int, upstream: Refusing, cal
 
 
 def test_a_large_compressed_answer_is_passed_on_as_it_comes(upstream: Refusing, caller: openai.OpenAI) -> None:
-    choice = {"index": 0, "message": {"role": "assistant", "content": words(9_000, "large")}, "finish_reason": "stop"}
-    body = json.dumps({"id": "c", "choices": [choice], "error": {"message": SENTENCE}}).encode()
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": f"{words(9_000, 'large')} {SENTENCE}"},
+        "finish_reason": "stop",
+    }
+    body = json.dumps({"id": "c", "choices": [choice]}).encode()
     packed = zlib.compress(body, 0)
     headers = (JSON, ("content-encoding", "deflate"), ("content-length", str(len(packed))))
     upstream.firsts["large"] = First(200, [packed], headers)
