@@ -66,6 +66,13 @@ def test_mentions_are_counted_by_their_place_and_added_to_earlier_ones() -> None
     assert first["getUser"].count == 4
 
 
+def test_capitals_at_the_start_of_a_sentence_make_no_name() -> None:
+    said = "Please ask Yusuf Rossi. Stop! Total: 5\nIt was Maria, we go on. Is Ann here?"
+    assert list(collect([[Part("said", said)], [Part("result", "Saved by Olga. Done with Piotr")]])) == [
+        "Yusuf", "Rossi", "Maria",
+    ]  # fmt: skip
+
+
 def test_escapes_in_embedded_json_are_no_part_of_names() -> None:
     assert list(in_results(r'{"text": "call\n\tgetUser\nthen"}')) == ["getUser"]
     arguments = r'{"edits": [{"old": "\tgetUser\n", "count": 12345}], "ok": true, "none": null}'
