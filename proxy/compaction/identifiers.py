@@ -7,7 +7,6 @@ to continue.
 from __future__ import annotations
 
 import math
-import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -322,15 +321,12 @@ def _classified(word: str, known: Set[str], mention: Mention, proper: Set[str]) 
 def _path(word: str, mention: Mention) -> str | None:
     """Return the path in a word; empty if it isn't worth a place, and ``None`` if the word isn't a path.
 
-    A relative path in a file is relative to its folder, and one in a command to the folder of commands. A path without
-    an extension that only results have is a route or a folder of the system, so it's left out.
+    A path relative to the file that has it, such as an import, is left out, and so is one without an extension that
+    only results have, because it's a route or a folder of the system.
     """
     is_used, is_file = mention.calls or mention.said, _FILE.search(word) is not None
     if word.startswith(("./", "../")):
-        if not mention.file or mention.calls:
-            return word.removeprefix("./") if is_used else ""
-        word = posixpath.normpath(posixpath.join(posixpath.dirname(mention.file), word))
-        return word if is_file and not word.startswith("..") else ""
+        return word.removeprefix("./") if is_used and mention.file in ("", word) else ""
     if not is_file and not word.startswith(_ROOTED):
         return None
     return "" if word.startswith(_SYSTEM) or not (is_used or is_file) else word

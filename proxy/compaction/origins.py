@@ -20,7 +20,8 @@ _LOCATED = re.compile(
     r"(?:[:-]\d{1,7}[:-]|:\d{1,7}$|\(\d{1,7},|\", line \d{1,7})"
 )
 _HEADING = re.compile(
-    rf"(?:diff --git a/|\+\+\+ (?:b/)?|\*\*\* (?:Add|Update|Delete) File: )(?P<path>{_PATH})|(?P<alone>{_PATH}):?$"
+    rf"(?:diff --git a/|\+\+\+ (?:b/)?|--- (?:a/)?|\*\*\* (?:Add|Update|Delete) File: )(?P<path>{_PATH})"
+    rf"|(?P<alone>{_PATH}):?$"
 )
 _HINT = re.compile(
     r":\d+[:)]|-\d+-|\", line \d|\(\d+,\d+\)|^(?:diff --git |\+\+\+ |\*\*\* \w+ File: )|^\d+[:-]", re.MULTILINE
@@ -107,7 +108,7 @@ def _by_line(text: str) -> Iterator[tuple[str, str]]:
         heading = _HEADING.match(line)
         if heading is not None:
             if heading["path"] or _NUMBERED.match(following):
-                file = portable(heading["path"] or heading["alone"])
+                line = file = portable(heading["path"] or heading["alone"])
         elif not line:
             file = ""
         yield file, line

@@ -98,8 +98,10 @@ def test_a_relative_path_is_the_same_file_as_the_longer_one() -> None:
     whole = "/home/ann/shop/api/a1.py"
     found = collect([[Part("call", whole), Part("result", "api/a1.py ./api/a1.py a1.py a2.py ../shop/api/a1.py")]])
     assert listing(found) == ["- /home/ann/shop/api/: a1.py", "- ./: a2.py"]
-    imports = in_results("import '../lib/a2' './b3.js' '../../../c4.js'", file="src/app/a1.ts")
-    assert listing(imports) == ["- src/app/: b3.js"]
+    imports = [Part("result", "import '../lib/a2' './b3.js'", "src/a1.ts"), Part("call", "'../c4.js'", "src/a1.ts")]
+    assert listing(collect([imports, [Part("call", "run ./d5.js", "./d5.js"), Part("said", "../e6.js")]])) == [
+        "- ./: d5.js", "- ../: e6.js",
+    ]  # fmt: skip
 
 
 def test_names_with_spaces_are_quoted() -> None:

@@ -54,6 +54,11 @@ def test_the_files_that_lines_name(text: str, files: dict[str, str]) -> None:
     assert {file: inside for file, inside in found.items() if inside} == files
 
 
+def test_the_letters_of_a_diff_are_no_folders() -> None:
+    diff = "diff --git a/src/a.py b/src/a.py\n--- a/src/a.py\n+++ b/src/a.py\n+aName"
+    assert parts("result", diff) == [("result", "src/a.py\nsrc/a.py\nsrc/a.py\n+aName", "src/a.py")]
+
+
 def test_lines_without_a_file_belong_to_that_of_the_command() -> None:
     found = {part.file: part.text for part in parts("result", "aName\nb.py:1: bName", "a.py")}
     assert found == {"a.py": "aName", "b.py": "b.py  bName"}
