@@ -180,11 +180,9 @@ def test_54_files_that_calls_wrote_or_read_come_first(door: Front) -> None:
     messages = [system("Be brief."), user("Go."), *work, *long_talk("54b ")[1:]]
     listed = section(door.ask(messages).summary, "Paths, URLs, and identifiers")
     assert listed.strip().split("\n") == [
-        "- src/ (written): r1.py new.py",
+        "- src/ (written): r1.py: PAY-1234 E1234; new.py",
         "- src/ (read): r2.py",
-        "- ../lib/: x.ts",
         "- /etc/app/: prod.yaml",
-        "- PAY-1234 E1234",
     ]
 
 
