@@ -271,13 +271,25 @@ def keys() -> None:
     """Manage keys for teams."""
 
 
-def _team_name(context: click.Context, parameter: click.Parameter, value: str) -> str:
+def _team_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     from proxy.config.fields import NAME
 
-    if not NAME.fullmatch(value):
+    if value is not None and not NAME.fullmatch(value):
         raise click.BadParameter("must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
     return value
 
+
+_ADMIN_ANNOUNCEMENT = """\
+The key. It is shown only once and not stored:
+
+  {key}
+
+Its hash, for the configuration. It sees the records of all teams, and works only below /compaction:
+
+admin:
+  keys:
+    - {entry}
+"""
 
 _ANNOUNCEMENT = """\
 The key. It is shown only once and not stored. Give it to the team:
@@ -294,18 +306,22 @@ teams:
 
 
 @keys.command()
-@click.option("--team", required=True, callback=_team_name, help="The team's name in the configuration.")
+@click.option("--team", callback=_team_name, help="The team's name in the configuration.")
+@click.option("--admin", is_flag=True, help="Create a key of an administrator.")
 @click.option(
     "--expires", type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC) on which the proxy rejects the key."
 )
-def new(team: str, expires: datetime | None) -> None:
+def new(team: str | None, admin: bool, expires: datetime | None) -> None:
     """Create a key, and print it with the lines for the configuration. Writes no file."""
+    if (team is None) is not admin:
+        raise click.UsageError("Pass either --team NAME or --admin.")
     if expires is not None and expires.replace(tzinfo=UTC) <= datetime.now(UTC):
         raise click.BadParameter("must be a day in the future", param_hint="--expires")
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
     entry = digest if expires is None else f"{{hash: {digest}, expires: {expires.date()}}}"
-    click.echo(_ANNOUNCEMENT.format(key=key, team=team, entry=entry), nl=False)
+    announcement = _ADMIN_ANNOUNCEMENT if admin else _ANNOUNCEMENT
+    click.echo(announcement.format(key=key, team=team, entry=entry), nl=False)
 
 
 @keys.command("list")

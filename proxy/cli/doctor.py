@@ -86,14 +86,17 @@ async def _store(settings: Settings) -> Finding:
             await store.delete("", "doctor", "test")
             await records.write([], 60)
     except (StoreFailed, OSError) as error:
-        fix = (
-            "start the server, or correct the address and the password in store.url"
-            if kind == "redis"
-            else "make the folder writable for the proxy's user, or set store.url to another file"
-        )
-        return Finding("failed", about, str(error), fix)
+        return Finding("failed", about, str(error), _store_fix(kind, str(error)))
     unread = "" if kind != "memory" else "; summaries and records are lost when the proxy stops"
     return Finding("ok", about, f"writable{unread}")
+
+
+def _store_fix(kind: str, error: str) -> str:
+    if kind == "redis":
+        return "start the server, or correct the address and the password in store.url"
+    if "malformed" in error or "not a database" in error:
+        return "the file is damaged: start the proxy, which moves it aside, or move it away and restore a backup"
+    return "make the folder writable for the proxy's user, or set store.url to another file"
 
 
 async def _archive(settings: Settings) -> list[Finding]:
@@ -126,11 +129,17 @@ async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -
         except (ProxyError, aiohttp.ClientError, TimeoutError) as error:
             # The next sentences of the message are advice for callers.
             reason = error.message.split(". ")[0].rstrip(".") if isinstance(error, ProxyError) else type(error).__name__
-            return [Finding("failed", about, reason, f"check upstreams.{name}.base_url, DNS, TLS, and the network")]
+            return [Finding("failed", about, reason, _fix(name, reason))]
         try:
             return list(_judged(about, name, upstream, answer.status, dict(answer.headers)))
         finally:
             await answer.close()
+
+
+def _fix(name: str, reason: str) -> str:
+    if "SSL_CERT_FILE" in reason:
+        return "set the environment variable SSL_CERT_FILE to a file with the certificate of the CA, and restart"
+    return f"check upstreams.{name}.base_url, DNS, TLS, and the network"
 
 
 def _judged(

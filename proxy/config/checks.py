@@ -335,8 +335,9 @@ def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> It
 
 
 def advice(loaded: Loaded, today: date) -> list[str]:
-    """Return a line for each key that has expired. ``today`` is the day in UTC."""
-    return _lines(sorted(_expired(loaded.settings, today), key=lambda found: line_of(loaded.root, found[0])), loaded)
+    """Return a line for each expired key, and for each budget that can't count a model. ``today`` is the day in UTC."""
+    findings = [*_expired(loaded.settings, today), *_unpriced(loaded.settings)]
+    return _lines(sorted(findings, key=lambda found: line_of(loaded.root, found[0])), loaded)
 
 
 def exposure(settings: Settings, loaded: Loaded | None) -> list[str]:
@@ -376,3 +377,27 @@ def _expired(settings: Settings, today: date) -> Iterator[Finding]:
         for index, key in enumerate(team.keys):
             if key.expires is not None and key.expires <= today:
                 yield ("teams", name, "keys", index), f"expired on {key.expires} (UTC) and is refused", "remove it"
+
+
+def _unpriced(settings: Settings) -> Iterator[Finding]:
+    """Find budgets in US dollars of teams that may use a model without a price."""
+    limited = {
+        name: team.models
+        for name, team in settings.teams.items()
+        if team.limits is not None and team.limits.spend is not None and team.limits.spend.usd is not None
+    }
+    if not limited:
+        return
+    free = [
+        (route.match, profile.model)
+        for _, route, profile in named_models(settings)
+        if price_of(settings.prices, profile.model, profile.price) is None
+    ]
+    for name, allowed in limited.items():
+        models = [
+            model for match, model in free if allowed is None or any(fnmatchcase(match, glob) for glob in allowed)
+        ]
+        if models:
+            problem = f"doesn't count {', '.join(models)}, because their prices are unknown"
+            fix = f"prices: {{{models[0]}: {{input_cost_per_token: 0.000001, output_cost_per_token: 0.000004}}}}"
+            yield ("teams", name, "limits", "spend", "usd"), problem, f"{fix}, or a budget in tokens"

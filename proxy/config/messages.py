@@ -129,7 +129,7 @@ def _problem_and_fix(kind: str, invalid: _Invalid, context: dict[str, Any], mess
             return "must be a whole number", _number_fix(invalid, whole=True)
         case "float_type" | "float_parsing" | "finite_number":
             # Prices are in US dollars, and all other settings in seconds; fractions have errors of their own.
-            unit = "US dollars" if "cost" in invalid.name else "seconds"
+            unit = "US dollars" if "cost" in invalid.name or invalid.name == "usd" else "seconds"
             return f"must be a number of {unit}", _number_fix(invalid, whole=False)
         case "bool_type" | "bool_parsing":
             return "must be true or false", invalid.line("true")

@@ -39,7 +39,7 @@ from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
-from proxy.telemetry.record import Usage, shown_model
+from proxy.telemetry.record import Usage, record_of, shown_model
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
@@ -60,7 +60,8 @@ class PassThrough:
         except ClientLeft:
             return
         except ProxyError as error:
-            await answer_error(send, error, receive=receive, shape=error_shape(scope))
+            extra = [(Own.VERDICT, "none"), (Own.ID, record_of(scope).id)]
+            await answer_error(send, error, extra, receive=receive, shape=error_shape(scope))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Sent) -> None:
         service = self._service

@@ -195,7 +195,8 @@ def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:
     answer = usage.without_compactions
     sent = price.cost(usage)
     others = sent - price.cost(answer) if usage.compactions else 0
-    estimated = usage.cache_read is None
+    # The use of a cache matters only if it has a price of its own.
+    estimated = usage.estimated or (usage.cache_read is None and price.rates(usage.input or 0).cache_read is not None)
     if basis.before is None or basis.sent is None or not basis.sent:
         return Cost(sent, sent, estimated=estimated)
     ratio = (answer.input or 0) / basis.sent

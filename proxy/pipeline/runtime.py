@@ -250,7 +250,9 @@ class Runtime:
         """Use other settings for new requests. Return the names of changed settings that need a restart."""
         before = self.configuration
         changed, waiting = apply_reloadable(before.settings, settings)
-        self.configuration = ConfigSnapshot(changed, self.instance, before)
+        following = ConfigSnapshot(changed, self.instance, before)
+        await following.upstreams.prepare()
+        self.configuration = following
         await before.retire(self.configuration)
         return waiting
 

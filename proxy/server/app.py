@@ -84,6 +84,7 @@ class Proxy:
         self._rest = Starlette(
             routes=[
                 Route("/", _home, methods=["GET"]),
+                Route(HOME.rstrip("/"), _home, methods=["GET"]),
                 Route("/livez", _alive, methods=["GET"]),
                 Route("/readyz", self._ready, methods=["GET"]),
                 *([Route("/metrics", self._metrics, methods=["GET"])] if own else []),
@@ -164,6 +165,7 @@ class Proxy:
         if (installed := untested_version()) is not None:
             log.warning("litellm.untested", installed=installed, tested=TESTED)
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
+        await self.service.configuration.upstreams.prepare()
         self._maintenance.start()
         yield
         self.service.draining = True

@@ -14,7 +14,7 @@ from proxy.config.upstreams import SPEAKS_OPENAI, Api, TransportChoice, resolve_
 from proxy.errors import NotFound
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.learning import LearningTransport, MissingApis
-from proxy.upstream.litellm.library import api_base, litellm_choice
+from proxy.upstream.litellm.library import api_base, litellm_choice, load
 from proxy.upstream.relay import Address, KeyHeader, RelayTransport, azure_address
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Transport
 
@@ -140,11 +140,20 @@ class _Upstream:
         return self._choice
 
     async def _choose(self) -> TransportChoice:
+        return self._resolved() or await litellm_choice(self.settings.provider, self.settings.base_url)
+
+    def _resolved(self) -> TransportChoice | None:
+        """Return the choice, or ``None`` if only LiteLLM's registry lists the provider."""
         settings, apis = self.settings, self._certain
         relays = settings.speaks is not None or (apis is not None and "chat" not in apis)
         lane = "relay" if relays else settings.lane
-        choice = resolve_transport(settings.provider, settings.base_url, lane, where=f"upstreams.{self.name}")
-        return choice or await litellm_choice(settings.provider, settings.base_url)
+        return resolve_transport(settings.provider, settings.base_url, lane, where=f"upstreams.{self.name}")
+
+    @property
+    def needs_litellm(self) -> bool:
+        """Return whether LiteLLM finds or translates for this upstream."""
+        choice = self._resolved()
+        return choice is None or choice.kind == "translate"
 
     async def retire(self) -> None:
         """Close each transport once its last answer has ended."""
@@ -213,6 +222,11 @@ class Upstreams:
         self._retired: weakref.WeakSet[_Upstream] = weakref.WeakSet() if before is None else before._retired
         self.unchanged = frozenset(name for name, upstream in self._upstreams.items() if upstream is earlier.get(name))
         """The names of the upstreams that didn't change."""
+
+    async def prepare(self) -> None:
+        """Import LiteLLM if an upstream needs it. That takes seconds, which no request should wait."""
+        if any(upstream.needs_litellm for upstream in self._upstreams.values()):
+            await load()
 
     async def transport(self, name: str, path: str = CHAT_PATH, caller: str = "") -> Transport:
         """Return the transport to an upstream for a path, such as ``/messages``, and a caller's tenant.

@@ -14,11 +14,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from proxy.upstream.connections import environment_proxy
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
-from tests.kit.program import served
+from tests.kit.program import call, run, served
 from tests.kit.raw_upstream import Arrived, RawUpstream, Stage, Step, answer
 from tests.kit.scripted import proxied
 
@@ -169,6 +170,24 @@ def test_a_certificate_that_has_expired(authority: Path, tmp_path: Path, monkeyp
             assert ask(url, CHAT, chat()).body == GOOD
             got = ask(url, CHAT, chat().replace(b"gpt-4o-mini", b"old"), [JSON, ("authorization", "Bearer sk-canary")])
         assert (got.status, got.error["code"]) == (502, "upstream_unreachable")
-        assert "certificate" in got.error["message"]
+        assert "certificate isn't valid (certificate has expired)" in got.error["message"]
         assert CHAT in {arrived.target for arrived in valid.arrived}
         assert expired.arrived == [], "no key goes to it"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")
+def test_a_private_authority_needs_a_variable(authority: Path, tmp_path: Path) -> None:
+    """Without it, the response and `doctor` name it. The test above trusts the authority by it."""
+    with secured(authority, "valid") as upstream:
+        settings = {"upstreams": {"main": {"base_url": upstream.url.replace("http:", "https:") + "/v1"}}}
+        with served(settings, tmp_path) as url:
+            got = ask(url, CHAT, chat())
+            forwarded = httpx.get(f"{url}/v1/files", trust_env=False)
+        doctor = call(tmp_path, "doctor", "--config", "config.yaml").stdout
+        trusting = run(tmp_path, "doctor", "--config", "config.yaml", SSL_CERT_FILE=str(authority / "ca.pem")).stdout
+    said = "(unable to get local issuer certificate; for a private CA, SSL_CERT_FILE must name its file)"
+    assert (got.status, said in got.error["message"]) == (502, True)
+    assert forwarded.status_code == 502
+    assert len(forwarded.headers["x-compaction-id"]) == 24
+    assert "Fix: set the environment variable SSL_CERT_FILE to a file with the certificate of the CA" in doctor
+    assert "ok       upstream main: reachable" in trusting

@@ -22,7 +22,7 @@ from proxy.server.loopback import serve
 from proxy.store import open_store
 from tests.kit.configurations import loads
 from tests.kit.program import ROOT, call, run
-from tests.kit.scripted import chat
+from tests.kit.scripted import chat, key_hash
 
 GOOD: dict[str, Any] = {
     "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1"}},
@@ -131,6 +131,16 @@ def test_a_new_key_works_with_the_lines_it_comes_with(tmp_path: Path) -> None:
     other = call(tmp_path, "keys", "new", "--team", "search")
     assert key not in other.stdout
     assert "expires" not in other.stdout
+
+
+def test_a_key_of_an_administrator_comes_with_its_lines(tmp_path: Path) -> None:
+    done = call(tmp_path, "keys", "new", "--admin")
+    key = re.search(r"^  (cp-\S+)$", done.stdout, re.MULTILINE)
+    assert key is not None
+    section = yaml.safe_load(done.stdout[done.stdout.index("admin:") :])
+    assert section == {"admin": {"keys": [key_hash(key[1])]}}
+    assert call(tmp_path, "keys", "new", "--admin", "--team", "a").returncode == 2
+    assert call(tmp_path, "keys", "new").returncode == 2
 
 
 @pytest.mark.parametrize(

@@ -188,6 +188,8 @@ def keyed(url: str, key: str) -> Iterator[httpx.Client]:
 
 
 def test_without_a_session_there_is_a_sign_in_page(url: str) -> None:
+    slashless = httpx.get(f"{url}/compaction", trust_env=False)
+    assert (slashless.status_code, slashless.headers["location"]) == (303, "/compaction/")
     with httpx.Client(base_url=url, trust_env=False) as client:
         for path in (*PAGES, "/compaction/view/" + "0" * 24):
             answer = client.get(path)

@@ -6,17 +6,22 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from proxy.limits.learned import LearnedLimit, LearnedLimits
+from proxy.limits.profiles.prices import price_from
+from proxy.pipeline.costs import Basis, cost_of
 from proxy.server.loopback import serve
 from proxy.server.programs import PROGRAMS, launch
 from proxy.store import open_store
-from tests.kit.program import call, run
+from proxy.telemetry.record import Usage
+from tests.kit.program import ROOT, call, run
 from tests.kit.scripted import key_hash
 from tests.kit.upstream import StandIn
 
@@ -221,3 +226,81 @@ def test_learned_limits_can_be_forgotten(tmp_path: Path) -> None:
     done = call(tmp_path, "models", "gpt-5", "--forget-limit", "--config", file)
     assert done.stdout == "Nothing has been learned of the limits of these models.\n"
     assert call(tmp_path, "models", "--forget-limit", "--config", file).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("teams: {one: {limits: {spend: {usd: ten, per: day}}}}", "must be a number of US dollars"),
+        ("upstreams:\n  main: {base_url: x\npolicies: {}", "Fix: close the { or [ that opens above, or put a comma"),
+    ],
+)
+def test_a_message_fits_its_mistake(text: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    done = call(tmp_path, "check", "c.yaml")
+    assert done.returncode == 1
+    assert fix in done.stderr
+
+
+def test_doctor_says_that_a_store_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "c.db").write_bytes(b"junk" * 3_000)
+    file = configured(
+        tmp_path, upstreams={"main": {"base_url": "http://127.0.0.1:9/v1"}}, store={"url": "sqlite:///c.db"}
+    )
+    (line,) = [line for line in call(tmp_path, "doctor", "--config", file).stdout.splitlines() if "store c.db" in line]
+    assert "Fix: the file is damaged: start the proxy, which moves it aside" in line
+
+
+def test_check_warns_of_budgets_that_count_nothing(tmp_path: Path) -> None:
+    limits = {"spend": {"usd": 10, "per": "day"}}
+    two = {"keys": [key_hash("b")], "models": ["gpt-5"]}
+    three = {"keys": [key_hash("c")], "models": ["gpt-5"], "limits": limits}
+    teams = {"one": {"keys": [key_hash("a")], "limits": limits}, "two": two, "three": three}
+    models = [{"match": name, "upstream": "main"} for name in ("own", "gpt-5")]
+    sections = {
+        "upstreams": {"main": {"provider": "openai", "api_key": "sk-1"}},
+        "models": models,
+        "auth": {"mode": "keys"},
+        "teams": teams,
+    }
+    warned = call(tmp_path, "check", configured(tmp_path, **sections)).stderr
+    assert "teams.one.limits.spend.usd: doesn't count own, because their prices are unknown. Fix: prices: " in warned
+    assert "teams.three" not in warned
+    prices = {"own": {"input_cost_per_token": 0.000001, "output_cost_per_token": 0.000002}}
+    assert "count own" not in call(tmp_path, "check", configured(tmp_path, **sections, prices=prices)).stderr
+
+
+LOADS = """
+import sys, httpx
+from proxy.config import load
+from proxy.server.app import create_app
+from proxy.server.loopback import serve
+from pathlib import Path
+with serve(create_app(load(Path(sys.argv[1]), {}))) as url:
+    assert httpx.get(url + "/readyz", trust_env=False).status_code == 200
+    print("litellm" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("provider", "loaded"), [("gemini", "True"), ("anthropic", "False")])
+def test_litellm_is_loaded_before_ready_if_an_upstream_needs_it(provider: str, loaded: str, tmp_path: Path) -> None:
+    upstreams = {"main": {"provider": provider, "api_key": "sk-1"}}
+    file = configured(tmp_path, upstreams=upstreams, store={"url": "sqlite://"})
+    own = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", LOADS, file]
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == loaded
+
+
+def test_a_price_without_a_price_of_caches_is_exact() -> None:
+    usage = Usage(input=10, output=2)
+
+    def estimated(usage: Usage, **more: float) -> bool:
+        price = price_from({"input_cost_per_token": 0.000001, "output_cost_per_token": 0.000002, **more})
+        assert price is not None
+        return cost_of(price, usage, Basis()).estimated
+
+    assert not estimated(usage)
+    assert estimated(usage, cache_read_input_token_cost=0.0000001)
+    assert not estimated(replace(usage, cache_read=0), cache_read_input_token_cost=0.0000001)
+    assert estimated(replace(usage, estimated=True))
