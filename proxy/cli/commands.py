@@ -279,30 +279,17 @@ def _team_name(context: click.Context, parameter: click.Parameter, value: str | 
     return value
 
 
-_ADMIN_ANNOUNCEMENT = """\
-The key. It is shown only once and not stored:
-
-  {key}
-
-Its hash, for the configuration. It sees the records of all teams, and works only below /compaction:
-
-admin:
-  keys:
-    - {entry}
-"""
-
 _ANNOUNCEMENT = """\
-The key. It is shown only once and not stored. Give it to the team:
+The key. It is shown only once and not stored. Give it to {owner}:
 
   {key}
 
-Its hash, for the configuration. The team's other keys stay valid while they are listed:
+Its hash, for the configuration. {others}
 
-teams:
-  {team}:
-    keys:
-      - {entry}
+{lines}
 """
+
+_OTHERS = "The team's other keys stay valid while they are listed:"
 
 
 @keys.command()
@@ -320,8 +307,12 @@ def new(team: str | None, admin: bool, expires: datetime | None) -> None:
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
     entry = digest if expires is None else f"{{hash: {digest}, expires: {expires.date()}}}"
-    announcement = _ADMIN_ANNOUNCEMENT if admin else _ANNOUNCEMENT
-    click.echo(announcement.format(key=key, team=team, entry=entry), nl=False)
+    if admin:
+        owner, others, lines = "an administrator", "It works only below /compaction:", "admin:\n  keys:"
+    else:
+        owner, others, lines = "the team", _OTHERS, f"teams:\n  {team}:\n    keys:"
+    lines += f"\n      - {entry}"
+    click.echo(_ANNOUNCEMENT.format(key=key, owner=owner, others=others, lines=lines), nl=False)
 
 
 @keys.command("list")

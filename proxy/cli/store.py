@@ -149,10 +149,8 @@ def backed_up(path: Path, config: Path | None) -> int:
 
     Raises ``ConfigurationError``.
     """
-    settings = load(config, os.environ)
+    settings = _stored(config)
     url, keys = settings.store.url, settings.store.encryption.keys
-    if settings.store.kind == "memory":
-        raise ConfigurationError("store.url: a store in memory can't be copied. Fix: set it to a file or a server")
     require_file(store_file(url), "store.url")
     if path.exists():
         raise ConfigurationError(f"{path}: exists already. Fix: choose another name, or remove the file")
@@ -165,10 +163,15 @@ def restored(path: Path, config: Path | None, *, add: bool) -> int:
 
     Raises ``ConfigurationError``.
     """
+    return asyncio.run(_restored(path.resolve(), _stored(config), add=add))
+
+
+def _stored(config: Path | None) -> Settings:
+    """Return the settings. Raises ``ConfigurationError`` if the store is in memory."""
     settings = load(config, os.environ)
     if settings.store.kind == "memory":
-        raise ConfigurationError("store.url: a store in memory can't be restored. Fix: set it to a file or a server")
-    return asyncio.run(_restored(path.resolve(), settings, add=add))
+        raise ConfigurationError("store.url: a store in memory has no backup. Fix: set it to a file or a server")
+    return settings
 
 
 async def _restored(path: Path, settings: Settings, *, add: bool) -> int:

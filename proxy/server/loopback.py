@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -145,52 +146,46 @@ def run_program(command: Sequence[str], config: Path | None) -> int:
     from proxy.config import Settings, read
     from proxy.pipeline.snapshot import listening
     from proxy.server.app import create_app
-    from proxy.server.programs import launch, require_address
+    from proxy.server.programs import launch, program_of
     from proxy.telemetry.logs import configure
 
-    require_address(command)
+    program = program_of(command)
     loaded = None if config is None else read(config.absolute(), os.environ)
     settings = listening(Settings() if loaded is None else loaded.settings, ADDRESS)
     # The terminal is the program's. A level in the file applies.
     configure(settings.log.level if "level" in settings.log.model_fields_set else "warning", settings.log.format)
-    before = _Figures.now()
+    before = _figures()
     try:
         with serve(create_app(settings, loaded), drain=None, log_level=None) as url:
-            started = launch(command, url, os.environ)
-            status = _finished(started.command, started.variables)
+            status = _finished(*launch(command, url, os.environ))
     except NotStarted as error:
         raise ConfigurationError("The proxy can't start. The log has the reason.") from error
-    print(f"compaction-proxy: {_Figures.now().since(before, started.hint)}", file=sys.stderr)
+    print(f"compaction-proxy: {_told(_figures() - before, program.hint)}", file=sys.stderr)
     return status
 
 
-class _Figures(NamedTuple):
-    """The conversation requests of this process."""
+def _figures() -> Counter[str]:
+    """Return the conversation requests of this process, and the input tokens that compaction removed."""
+    from proxy.telemetry.metrics import REQUESTS, TOKENS_REMOVED
 
-    requests: int
-    failed: int
-    compacted: int
-    removed: int
-    """Input tokens removed by compaction."""
+    figures: Counter[str] = Counter()
+    samples = [one for metric in (REQUESTS, TOKENS_REMOVED) for one in next(iter(metric.collect())).samples]
+    for name, labels, value, *_ in samples:
+        if name == "compaction_tokens_removed_total":
+            figures["removed"] += int(value)
+        elif name == "compaction_requests_total" and labels["api"] != "other":
+            figures["requests"] += int(value)
+            figures["failed"] += int(value) * (labels["status"] != "2xx")
+            figures["compacted"] += int(value) * (labels["outcome"] == "compacted")
+    return figures
 
-    @classmethod
-    def now(cls) -> Self:
-        from proxy.telemetry.metrics import REQUESTS, TOKENS_REMOVED
 
-        totals = [one for metric in REQUESTS.collect() for one in metric.samples if one.name.endswith("_total")]
-        requests = [one for one in totals if one.labels["api"] != "other"]
-        failed = [one for one in requests if one.labels["status"] != "2xx"]
-        compacted = [one for one in requests if one.labels["outcome"] == "compacted"]
-        removed = [one for metric in TOKENS_REMOVED.collect() for one in metric.samples if one.name.endswith("_total")]
-        return cls(*(int(sum(one.value for one in some)) for some in (requests, failed, compacted, removed)))
-
-    def since(self, before: Self, hint: str) -> str:
-        """Return a sentence. ``hint`` is a reason if there were no requests."""
-        requests, failed, compacted, removed = (now - then for now, then in zip(self, before, strict=True))
-        if not requests:
-            return f"no request came through the proxy. {hint}."
-        failures = f" ({failed:,} failed)" if failed else ""
-        return f"requests: {requests:,}{failures}, compacted: {compacted:,}, input tokens saved: {removed:,}"
+def _told(figures: Counter[str], hint: str) -> str:
+    if not figures["requests"]:
+        return f"no request came through the proxy. {hint}."
+    failed = f" ({figures['failed']:,} failed)" if figures["failed"] else ""
+    requests, compacted, removed = (f"{figures[name]:,}" for name in ("requests", "compacted", "removed"))
+    return f"requests: {requests}{failed}, compacted: {compacted}, input tokens saved: {removed}"
 
 
 def _finished(command: Sequence[str], variables: Mapping[str, str]) -> int:

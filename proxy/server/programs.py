@@ -99,14 +99,7 @@ PROGRAMS = {
     "qwen": Program(options=_qwen, hint="Qwen Code uses it with --auth-type openai"),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A command with its options and further variables. ``hint`` is a reason if no request comes."""
-
-    command: Sequence[str]
-    variables: Mapping[str, str]
-    hint: str
+OTHER = Program(hint="The program may not read OPENAI_BASE_URL or ANTHROPIC_BASE_URL")
 
 
 def place(command: Sequence[str]) -> tuple[int, str]:
@@ -125,20 +118,21 @@ def _name(part: str) -> str:
     return PACKAGES.get(package, name.removesuffix(".exe").removesuffix(".cmd"))
 
 
-def require_address(command: Sequence[str]) -> None:
-    """Raise ``ConfigurationError`` if the program can't get an address for one run."""
+def program_of(command: Sequence[str]) -> Program:
+    """Return the row of the program in a command. Raises ``ConfigurationError`` if `run` can't give it an address."""
     _, name = place(command)
-    if name in PROGRAMS and (file := PROGRAMS[name].file):
+    program = PROGRAMS.get(name, OTHER)
+    if program.file:
         raise ConfigurationError(
-            f"{name}: can't use the proxy for one run, because it reads its address from {file}. "
+            f"{name}: can't use the proxy for one run, because it reads its address from {program.file}. "
             "Fix: start the proxy with compaction-proxy serve, and set the address there"
         )
+    return program
 
 
-def launch(command: Sequence[str], url: str, environment: Mapping[str, str]) -> Launch:
-    """Return how to start a command with the proxy at an address, which has no ``/v1``."""
-    position, name = place(command)
-    program = PROGRAMS.get(name, Program(hint="The program may not read OPENAI_BASE_URL or ANTHROPIC_BASE_URL"))
-    after = command[position + 1 :]
+def launch(command: Sequence[str], url: str, environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command with its options, and further variables, for a proxy at an address without ``/v1``."""
+    position, _ = place(command)
+    program, after = program_of(command), command[position + 1 :]
     variables = {"OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": url, **program.variables(url, environment)}
-    return Launch([*command[: position + 1], *program.options(url, after), *after], variables, program.hint)
+    return [*command[: position + 1], *program.options(url, after), *after], variables

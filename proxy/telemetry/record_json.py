@@ -59,7 +59,7 @@ FIELDS: Mapping[str, str] = {
     "attempts[].tokens, attempts[].limit": "The tokens sent, and the limit that the refusal states.",
     "retries": "The number of attempts after the first. Those after a recall don't count.",
     "usage": "Usage of all calls in the upstream's tokens, web searches, service tier, and region.",
-    "usage.estimated, cost.estimated": "True unless the upstream reported all usage, or its use of the cache.",
+    "usage.estimated, cost.estimated": "True unless the upstream reported all usage, or all that prices depend on.",
     "cost": "The price as sent, the estimated price without the proxy, and in shadow mode that with `enforce`.",
     "ms": "Milliseconds of the body's arrival, compaction, the wait for a summary, the wait for the start of the "
     "upstream's responses, until the first byte, and in total.",

@@ -39,9 +39,6 @@ log = structlog.get_logger(__name__)
 CONNECT_SECONDS = 15.0
 """Time for name lookup, connection, and TLS handshake together."""
 
-_UNKNOWN_ISSUER = (18, 19, 20, 21)
-"""OpenSSL's codes for a certificate that signs itself, or whose issuer is missing. Source: openssl/x509_vfy.h."""
-
 READ_BYTES = 32_768
 """Reading from an upstream pauses when a slow client leaves twice this many bytes unread. One read takes up to 256 KB.
 With a larger value a paused stream takes over a megabyte, and no stream gets faster."""
@@ -255,8 +252,8 @@ def _unreachable(upstream: str, reason: str) -> UpstreamUnreachable:
 def _fault(error: aiohttp.ClientConnectorCertificateError) -> str:
     """Return OpenSSL's reason. If the authority is unknown, name the variable for a private one."""
     reason = getattr(error.certificate_error, "verify_message", "") or "unknown reason"
-    unknown_issuer = getattr(error.certificate_error, "verify_code", 0) in _UNKNOWN_ISSUER
-    return f"{reason}; for a private CA, SSL_CERT_FILE must name its file" if unknown_issuer else reason
+    private = "issuer" in reason or "self-signed" in reason
+    return f"{reason}; for a private CA, SSL_CERT_FILE must name its file" if private else reason
 
 
 def _reason(error: OSError) -> str:

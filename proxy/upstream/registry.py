@@ -140,20 +140,14 @@ class _Upstream:
         return self._choice
 
     async def _choose(self) -> TransportChoice:
-        return self._resolved() or await litellm_choice(self.settings.provider, self.settings.base_url)
+        return self.resolved() or await litellm_choice(self.settings.provider, self.settings.base_url)
 
-    def _resolved(self) -> TransportChoice | None:
+    def resolved(self) -> TransportChoice | None:
         """Return the choice, or ``None`` if only LiteLLM's registry lists the provider."""
         settings, apis = self.settings, self._certain
         relays = settings.speaks is not None or (apis is not None and "chat" not in apis)
         lane = "relay" if relays else settings.lane
         return resolve_transport(settings.provider, settings.base_url, lane, where=f"upstreams.{self.name}")
-
-    @property
-    def needs_litellm(self) -> bool:
-        """Return whether LiteLLM finds or translates for this upstream."""
-        choice = self._resolved()
-        return choice is None or choice.kind == "translate"
 
     async def retire(self) -> None:
         """Close each transport once its last answer has ended."""
@@ -225,7 +219,8 @@ class Upstreams:
 
     async def prepare(self) -> None:
         """Import LiteLLM if an upstream needs it. That takes seconds, which no request should wait."""
-        if any(upstream.needs_litellm for upstream in self._upstreams.values()):
+        choices = [upstream.resolved() for upstream in self._upstreams.values()]
+        if any(choice is None or choice.kind == "translate" for choice in choices):
             await load()
 
     async def transport(self, name: str, path: str = CHAT_PATH, caller: str = "") -> Transport:

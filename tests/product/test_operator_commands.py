@@ -155,7 +155,7 @@ VARIABLES = {
 
 def test_run_finds_programs_behind_others_and_leaves_their_own_options() -> None:
     def options(*command: str) -> list[str]:
-        return [*launch(command, "http://p", {}).command]
+        return launch(command, "http://p", {})[0]
 
     assert options("npx", "-y", "@openai/codex@latest", "exec")[:4] == ["npx", "-y", "@openai/codex@latest", "-c"]
     assert options("/opt/bin/claude", "-p", "x")[1] == "--settings"
@@ -163,7 +163,7 @@ def test_run_finds_programs_behind_others_and_leaves_their_own_options() -> None
     assert options("qwen", "--auth-type", "openai").count("--auth-type") == 1
     assert options("python", "codex") == ["python", "codex"]
     own = {"OPENCODE_CONFIG_CONTENT": '{"model": "m", "provider": {"other": {}}}'}
-    merged = json.loads(launch(["opencode"], "http://p", own).variables["OPENCODE_CONFIG_CONTENT"])
+    merged = json.loads(launch(["opencode"], "http://p", own)[1]["OPENCODE_CONFIG_CONTENT"])
     assert (merged["model"], sorted(merged["provider"])) == ("m", ["anthropic", "openai", "other"])
 
 
