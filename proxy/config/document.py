@@ -340,8 +340,8 @@ _ADVICE = (
     (re.compile(r"'\\t'"), "indent with spaces, not tabs"),
     (re.compile(r"character '(.)' that cannot start"), "put a value that begins with this character in quotes"),
     (re.compile(r"mapping values are not allowed"), "put text that holds ': ' in quotes, or correct the indentation"),
-    (re.compile(r"expected ',' or '[}\]]'"), "close the { or [ that opens above, or put a comma between its settings"),
     (re.compile(r"unexpected end of stream|stream end"), "close the quote or bracket that opens here"),
+    (re.compile(r"expected ',' or '[}\]]'"), "close the { or [ that opens above, or put a comma between its settings"),
     (re.compile(r"expected <block end>"), "correct the indentation: names of one level begin in one column"),
 )  # fmt: skip
 
