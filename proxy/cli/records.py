@@ -53,6 +53,8 @@ COLUMNS = {
     "errors": "errors",
     "received": "tokens\nreceived",
     "sent": "tokens\nsent",
+    "input": "input\nreported",
+    "output": "output\nreported",
     "cost": "cost",
     "summary_cost": "summary\ncost",
     "savings": "savings",

@@ -36,8 +36,14 @@ def print_table(table: Table, console: Console) -> None:
     if taken + max((widths[id(column)] for column in figures[-1]), default=0) > console.width:
         _print_blocks(table, console)
         return
+    parts = -(-sum(widths[id(column)] for column in figures[-1]) // (console.width - taken))
+    most = -(-len(figures[-1]) // max(1, parts))
     for column in figures.pop():
-        if not figures or taken + sum(widths[id(one)] for one in [*figures[-1], column]) > console.width:
+        if (
+            not figures
+            or len(figures[-1]) >= most
+            or taken + sum(widths[id(one)] for one in [*figures[-1], column]) > console.width
+        ):
             figures.append([])
         figures[-1].append(column)
     for place, part in enumerate(figures or [[]]):

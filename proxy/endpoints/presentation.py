@@ -103,7 +103,9 @@ def error_text(one: dict[str, Any]) -> str:
     """Return the error that a client got, with the names in the upstream's error; empty if there was none."""
     names = next((call["error"] for call in reversed(one["attempts"]) if call["error"]), None) or {}
     shown = [f"{name} {value}" for name, value in names.items() if value]
-    return "; ".join(filter(None, [one["error"] or "", f"upstream: {', '.join(shown)}" if shown else ""]))
+    limit, upstream = one["refused_by"], f"upstream: {', '.join(shown)}" if shown else ""
+    refused = f"the team's limit is {limit['size']}, and it used {limit['used']}" if limit and limit["used"] else ""
+    return "; ".join(filter(None, [one["error"], refused, upstream]))
 
 
 def _counted(count: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -88,7 +89,7 @@ class Recorder:
                 record.verdict = "refused"
             if sent.limit is not None:
                 name, size, used = sent.limit
-                record.refused_by = Refusal(name, size, round(time.time() + sent.retry_after), used)
+                record.refused_by = Refusal(name, size, math.ceil(time.time() + sent.retry_after), used)
         elif not sent.complete:
             record.error = CLIENT_LEFT
             record.status = 499

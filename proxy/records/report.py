@@ -90,7 +90,7 @@ def in_shadow(rows: Sequence[tuple[LedgerLabels, LedgerSums]]) -> list[str]:
 
 def money(row: Mapping[str, Any], name: str) -> str:
     """Return an amount of a report's row, or ``unknown`` if it's zero because prices are unknown."""
-    counted = row["summaries"] if name == "summary_cost" else row["unpriced"]
+    counted = {"summary_cost": row["summaries"], "shadow_savings": row["shadow"]}.get(name, row["unpriced"])
     return "unknown" if row["unpriced"] and counted and not float(row[name]) else str(row[name])
 
 
