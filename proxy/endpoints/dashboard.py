@@ -66,16 +66,16 @@ ROWS = 50
 
 FIELDS = (
     ("model", 12, ""),
-    ("key", 10, ""),
     ("status", 4, "4xx"),
-    ("error", 12, ""),
-    ("slow", 7, "5000 ms"),
     ("since", 8, "24h"),
     ("until", 8, "1h"),
+    ("key", 10, ""),
+    ("error", 12, ""),
+    ("slow", 7, "5000"),
     ("conversation", 16, ""),
     ("user", 10, ""),
 )
-"""The text fields of the filter: name, width in characters, and an example."""
+"""The text fields of the filter: name, width in characters, and an example. The first three are always visible."""
 
 FORM_BYTES = 10_000
 """Bytes of the form to sign in."""

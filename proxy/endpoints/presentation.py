@@ -63,7 +63,7 @@ def request_facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str,
         ("without the proxy, USD", None if cost is None else cost["as_received"]),
         *((f"{title}, ms", milliseconds(one["ms"][name])) for name, title in _PHASES.items() if one["ms"][name]),
     ]
-    return [(name, value) for name, value in shown if value]
+    return [(name, value) for name, value in shown if value and value != "–"]
 
 
 def conversation(found: Sequence[RequestRecord]) -> tuple[list[RequestRecord], str]:

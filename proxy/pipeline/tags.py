@@ -29,6 +29,9 @@ KIND = "record-tags"
 KEY_SECONDS = 400.0 * DAY
 """Lifetime of the key. Records live for days, so a new key divides few conversations."""
 
+STARTING_SECONDS = 2.0
+"""Seconds that a start waits for the key at most."""
+
 RETRY_SECONDS = 60.0
 """Seconds between two attempts to read the key."""
 
@@ -50,6 +53,10 @@ class Tags:
         self._reading: asyncio.Task[None] | None = None
         self._began = 0.0
 
+    async def prepare(self) -> None:
+        """Read the key before the first request."""
+        await self._soon(STARTING_SECONDS)
+
     async def describe(self, exchange: Exchange) -> None:
         """Add the tags to a request's record. Without a key or a stored identity, it gets none."""
         tenant, record, (user, session) = exchange.caller.tenant, exchange.record, exchange.body.sender
@@ -70,12 +77,12 @@ class Tags:
         key = self._key or await self._store.get("", KIND, "key")
         return None if key is None else _tag(key, "user", name)
 
-    async def _soon(self) -> bytes | None:
+    async def _soon(self, seconds: float = FIRST_READ_SECONDS) -> bytes | None:
         """Return the key. Requests wait for it only briefly, so that a failing store delays none."""
         now = time.monotonic()
         if self._reading is None or (self._reading.done() and now > self._began + RETRY_SECONDS):
             self._began, self._reading = now, asyncio.create_task(self._read())
-        if not self._reading.done() and (left := self._began + FIRST_READ_SECONDS - now) > 0:
+        if not self._reading.done() and (left := self._began + seconds - now) > 0:
             await asyncio.wait([self._reading], timeout=left)
         return self._key
 

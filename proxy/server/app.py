@@ -167,6 +167,7 @@ class Proxy:
         following = None if self.reload is None else asyncio.create_task(self.reload.run())
         await self.service.configuration.upstreams.prepare()
         self._maintenance.start()
+        await self.service.records.tags.prepare()
         yield
         self.service.draining = True
         if following is not None:

@@ -109,7 +109,7 @@ def test_readyz_reports_the_first_failure_and_the_next_success(tmp_path: Path, m
         lasting = ending.enter_context(contextlib.ExitStack())
         lasting.enter_context(down(file, monkeypatch))
         url = ending.enter_context(running(tmp_path))
-        assert get(url, "/readyz").text == "ready\n"
+        assert get(url, "/readyz").text == "ready; the store fails (write)\n", "the start has shown it"
         assert summary_of(url) == "made"
         assert until(lambda: get(url, "/readyz").text == "ready; the store fails (read, write)\n")
         assert get(url, "/readyz").status_code == 200

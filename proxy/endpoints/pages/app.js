@@ -30,7 +30,8 @@ function rowOf(one) {
   verdict.textContent = one.verdict;
   row.insertCell().append(verdict);
   cell(row, figure(one.tokens.before), "n");
-  cell(row, figure(one.tokens.forecast ?? one.tokens.sent), "n");
+  const would = one.tokens.forecast === null ? "" : `, would be ${figure(one.tokens.forecast)}`;
+  cell(row, figure(one.tokens.sent) + would, "n");
   cell(row, String(one.status), "n");
   cell(row, one.ms.total === null ? "–" : figures.format(Math.round(one.ms.total)), "n");
   return row;
