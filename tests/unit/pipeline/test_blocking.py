@@ -64,9 +64,9 @@ class Watched:
         self._note(text, pos, endpos)
         return self._pattern.findall(text, pos, endpos)
 
-    def sub(self, new: Any, text: Any) -> Any:
+    def sub(self, new: Any, text: Any, count: int = 0) -> Any:
         self._note(text, 0, sys.maxsize)
-        return self._pattern.sub(new, text)
+        return self._pattern.sub(new, text, count)
 
     def split(self, text: Any) -> list[Any]:
         self._note(text, 0, sys.maxsize)
