@@ -35,7 +35,10 @@ REFUSALS: dict[str, tuple[int, str]] = {
     "unauthorized": (401, "Incorrect API key provided."),
 }
 _QUESTION = re.compile(r"(?:Question|Answer) \d+:")
-_SPECIFIC = ("id", "time", "explanation", "attempts", "bytes", "ms", "tokens", "usage", "cost", "archive")
+_SPECIFIC = (
+    *("id", "time", "explanation", "attempts", "bytes", "ms", "tokens", "usage", "cost", "archive"),
+    "conversation",
+)
 
 
 class Upstream:
