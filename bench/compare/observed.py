@@ -17,10 +17,10 @@ WAIT_SECONDS = 20.0
 
 _AUTHORIZED = [("authorization", f"Bearer {ADMIN}")]
 
-_PER_RUN = frozenset({"id", "parent", "time", "ms", "trace"})
+_PER_RUN = frozenset({"id", "parent", "time", "ms", "trace", "conversation", "user"})
 """Fields of records that differ from run to run."""
 
-_IN_TEXT = re.compile(r" after \d+ ms|\b[0-9a-f]{24}\b")
+_IN_TEXT = re.compile(r" [\d,]+ ms\b|\b[0-9a-f]{24}\b")
 """Times and ids in an explanation."""
 
 _ORDINARY = ("accepted", "error")
