@@ -111,19 +111,20 @@ def test_nothing_secret_is_logged_or_answered(debugged: tuple[Program, RawUpstre
 
 def test_a_crash_shows_nothing() -> None:
     """A fault of the proxy's own, anywhere on the way: the log has its place and none of its values."""
-    program = f"""
+    program = """
+import sys
 import structlog
 from proxy.telemetry.logs import configure
 configure()
-def broken(prompt, key="{CALLER}"):
+def broken(prompt, key):
     words = prompt * 2
     raise RuntimeError("something broke")
 try:
-    broken("{PROMPT}")
+    broken(*sys.argv[1:])
 except RuntimeError as error:
     structlog.get_logger("x").exception("request.crashed", error=type(error).__name__)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program, PROMPT, CALLER], capture_output=True, check=True, text=True)
     shown = done.stderr + done.stdout
     assert "something broke" in shown
     assert "request.crashed" in shown
