@@ -108,7 +108,7 @@ class _Choice:
             mention = self._found[name]
             is_file = mention.kind in FILES
             file = name if is_file else mention.file
-            if self._is_shown(name) and (is_file or not self._is_shown_bare(file)):
+            if self._is_shown(name) and (is_file or not self._repeats_names_of(file)):
                 continue
             text = _split(name)[1] if is_file else name
             cost = self._file_tokens(file) + (0 if is_file else self._count(f" {text}"))
@@ -121,8 +121,8 @@ class _Choice:
             self._listed = f"{self._listed} {text}"
             self.names.append(name)
 
-    def _is_shown_bare(self, file: str) -> bool:
-        """Return whether a name of a listed file is listed again, because the prompt doesn't show the file."""
+    def _repeats_names_of(self, file: str) -> bool:
+        """Return whether to list the names of a file that the prompt shows elsewhere, without the file."""
         return self._repeats and file in self._files
 
     def _file_tokens(self, file: str) -> int:

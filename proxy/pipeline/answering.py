@@ -88,16 +88,16 @@ class Answering:
         return await self.through(transport, exchange)
 
     async def through(self, transport: Transport, exchange: Exchange) -> Reply:
-        await self.runtime.records.tags.describe(exchange)
         run = _Run(self, exchange)
-        if exchange.counter is None:
-            return await self._unmeasured(transport, run)
         try:
-            attempt = await self._first(run)
+            await self.runtime.records.tags.describe(exchange)
+            attempt = None if exchange.counter is None else await self._first(run)
         except Exception as error:
             if isinstance(error, ProxyError) and not isinstance(error, ConfigurationError):
                 raise
             self.failed(exchange, error)
+            attempt = None
+        if attempt is None:
             return await self._unmeasured(transport, run)
         await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
         request = outgoing(exchange, attempt)

@@ -191,7 +191,9 @@ def test_a_fault_of_ours_shows_nothing(
         assert ask(url, CHAT, chat()).status == 200
 
 
-@pytest.mark.parametrize("part", ["surely_small", "compact"])
+@pytest.mark.parametrize(
+    "part", ["compactor.Compactor.surely_small", "compactor.Compactor.compact", "tags.Tags.describe"]
+)
 def test_a_fault_in_compaction_costs_no_request(
     start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
@@ -201,7 +203,7 @@ def test_a_fault_in_compaction_costs_no_request(
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url)
         monkeypatch.setattr("proxy.pipeline.compactor.Compactor.surely_small", lambda *_: False)
-        monkeypatch.setattr(f"proxy.pipeline.compactor.Compactor.{part}", broken)
+        monkeypatch.setattr(f"proxy.pipeline.{part}", broken)
         got = ask(url, CHAT, chat())
         assert (got.status, got.header("x-compaction"), upstream.last.body) == (200, "failed", chat())
 
