@@ -269,7 +269,8 @@ class WriteBehind(Generic[V]):
                 await self._gather()
                 self._gauge.set(len(self._waiting))
                 async with self._turn:
-                    await self._write(self._batch())
+                    if batch := self._batch():  # unless all were forgotten meanwhile
+                        await self._write(batch)
                 self._attempted.set()
                 self._attempted.clear()
                 if not self._pause or not self._waiting:

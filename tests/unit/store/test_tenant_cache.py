@@ -336,3 +336,14 @@ def test_a_caller_can_wait_until_a_value_is_written_but_not_for_a_store_that_fai
         assert await cache.writes.written(("t", "last"))
 
     run(test)
+
+
+def test_nothing_is_written_if_all_was_forgotten_before_the_write() -> None:
+    async def test(cache: Cache, shelf: Shelf) -> None:
+        cache.add("k")
+        await asyncio.sleep(0)  # the write waits for more values
+        assert cache.forget(lambda tenant: True) == {"t"}
+        await asyncio.sleep(2 * tenant_cache.GATHER_SECONDS)
+        assert shelf.writes == []
+
+    run(test)
