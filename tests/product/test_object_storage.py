@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,8 @@ def test_a_forgotten_tenant_leaves_no_trace_although_replicas_write(
         server.calls.clear()
         done = command(tmp_path, "forget", "--key-sha256", CALLER_SHA)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
-        assert ("encrypted: 4 entries removed" if encrypted else "summary: 1 entry removed") in done.stdout, (
-            "a replica may remove the archive's entries before the command"
-        )
+        # A replica may remove the archive's entries before the command does, and encrypted ones have one kind.
+        assert re.search(r"encrypted: [1-4] entr" if encrypted else "summary: 1 entry removed", done.stdout)
         # The replicas notice in their next rounds. The one with a write in progress waits for its end.
         pending = proxies[1].service.stores.archive
         assert until(lambda: CALLER_SHA not in str(pending.writes._waiting.keys()))

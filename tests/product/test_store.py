@@ -230,9 +230,10 @@ def test_a_slow_store_holds_nobody_up_for_long_and_is_left_alone(tmp_path: Path)
         assert made == ["made"] * 6
         assert took < 15
         ready = get(url, "/readyz")
-        assert (ready.status_code, ready.text) == (200, "ready; the store fails (read, write)\n")
+        assert ready.status_code == 200
+        assert ready.text.startswith("ready; the store fails (read")
+        assert until(lambda: metric(url, "compaction_store_breaker") >= 1)
         assert metric(url, "compaction_store_failures") >= 3
-        assert metric(url, "compaction_store_breaker") >= 1
         assert summary_of(url, "sk-1") == "stored"  # in memory
 
 
