@@ -6,7 +6,7 @@ Anthropic's API they have its shape: ``{"type": "error", "error": {"type", "mess
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -53,6 +53,8 @@ class ProxyError(Exception):
     code = "proxy_error"
     retry_after: int | None = None
     limit: Limit | None = None
+    final: ClassVar[bool] = False
+    """Whether clients mustn't retry for hours."""
 
     def __init_subclass__(
         cls,
@@ -73,6 +75,16 @@ class ProxyError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    @property
+    def retry_headers(self) -> list[tuple[str, str]]:
+        """Return the headers that say whether and when to retry. The SDKs of OpenAI and Anthropic read the first.
+
+        Some clients wait as long as ``retry-after`` says, even for days, so a final error has none.
+        """
+        if self.final:
+            return [("x-should-retry", "false")]
+        return [] if self.retry_after is None else [("retry-after", str(self.retry_after))]
 
     def body(self, shape: ErrorShape = "openai") -> bytes:
         """Return the error as JSON in the shape that the client expects."""
@@ -159,8 +171,16 @@ class TooManyRequests(RequestError, status=429, type="requests", code="rate_limi
         self.limit = limit
 
 
-class SpendingExceeded(TooManyRequests, status=429, type="insufficient_quota", code="budget_exceeded"):
-    """The team has used up its budget, or requests in progress have reserved the rest. Wait for `retry-after`."""
+class SpendingExceeded(TooManyRequests, status=402, type="insufficient_quota", code="budget_exceeded"):
+    """The team has used up its budget. The message says when it starts again. Ask the operator for a higher one."""
+
+    final = True
+
+
+class BudgetReserved(SpendingExceeded, status=429, code="budget_reserved"):
+    """Requests in progress have reserved the rest of the team's budget. Wait for `retry-after`."""
+
+    final = False
 
 
 class NotInstalled(ProxyError, status=501, code="not_installed"):

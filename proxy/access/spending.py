@@ -11,16 +11,19 @@ import time
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 
+import msgspec
+
 from proxy.access.authenticator import Caller
 from proxy.config.settings import Settings
 from proxy.config.teams import SpendSettings
 from proxy.constants import DAY, PICO
-from proxy.errors import Limit, SpendingExceeded
+from proxy.errors import BudgetReserved, Limit, SpendingExceeded
 from proxy.store import Store
 from proxy.store.accounts import NOTHING, Account, Amount, TeamAccounts
 from proxy.store.forgetting import SPENDING
 from proxy.telemetry.metrics import SPENDING_REMAINING, refused
 from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record_json import iso_time
 
 KIND = SPENDING
 
@@ -34,6 +37,21 @@ _GRACE = 92.0 * DAY
 
 A full store removes the entries that expire first, and these must not be among them.
 """
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What a team has spent of its budget. ``used`` and ``left`` are ``None`` if the store can't be read."""
+
+    team: str
+    limit: str
+    used: str | None
+    left: str | None
+    again: str
+
+    @property
+    def text(self) -> str:
+        used = "an unknown amount" if self.used is None else f"{self.used} used, {self.left} left"
+        return f"{self.limit}: {used}; it begins again at {self.again[:16].replace('T', ' ')} UTC"
 
 
 class Spending(TeamAccounts):
@@ -79,6 +97,21 @@ class Spending(TeamAccounts):
         left = max(0, _left(limit, self._account(caller.team, limit).spent))
         return f"{left} tokens" if limit.usd is None else f"{left / PICO:.4f} USD"
 
+    async def budgets(self, tenants: tuple[str, ...] | None = None) -> list[Budget]:
+        """Return the budgets of the teams that are among the tenants, by name."""
+        found = []
+        for team, settings in sorted(self._settings().teams.items()):
+            limit = None if settings.limits is None else settings.limits.spend
+            if limit is None or (tenants is not None and f"team:{team}" not in tenants):
+                continue
+            account = self._account(team, limit)
+            await account.read(again=True)
+            used = left = None
+            if account.known:
+                used, left = (_amount(limit, one) for one in (account.spent, _rest(limit, account.spent)))
+            found.append(Budget(team, described(limit), used, left, iso_time(self._period(limit)[1] * DAY)))
+        return found
+
     def add(self, record: RequestRecord) -> None:
         """Count a finished request or summary call, unless it is already settled. A sink of the recorder."""
         if record.id in self._settled:
@@ -121,7 +154,7 @@ class Spending(TeamAccounts):
         refused("budget").inc()
         used = _amount(limit, account.spent)
         if _below(limit, account.spent):
-            return SpendingExceeded(
+            return BudgetReserved(
                 f"Requests in progress have reserved the rest of your team's budget of {described(limit)}. "
                 f"Try again in {AGAIN_SECONDS} s, or send fewer requests at once.",
                 retry_after=AGAIN_SECONDS,
@@ -159,6 +192,11 @@ def described(limit: SpendSettings) -> str:
 def _amount(limit: SpendSettings, amount: Amount) -> str:
     """Return an amount in the unit of a limit."""
     return f"{amount.tokens:,} tokens" if limit.usd is None else f"{amount.money / PICO:,.4f} USD"
+
+
+def _rest(limit: SpendSettings, spent: Amount) -> Amount:
+    left = max(0, _left(limit, spent))
+    return Amount(tokens=left, money=left)
 
 
 def _left(limit: SpendSettings, amount: Amount) -> int:

@@ -128,6 +128,10 @@ def _about(loaded: Loaded, team: str | None, model: str | None, policy: Policy, 
         chain.append(own.extends)
     table.add_row("policy", " extends ".join(chain))
     if team is not None:
+        from proxy.cli.store import stored_budgets  # a check without a team needs no store
+
+        for budget in stored_budgets(loaded.settings, team):
+            table.add_row("budget", budget.text)
         for forbidden in forbidden_summary_models(loaded.settings, team, policy):
             table.add_row("summaries", f"not from {forbidden}: the team may not use it")
     if model is None:

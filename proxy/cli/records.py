@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from proxy.cli.models import short
-from proxy.cli.store import require_file
+from proxy.cli.store import require_file, stored_budgets
 from proxy.cli.tables import print_table, table_console
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
@@ -25,7 +26,7 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.apis import DIALECTS, recognized
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request
-from proxy.endpoints.queries import labels, time_in
+from proxy.endpoints.queries import labels, period
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import BadBody, ConfigurationError, RequestError
 from proxy.limits.learned import LearnedLimit
@@ -37,7 +38,8 @@ from proxy.pipeline.replay import facts, replay
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.tags import Tags
 from proxy.records import open_records, records_file
-from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
+from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
+from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery, RecordStore
 from proxy.records.report import BY, csv_text, day_of, in_shadow, money
 from proxy.records.report import report as summed
 from proxy.store import StoreFailed, open_store, store_file
@@ -45,6 +47,8 @@ from proxy.telemetry.record_json import team_of
 from proxy.upstream.limit_discovery import reports_limits
 
 T = TypeVar("T")
+
+Rows = list[tuple[LedgerLabels, LedgerSums]]
 
 COLUMNS = {
     "requests": "requests",
@@ -101,20 +105,30 @@ def report(
     """Print the sums of the ledger. Raises ``ConfigurationError``."""
     now = time.time()
     try:
-        first, names = day_of(time_in("--since", since, now)), labels("--by", by, BY)
-        last = day_of(now if until is None else time_in("--until", until, now))
+        begin, end = period(since, until, now, "--since", "--until")
+        first, last, names = day_of(begin), day_of(end), labels("--by", by, BY)
     except RequestError as error:
         raise ConfigurationError(error.message) from error
-    rows = of_team(read_records(config, lambda records, tags: records.ledger(first, last)), team)
+
+    async def read(records: RecordStore, tags: Tags) -> tuple[Rows, dict[str, Any]]:
+        return await records.ledger(first, last), await latency(records, begin, end, None, team)
+
+    read_rows, times = read_records(config, read)
+    rows = of_team(read_rows, team)
     if team is not None and not rows:
         _check_team(config, team, last)
-    found = summed(rows, names, first, last)
+    budgets = stored_budgets(load(config, os.environ), team)
+    found = {**summed(rows, names, first, last), "latency": times, "budgets": budgets}
     if form == "json":
-        click.echo(json.dumps(found, indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     elif form == "csv":
         click.echo(csv_text(found), nl=False)
     else:
         _print(found, in_shadow(rows))
+        console = table_console()
+        _print_latency(times, console)
+        for budget in budgets:
+            console.print(f"Budget of {budget.team}: {budget.text}.", markup=False, highlight=False)
 
 
 def _check_team(config: Path | None, team: str, last: int) -> None:
@@ -147,6 +161,24 @@ def _print(found: dict[str, Any], shadow: list[str]) -> None:
         console.print(f"With enforce, they would save {saved} more (estimated).", highlight=False)
     if found["total"]["unpriced"]:
         console.print(f"{found['total']['unpriced']} requests or summaries have no known price.", highlight=False)
+
+
+def _print_latency(found: Mapping[str, Any], console: Console) -> None:
+    """Print the figures of each team and part: the whole period, then its slices."""
+    if not found["rows"]:
+        return
+    since, until = (found[end][:16].replace("T", " ") for end in ("since", "until"))
+    table = Table(title=f"Seconds from {since} to {until} (UTC): median, then 95th percentile", title_justify="left")
+    for name in ("team", "part"):
+        table.add_column(name)
+    for title in ("requests", "whole", *(one.replace(" ", "\n") for one in slice_titles(found))):
+        table.add_column(title, justify="right")
+    for row in found["rows"]:
+        times = (f"{seconds(one['p50'])}\n{seconds(one['p95'])}" for one in (row, *row["slices"]))
+        table.add_row(row["team"] or "-", PART_TITLES[row["part"]], f"{row['requests']:,}", *times)
+    print_table(table, console)
+    if found["sampled"]:
+        console.print("Some columns count only their newest 1,000 requests. --team and a shorter period count more.")
 
 
 def _shown(row: Mapping[str, Any], name: str) -> str:

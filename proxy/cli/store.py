@@ -22,6 +22,7 @@ from typing import Any
 
 import click
 import msgspec
+from msgspec import structs
 
 from proxy.access import spending
 from proxy.config import Settings, load
@@ -81,6 +82,22 @@ def migrated(source: str, config: Path | None) -> int:
     if location(url) == location(target.store.url) and target.archive.url == former:
         raise ConfigurationError("--from: this is the store of the configuration. Fix: pass the new one with --config")
     return asyncio.run(_migrate(url, keys, archive if former != target.archive.url else None, target))
+
+
+def stored_budgets(settings: Settings, team: str | None = None) -> list[spending.Budget]:
+    """Return the budgets of a team, or of all. Their amounts are ``None`` if the store is in a server's memory."""
+    path = store_file(settings.store.url)
+
+    async def read() -> list[spending.Budget]:
+        if path is not None and not path.exists():
+            return await spending.Spending(None, lambda: settings).budgets(tenants)
+        async with contextlib.aclosing(open_store(settings.store.url, settings.store.encryption.keys)) as store:
+            return await spending.Spending(store, lambda: settings).budgets(tenants)
+
+    tenants = None if team is None else (f"team:{team}",)
+    found = asyncio.run(read())
+    unknown = settings.store.kind == "memory"
+    return [structs.replace(budget, used=None, left=None) for budget in found] if unknown else found
 
 
 def require_file(path: Path | None, where: str, fix: str = "pass the server's configuration with --config") -> None:

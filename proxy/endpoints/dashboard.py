@@ -41,6 +41,7 @@ from proxy.http.headers import cookies, credential
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_changes
 from proxy.pipeline.runtime import Runtime
+from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.records.report import day_of, money
 from proxy.store import StoreFailed
@@ -120,7 +121,7 @@ class Dashboard:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        pages.filters.update(figure=figure, ms=milliseconds, money=money)
+        pages.filters.update(figure=figure, ms=milliseconds, money=money, seconds=seconds, part=PART_TITLES.get)
         return pages
 
     @property
@@ -289,10 +290,12 @@ class Dashboard:
         except RequestError as error:
             problem = error.message
         first, last = day_of(since), day_of(now)
-        rows = await self._service.records.store.ledger(first, last, viewer.tenants)
+        records = self._service.records.store
+        rows = await records.ledger(first, last, viewer.tenants)
+        times = await latency(records, since, now, viewer.tenants, None)
 
         def rendered() -> Response:
-            values = savings(rows, first, last)
+            values = {**savings(rows, first, last), "times": times, "slices": slice_titles(times)}
             status = 400 if problem else 200
             place = {"here": SCREENS[1][0], "note": NOTE, "given": given, "problem": problem}
             return self._render("savings.html", viewer, status, **place, **values)
@@ -325,7 +328,8 @@ class Dashboard:
             ("started", found["started"]),
             ("store", f"{found['store']['kind']}; failing: {', '.join(found['store']['failing']) or 'nothing'}"),
         ]
-        return self._render("policies.html", viewer, here=SCREENS[2][0], policies=policies, limits=limits, state=state)
+        shown = {"policies": policies, "budgets": found["budgets"], "limits": limits, "state": state}
+        return self._render("policies.html", viewer, here=SCREENS[2][0], **shown)
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]

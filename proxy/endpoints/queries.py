@@ -16,6 +16,7 @@ import structlog
 from starlette.types import Scope
 
 from proxy.access.admin import Admin
+from proxy.constants import DAY
 from proxy.dialects.apis import DIALECTS
 from proxy.errors import ContentNotAllowed, RequestError
 from proxy.http.headers import credential
@@ -127,6 +128,16 @@ def time_in(name: str, text: str, now: float) -> float:
         return min(max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()), _LATEST)
     except (ValueError, OverflowError):
         raise wrong(name, TIME_FIX, text) from None
+
+
+def period(since: str, until: str | None, now: float, *names: str) -> tuple[float, float]:
+    """Return the start and the end of a report. A last day counts to its end. Raises ``RequestError``.
+
+    ``names`` are those of the two parameters.
+    """
+    first = time_in(names[0], since, now)
+    last = now if until is None else time_in(names[1], until, now)
+    return first, min(now, last + DAY - 1 if last % DAY == 0 else last)
 
 
 def choice(name: str, text: str, choices: Collection[str]) -> str:

@@ -28,8 +28,8 @@ from proxy.endpoints.queries import (
     count,
     labels,
     parameters,
+    period,
     selected,
-    time_in,
     viewing,
 )
 from proxy.endpoints.status import status
@@ -39,6 +39,7 @@ from proxy.http.request_body import answer_error
 from proxy.pipeline.changes import Changed, Unchanged, read_changes
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.runtime import Runtime
+from proxy.records.latency import latency
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
 from proxy.records.report import BY, csv_text, day_of, report
 from proxy.store import StoreFailed
@@ -141,17 +142,21 @@ class RecordEndpoints:
 
     async def _report(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         now = time.time()
-        since = day_of(time_in("since", given.get("since", DEFAULT_SINCE), now))
-        until = day_of(time_in("until", given["until"], now) if "until" in given else now)
+        begin, end = period(given.get("since", DEFAULT_SINCE), given.get("until"), now, "since", "until")
+        since, until = day_of(begin), day_of(end)
         by = labels("by", given.get("by", DEFAULT_BY), BY)
         as_csv = choice("format", given.get("format", "json"), FORMATS) == "csv"
-        rows = await self._service.records.store.ledger(since, until, viewer.tenants)
+        records, team = self._service.records.store, given.get("team")
+        rows = await records.ledger(since, until, viewer.tenants)
+        times = None if as_csv else await latency(records, begin, end, viewer.tenants, team)
+
+        budgets = await self._service.money.spending.budgets(viewer.tenants)
 
         def answer() -> Response:
-            found = report(of_team(rows, given.get("team")), by, since, until)
+            found = report(of_team(rows, team), by, since, until)
             if as_csv:
                 return Response(csv_text(found), headers=HEADERS, media_type="text/csv; charset=utf-8")
-            return _json(found)
+            return _json({**found, "latency": times, "budgets": [one for one in budgets if team in (None, one.team)]})
 
         return await asyncio.to_thread(answer)
 
@@ -184,8 +189,7 @@ def _json(body: dict[str, Any]) -> Response:
 
 
 def _error(error: ProxyError) -> Response:
-    retry = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    return Response(error.body(), error.status, HEADERS | retry, media_type="application/json")
+    return Response(error.body(), error.status, HEADERS | dict(error.retry_headers), media_type="application/json")
 
 
 Change = Changed | Unchanged

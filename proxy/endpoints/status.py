@@ -46,6 +46,7 @@ async def status(service: Runtime, viewer: Viewer) -> dict[str, Any]:
             "failing": service.failing_stores,
         },
         "learned_limits": await _learned(service, viewer),
+        "budgets": await service.money.spending.budgets(viewer.tenants),
     }
 
 

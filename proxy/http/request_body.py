@@ -308,9 +308,7 @@ async def answer_error(
     """Answer with an error of the proxy. With ``receive``, read and discard the rest of a body that is too large."""
     note_error(send, error)
     body = error.body(shape)
-    headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
-    if error.retry_after is not None:
-        headers.append(("retry-after", str(error.retry_after)))
+    headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra, *error.retry_headers]
     unread = isinstance(error, BodyTooLarge) and receive is not None
     if unread:
         headers.append(("connection", "close"))

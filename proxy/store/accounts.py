@@ -180,6 +180,11 @@ class Account:
         self._fails_until = 0.0
 
     @property
+    def known(self) -> bool:
+        """Return whether this process has read the entry."""
+        return self._read
+
+    @property
     def spent(self) -> Amount:
         """Return what all processes have spent, as far as this one has read."""
         return Amount(self._entry.tokens, self._entry.money).plus(self._unwritten)

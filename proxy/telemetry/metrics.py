@@ -53,11 +53,13 @@ def _gauge(
     return Gauge(name, text, list(labels), registry=REGISTRY, multiprocess_mode=workers)
 
 
-def _histogram(name: str, text: str, label: str, values: str, buckets: Sequence[float], *, note: str = "") -> Histogram:
-    """Define a histogram. It has one label, because each of its series has a dozen buckets."""
+def _histogram(
+    name: str, text: str, labels: Mapping[str, str], buckets: Sequence[float], *, note: str = ""
+) -> Histogram:
+    """Define a histogram. Each of its series has a dozen buckets, so it has few labels."""
     meaning = f"Histogram: {text[0].lower()}{text[1:]} {note}".strip()
-    DEFINITIONS.append(Definition(name, {label: values}, meaning))
-    return Histogram(name, text, [label], buckets=buckets, registry=REGISTRY)
+    DEFINITIONS.append(Definition(name, labels, meaning))
+    return Histogram(name, text, list(labels), buckets=buckets, registry=REGISTRY)
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5, 30)
@@ -106,31 +108,32 @@ ERRORS = _counter(
 )
 OVERHEAD = _histogram(
     "compaction_overhead_seconds",
-    "Time until the response's first byte, without the body's arrival and the upstream.",
-    "api",
-    _API,
+    "Time until the response's first byte, without the body's arrival, summaries, and the upstream.",
+    {"team": _NAME, "api": _API},
     _SECONDS,
-    note="It includes summaries.",
+)
+SUMMARY_WAIT = _histogram(
+    "compaction_summaries_wait_seconds", "Time that requests waited for summaries.", {"team": _NAME}, _LONG_SECONDS
 )
 UPSTREAM = _histogram(
     "compaction_upstream_seconds",
     "Time until an upstream's response started, by attempt.",
-    "upstream",
-    _NAME,
+    {"team": _NAME, "upstream": _NAME},
     _LONG_SECONDS,
 )
 SUMMARY = _histogram(
-    "compaction_summaries_seconds", "Time of calls to summary models.", "upstream", _NAME, _LONG_SECONDS
+    "compaction_summaries_seconds", "Time of calls to summary models.", {"upstream": _NAME}, _LONG_SECONDS
 )
 SIZE_BEFORE = _histogram(
-    "compaction_request_before_tokens", "Input tokens of a request as received.", "policy", _NAME, _TOKENS
+    "compaction_request_before_tokens", "Input tokens of a request as received.", {"policy": _NAME}, _TOKENS
 )
-SIZE_SENT = _histogram("compaction_request_sent_tokens", "Input tokens of a request as sent.", "policy", _NAME, _TOKENS)
+SIZE_SENT = _histogram(
+    "compaction_request_sent_tokens", "Input tokens of a request as sent.", {"policy": _NAME}, _TOKENS
+)
 NAMES_KEPT = _histogram(
     "compaction_names_kept_ratio",
     "Share of the likeliest names in the removed messages that the prompt still has.",
-    "policy",
-    _NAME,
+    {"policy": _NAME},
     _SHARES,
     note="Each compacted request counts, with the share at its last checkpoint.",
 )
@@ -260,24 +263,24 @@ def _add_request(record: RequestRecord) -> None:
         _add_tokens(record, record.before)
     if (share := record.share_kept) is not None:
         _observations(NAMES_KEPT, record.policy or NONE).observe(share)
-    calls = record.calls
-    if calls:
-        upstream, waited = record.upstream or NONE, 0.0
-        times = _observations(UPSTREAM, upstream)
-        for call in calls:
-            waited += call.ms
-            if call.status is not None:
-                times.observe(call.ms / 1000)
-        if len(calls) > 1 or calls[0].result == OVERFLOW:
-            _add_retries([call.result for call in calls if call.result != CONTINUED], upstream)
-        phases = record.phases
-        if "first_byte" in phases:
-            spent = phases["first_byte"] - phases.get("body", 0.0) - waited
-            # A heartbeat begins a stream before the upstream's response, so the difference means nothing.
-            if spent >= 0:
-                _observations(OVERHEAD, record.api).observe(spent / 1000)
+    if record.calls:
+        _add_times(record)
     if record.error is not None:
         _count(ERRORS, record.error, record.upstream or NONE).inc()
+
+
+def _add_times(record: RequestRecord) -> None:
+    calls, upstream, team = record.calls, record.upstream or NONE, record.team or NONE
+    times = _observations(UPSTREAM, team, upstream)
+    for call in calls:
+        if call.status is not None:
+            times.observe(call.ms / 1000)
+    if len(calls) > 1 or calls[0].result == OVERFLOW:
+        _add_retries([call.result for call in calls if call.result != CONTINUED], upstream)
+    if (spent := record.own_time) is not None:
+        _observations(OVERHEAD, team, record.api).observe(spent / 1000)
+    if (waited := record.phases.get("summary")) is not None:
+        _observations(SUMMARY_WAIT, team).observe(waited / 1000)
 
 
 def _add_retries(results: list[str], upstream: str) -> None:

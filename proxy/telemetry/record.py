@@ -228,6 +228,19 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
         self.phases[phase] = round(self.phases.get(phase, 0.0) + milliseconds, 3)
 
     @property
+    def own_time(self) -> float | None:
+        """Return the proxy's milliseconds until the first byte, without the body, summaries, and the upstream.
+
+        ``None`` if they aren't known: a heartbeat begins a stream before the upstream's response.
+        """
+        phases = self.phases
+        if not self.calls or "first_byte" not in phases:
+            return None
+        others = phases.get("body", 0.0) + phases.get("summary", 0.0) + sum(call.ms for call in self.calls)
+        spent = phases["first_byte"] - others
+        return round(spent, 3) if spent >= 0 else None
+
+    @property
     def retries(self) -> int:
         """Return the number of attempts after the first."""
         return max(0, sum(call.result != CONTINUED for call in self.calls) - 1)

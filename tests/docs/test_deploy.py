@@ -75,7 +75,8 @@ def expressions() -> Iterator[str]:
 
 def labels_of(metric: str) -> set[str]:
     base = re.sub(r"_(bucket|sum|count)$", "", metric)
-    return set(metrics()[metric if metric in metrics() else base])
+    own = {"le"} if metric.endswith("_bucket") else set()
+    return own | set(metrics()[metric if metric in metrics() else base])
 
 
 def test_each_metric_and_label_of_the_dashboard_and_the_alerts_exists() -> None:

@@ -107,7 +107,7 @@ def test_a_backup_while_requests_run_restores_every_record_and_summary(
                 assert ask(entrance, number).headers["x-compaction-summary"] == "stored"
         assert len(upstream.summaries) == made
         with proxied(settings(behind, place, tokens=1), new) as entrance:
-            assert ask(entrance, 0).status_code == 429, "the budget carries over"
+            assert ask(entrance, 0).status_code == 402, "the budget carries over"
 
 
 def summarized(body: dict[str, Any]) -> Reply:
@@ -167,9 +167,9 @@ def test_forgetting_leaves_the_budget_and_refuses_an_unknown_team(tmp_path: Path
         done = forget("--team", "one")
         assert done.stdout == tried.stdout.replace("would be removed", "removed")
         with proxied(settings(behind, place, tokens=1), tmp_path) as url:
-            assert ask(url, 0).status_code == 429, "the budget stays used"
+            assert ask(url, 0).status_code == 402, "the budget stays used"
         changed = settings(behind, place, tokens=1)
         changed["teams"]["one"]["keys"] = [{"hash": key_hash("sk-team"), "expires": "2026-01-01"}, key_hash("sk-new")]
         with proxied(changed, tmp_path) as url:
             assert ask(url, 0).status_code == 401
-            assert ask(url, 0, "sk-new").status_code == 429, "the budget belongs to the name"
+            assert ask(url, 0, "sk-new").status_code == 402, "the budget belongs to the name"

@@ -108,7 +108,7 @@ def test_each_filter_selects_the_same_requests_by_every_way(tmp_path: Path, stor
         with pytest.raises(openai.BadRequestError):
             red.chat.completions.create(model="gpt-new", messages=TURNS)
         blue.chat.completions.create(model="gpt-5", messages=TURNS[:1])
-        with pytest.raises(openai.RateLimitError):
+        with pytest.raises(openai.APIStatusError, match="402"):
             blue.chat.completions.create(model="gpt-5", messages=TURNS[:1])
         claude = here.ends.enter_context(anthropic.Anthropic(base_url=here.url, api_key="sk-red", max_retries=0))
         claude.messages.create(model="m", max_tokens=9, messages=TURNS[:1], metadata={"user_id": "bob"})  # type: ignore[typeddict-item]
@@ -125,7 +125,7 @@ def test_each_filter_selects_the_same_requests_by_every_way(tmp_path: Path, stor
         slow = [one for one in here.listed() if one["ms"]["total"] >= 5]
         for filters, wanted in (
             ({"status": "4xx"}, [refused, bad]),
-            ({"status": "429"}, [refused]),
+            ({"status": "402"}, [refused]),
             ({"error": "bad_tools"}, [bad]),
             ({"error": "budget_exceeded", "team": "blue"}, [refused]),
             ({"team": "blue"}, [refused, paid]),
@@ -198,7 +198,7 @@ def test_a_refused_request_names_the_budget_what_was_spent_and_when_it_begins_ag
     with door(tmp_path, StandIn().app, "") as here:
         blue = here.client("sk-blue")
         spent = blue.chat.completions.create(model="gpt-5", messages=TURNS).usage
-        with pytest.raises(openai.RateLimitError):
+        with pytest.raises(openai.APIStatusError, match="402"):
             blue.chat.completions.create(model="gpt-5", messages=TURNS)
         until(lambda: len(here.listed()) == 2)
         refused = here.listed()[0]

@@ -96,7 +96,7 @@ def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: Red
         assert b"SUMMARY" not in redis.raw()
         with proxied(moved, new) as url:
             spent = ask(url)
-            assert spent.status_code == 429, "the budget carries over"
+            assert spent.status_code == 402, "the budget carries over"
             assert get(url, f"/compaction/requests/{id}")["id"] == id
             assert get(url, "/compaction/report")["total"]["output"] == 2 * before["output"] > 0
         with proxied({**moved, **settings(behind)}, new) as url:

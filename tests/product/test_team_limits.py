@@ -12,7 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
+import httpx2
 import openai
 import pytest
 
@@ -20,6 +22,7 @@ from proxy.access import quotas
 from proxy.telemetry.metrics import SUMMARIES, refused
 from tests.kit.client import JSON
 from tests.kit.client import ask as http
+from tests.kit.program import call
 from tests.kit.scripted import behind, chat, client, key_hash
 from tests.kit.upstream import WORDS_PER_CHUNK, Reply, StandIn
 from tests.kit.waiting import until
@@ -219,12 +222,46 @@ def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) ->
     with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams) as url:
         with client(url, SEARCH) as caller:
             assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "30 tokens"
-            with pytest.raises(openai.RateLimitError) as caught:
+            with pytest.raises(openai.APIStatusError) as caught:
                 list(iter(lambda: ask(caller, SHORT)["x-compaction-budget-remaining"], "0 tokens"))
         assert (caught.value.code, caught.value.type) == ("budget_exceeded", "insufficient_quota")
-        assert int(caught.value.response.headers["retry-after"]) > 0
         with client(url, OTHER) as caller:
             assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "1000.0000 USD"
+
+
+def test_official_clients_send_one_request_to_a_budget_that_is_used_up(tmp_path: Path) -> None:
+    teams = {"search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"tokens": 1, "per": "month"}}}}
+    counted = refused("budget")._value.get
+    with (
+        behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams) as url,
+        httpx.Client(trust_env=False) as direct,
+        httpx2.Client(trust_env=False) as other,
+        openai.OpenAI(base_url=f"{url}/v1", api_key=SEARCH, max_retries=5, http_client=direct) as chat_client,
+        anthropic.Anthropic(base_url=url, api_key=SEARCH, max_retries=5, http_client=other) as claude,
+    ):
+        ask(chat_client, SHORT)
+        headers = [JSON, ("authorization", f"Bearer {SEARCH}")]
+        assert until(lambda: http(url, body=BODY, headers=headers).status == 402)
+        before, errors = counted(), []
+        for send in (
+            lambda: chat_client.chat.completions.create(model="m", messages=SHORT),
+            lambda: chat_client.chat.completions.create(model="m", messages=SHORT, stream=True),
+            lambda: chat_client.responses.create(model="m", input="Hello"),
+            lambda: chat_client.embeddings.create(model="m", input="Hello"),
+            lambda: claude.messages.create(model="m", max_tokens=9, messages=SHORT),
+        ):
+            with pytest.raises((openai.APIStatusError, anthropic.APIStatusError)) as caught:
+                send()
+            errors.append(caught.value)
+        assert counted() - before == len(errors) == 5
+    assert {error.status_code for error in errors} == {402}
+    for error in errors:
+        headers = error.response.headers
+        assert headers["x-should-retry"] == "false"
+        assert "retry-after" not in headers, "some clients would wait until the next month"
+        assert "used up its budget of 1 tokens per month" in error.message
+    assert {(error.code, error.type) for error in errors[:-1]} == {("budget_exceeded", "insufficient_quota")}
+    assert errors[-1].body["error"]["type"] == "billing_error"
 
 
 PAID = [
@@ -271,12 +308,56 @@ def test_only_plain_paths_are_free_once_a_budget_is_used_up(tmp_path: Path) -> N
     headers = [JSON, ("authorization", f"Bearer {SEARCH}")]
     with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams) as url:
         assert http(url, body=BODY, headers=headers).status == 200
-        assert until(lambda: http(url, body=BODY, headers=headers).status == 429)
+        assert until(lambda: http(url, body=BODY, headers=headers).status == 402)
         for method in ("POST", "PUT", "PATCH", "GET", "DELETE"):  # some servers generate for any method with a body
-            assert [path for path in PAID if http(url, path, BODY, headers, method).status != 429] == []
-            assert [path for path in FREE if http(url, path, BODY, headers, method).status == 429] == []
-        assert http(url, "/v1/x?_METHOD=POST", BODY, headers, "DELETE").status == 429
+            assert [path for path in PAID if http(url, path, BODY, headers, method).status != 402] == []
+            assert [path for path in FREE if http(url, path, BODY, headers, method).status == 402] == []
+        assert http(url, "/v1/x?_METHOD=POST", BODY, headers, "DELETE").status == 402
         for method in ("GET", "DELETE"):
             assert [
-                path for path in ("/v1/files", PAID[0]) if http(url, path, None, headers, method).status == 429
+                path for path in ("/v1/files", PAID[0]) if http(url, path, None, headers, method).status == 402
             ] == []
+
+
+def test_a_budget_shows_wherever_one_looks(tmp_path: Path) -> None:
+    spend = {"search": {"tokens": 1_000_000, "per": "day"}, "other": {"usd": 2.5, "per": "month"}}
+    teams = {
+        "search": {"keys": [key_hash(SEARCH)], "limits": {"spend": spend["search"]}},
+        "other": {"keys": [key_hash(OTHER)], "limits": {"spend": spend["other"]}},
+    }
+    store = {"url": f"sqlite:///{tmp_path}/store.db"}
+    admin = {"admin": {"keys": [key_hash("cp-admin")]}, "auth": {"mode": "keys"}, "store": store}
+    with (
+        behind(StandIn(), tmp_path, teams=teams, **admin) as url,
+        client(url, SEARCH) as caller,
+        httpx.Client(base_url=url, headers={"authorization": "Bearer cp-admin"}, trust_env=False) as operator,
+    ):
+        usage = caller.chat.completions.create(model="m", messages=SHORT).usage
+        assert usage is not None
+        used = f"{usage.total_tokens} tokens"
+
+        def budgets(path: str, **parameters: str) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = operator.get(f"/compaction/{path}", params=parameters).json()["budgets"]
+            return found
+
+        assert until(lambda: budgets("status")[1]["used"] == used)
+        other, search = budgets("status")
+        page = operator.get("/compaction/policies").text
+        assert budgets("report") == [other, search]
+        assert budgets("report", team="other") == [other]
+        own = httpx.get(f"{url}/compaction/status", headers={"authorization": f"Bearer {OTHER}"}, trust_env=False)
+    left = f"{1_000_000 - usage.total_tokens:,} tokens"
+    assert (search["limit"], search["left"]) == ("1,000,000 tokens per day", left)
+    assert (other["limit"], other["used"], other["left"]) == ("2.50 USD per month", "0.0000 USD", "2.5000 USD")
+    assert search["again"].endswith("T00:00:00.000Z")
+    assert own.json()["budgets"] == [other], "a team sees its own"
+    again = f"{search['again'][:10]} 00:00"
+    assert all(f'<td class="n">{text}</td>' in page for text in (used, left))
+    assert f"<td>{again}</td>" in page
+    sentence = f"1,000,000 tokens per day: {used} used, {left} left; it begins again at {again} UTC"
+    assert sentence in " ".join(call(tmp_path, "check", "config.yaml", "--team", "search").stdout.split())
+    assert f"Budget of search: {sentence}." in call(tmp_path, "report", "--config", "config.yaml").stdout
+    assert json.loads(call(tmp_path, "report", "--config", "config.yaml", "--json").stdout)["budgets"] == [
+        other,
+        search,
+    ]

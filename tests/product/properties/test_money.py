@@ -286,13 +286,13 @@ def test_many_requests_at_once_overspend_at_most_a_reservation(
             return client.post(doors[number % replicas] + PATHS["chat"], json=body).status_code
 
         statuses = list(pool.map(ask, range(60)))
-        assert set(statuses) == {200, 429}
+        assert {200} < set(statuses) <= {200, 402, 429}
         spent = sum(one.prompt + one.output for one in upstream.ledger)
         each = spent // len(upstream.ledger)
         assert spent <= 5_000 + each
         # Requests in progress reserve more than they cost, so the rest of the budget is left for later ones.
         later = [ask(number) for number in range(8)]
-        assert later[-1] == 429
+        assert later[-1] == 402
         spent = sum(one.prompt + one.output for one in upstream.ledger)
         assert 5_000 <= spent <= 5_000 + each
 
@@ -338,7 +338,7 @@ def test_a_budget_in_dollars_counts_forwarded_requests_whose_model_is_hard_to_re
     headers = {**KEY, "content-type": kind}
     with behind(upstream, tmp_path, **sections) as url, httpx.Client(base_url=url, trust_env=False) as client:
         statuses = [client.post("/v1/completions", content=raw, headers=headers).status_code for _ in range(8)]
-    assert statuses == [200] * 3 + [429] * 5
+    assert statuses == [200] * 3 + [402] * 5
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_team_without_a_rest_gets_nothing_that_costs(tmp_path: Path, path: str
         httpx.Client(base_url=url, trust_env=False, headers=KEY) as client,
     ):
         assert client.post(PATHS["chat"], json=body_of("chat", "hi")).status_code == 200
-        assert client.post(path, json={"model": "m", "input": "x"}).status_code == 429
+        assert client.post(path, json={"model": "m", "input": "x"}).status_code == 402
     assert [one.path for one in upstream.ledger] == ["/chat/completions"]
 
 
@@ -417,7 +417,7 @@ def test_a_budget_in_dollars_counts_the_model_that_answered(tmp_path: Path, body
     raw = (body % '"messages": [{"role": "user", "content": "hi"}]').encode()
     with behind(upstream, tmp_path, **sections) as url, httpx.Client(base_url=url, trust_env=False) as client:
         statuses = [client.post(PATHS["chat"], content=raw, headers=KEY).status_code for _ in range(5)]
-    assert statuses == [200] * 3 + [429] * 2
+    assert statuses == [200] * 3 + [402] * 2
 
 
 @pytest.mark.parametrize("form", ["utf-8-sig", "utf-16", "NaN", "deep"])
