@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,12 @@ import httpx
 
 from bench import servers
 from bench.table import table
+from proxy import __version__
 from proxy.recall.tool import NAME
 from proxy.server.loopback import serve
+from soak.clients import page
 from soak.clients.install import NotInstalled
-from soak.clients.programs import CLIENTS, Api, Client
+from soak.clients.programs import CLIENTS, MODEL, Api, Client
 from soak.clients.scripts import DONE, Loop, Reading
 from soak.clients.strict_chat import MAX_OUTPUT, StrictChat
 from tests.kit.agent_script import Received, Script, step
@@ -31,6 +36,9 @@ from tests.kit.strict_responses import StrictResponses
 WINDOW = 30_000
 TURNS = 41
 MINUTES = 15
+ONCE_SECONDS = 60
+KEYS = ("sk-soak", "sk-ant-soak")
+"""The keys that the clients send."""
 PRINTED = ("output.jsonl", "client.log")
 """The files with the output of a client."""
 CLAUDE_RATIO = 1.6
@@ -43,7 +51,8 @@ StandIn = StrictChat | StrictResponses | StrictMessages
 class Row:
     """The results of a client. ``requests``, ``refused``, and ``faults`` are those of the upstream.
 
-    ``reads`` are the calls of the proxy's tool. It's ``None`` if the requests never get the tool.
+    ``reads`` are the calls of the proxy's tool. It's ``None`` if the requests never get the tool. ``after_402`` are the
+    requests of a further run whose team has used up its budget.
     """
 
     client: str
@@ -55,6 +64,7 @@ class Row:
     compacted: int = 0
     summaries: int = 0
     reads: int | None = None
+    after_402: int | None = None
     refused: int = 0
     faults: list[str] = field(default_factory=list)
     skipped: str = ""
@@ -79,6 +89,7 @@ class Row:
 @click.option(
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep installations and logs in this folder."
 )
+@click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Put the rows into this page.")
 def main(
     names: Sequence[str],
     window: int | None,
@@ -86,6 +97,7 @@ def main(
     turns: int,
     recall: bool,
     keep: Path | None,
+    write: Path | None,
 ) -> None:
     """Install real clients, and drive each with default settings through the proxy to a strict stand-in.
 
@@ -100,7 +112,10 @@ def main(
             print(f"{name} ...", file=sys.stderr)
             place = folder / name.replace(" ", "-").lower()
             place.mkdir(parents=True, exist_ok=True)
-            rows.append(check(name, CLIENTS[name], window, turns, place, bridge=bridge, recall=recall))
+            row = check(name, CLIENTS[name], window, turns, place, bridge=bridge, recall=recall)
+            rows.append(row)
+            if write is not None:
+                page.written(write, [_page_row(row, CLIENTS[name], turns, bridge=bridge)])
     show(rows, turns)
     sys.exit(1 if any(row.met(turns) is False for row in rows) else 0)
 
@@ -139,14 +154,39 @@ def check(
         url = stack.enter_context(servers.proxy(configuration, folder)).url
         environment = _environment(client.variables(url), work, turns)
         lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
-        row.compacted = _compacted(url)
+        row.compacted = _count(url, "compaction_requests_total", '"compacted"')
     _fill(row, client, lines, upstream)
     row.errors += [*_lost(client, upstream), *_failed(upstream)]
+    row.after_402 = _after_402(client, folder)
     if recall:
         row.reads = reading.reads if client.recalls else None
         if any(NAME in (folder / log).read_text(encoding="utf-8", errors="replace") for log in PRINTED):
             row.errors.append("the client saw the proxy's tool")
     return row
+
+
+def _after_402(client: Client, folder: Path) -> int:
+    """Return how often a client sends a request that the proxy refuses, because the team's budget is used up."""
+    work = folder / "refused"
+    work.mkdir(exist_ok=True)
+    upstream, body = (
+        StrictChat(WINDOW, script=step),
+        {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]},
+    )
+    keys = [f"sha256:{sha256(key.encode()).hexdigest()}" for key in KEYS]
+    team = {"keys": keys, "limits": {"spend": {"tokens": 1, "per": "month"}}}
+    with ExitStack() as stack:
+        own = settings(stack.enter_context(serve(upstream.app)), WINDOW, "chat", recall=False)
+        own["upstreams"]["main"]["api_key"] = "none"
+        shared = {"auth": {"mode": "keys"}, "teams": {"soak": team}, "store": {"url": "sqlite://"}}
+        url = stack.enter_context(servers.proxy({**own, **shared}, work)).url
+        http = stack.enter_context(httpx.Client(trust_env=False, headers={"authorization": f"Bearer {KEYS[0]}"}))
+        while http.post(f"{url}/v1/chat/completions", json=body).status_code != 402:
+            time.sleep(0.1)
+        before = _count(url, "compaction_refusals_total", '"budget"')
+        environment = _environment(client.variables(url), work, 1)
+        _output(client.command(folder / "installed", work, url), work, environment, work, Row(""), ONCE_SECONDS)
+        return _count(url, "compaction_refusals_total", '"budget"') - before
 
 
 def _stand_in(api: Api, window: int, script: Script, *, bridge: bool) -> StandIn:
@@ -179,7 +219,12 @@ def _environment(variables: Mapping[str, str], work: Path, turns: int) -> dict[s
 
 
 def _output(
-    command: Sequence[str], work: Path, environment: Mapping[str, str], folder: Path, row: Row
+    command: Sequence[str],
+    work: Path,
+    environment: Mapping[str, str],
+    folder: Path,
+    row: Row,
+    seconds: float = MINUTES * 60,
 ) -> list[dict[str, Any]]:
     """Run a client, and return the JSON objects that it printed."""
     output, log = (folder / name for name in PRINTED)
@@ -192,7 +237,7 @@ def _output(
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                timeout=MINUTES * 60,
+                timeout=seconds,
                 check=False,
             )
             if done.returncode:
@@ -258,12 +303,22 @@ def _answered(received: Received) -> list[str]:
     return [*outputs, *(block["tool_use_id"] for block in blocks if block.get("type") == "tool_result")]
 
 
-def _compacted(url: str) -> int:
-    """Return the number of requests that the proxy compacted."""
+def _count(url: str, metric: str, label: str) -> int:
+    """Return the sum of a metric's series with a label's value."""
     with httpx.Client(trust_env=False) as http:
         text = http.get(f"{url}/metrics").text
-    lines = [line for line in text.splitlines() if line.startswith("compaction_requests_total{")]
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines if '"compacted"' in line)
+    lines = [line for line in text.splitlines() if line.startswith(f"{metric}{{")]
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if label in line)
+
+
+def _page_row(row: Row, client: Client, turns: int, *, bridge: bool) -> list[str]:
+    """Return the cells of the page's row."""
+    api = f"{client.api}, chat upstream" if bridge or client.bridge else client.api
+    session = f"{turns} tool calls" if client.tool else f"{turns} turns, {row.results} results"
+    result = {True: "passed", False: "failed", None: "not installed"}[row.met(turns)]
+    figures = ["–" if one is None else str(one) for one in (row.requests, row.compacted, row.summaries, row.after_402)]
+    day = datetime.now(UTC).date().isoformat()
+    return [row.client, row.version or "–", api, session, *figures, result, __version__, day]
 
 
 def show(rows: Sequence[Row], turns: int) -> None:

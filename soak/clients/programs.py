@@ -306,7 +306,7 @@ CLIENTS = {
         _openai,
         api="chat",
     ),
-    "pi": _agent("@mariozechner/pi-coding-agent", _pi, Tool("bash", {"command": NUMBERS}), api="chat"),
+    "pi": _agent("@earendil-works/pi-coding-agent", _pi, Tool("bash", {"command": NUMBERS}), api="chat"),
     "Continue": _agent("@continuedev/cli", _continue, Tool("Bash", {"command": NUMBERS}), api="chat"),
     "Cline": _agent("cline", _cline, Tool("run_commands", {"commands": [NUMBERS]}), api="chat"),
 }

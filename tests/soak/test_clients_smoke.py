@@ -11,7 +11,7 @@ import pytest
 
 from proxy.recall.tool import NAME
 from proxy.server.loopback import serve
-from soak.clients import install
+from soak.clients import install, page
 from soak.clients.command import TURNS, Row, check
 from soak.clients.programs import CLIENTS, DRIVERS, TASK, Client, Tool
 from soak.clients.scripts import DONE, WAYS, Loop, Reading
@@ -126,3 +126,17 @@ def test_a_row_without_compaction_or_reads_fails() -> None:
     assert Row("x", turns=1, results=TURNS - 1, compacted=1).met(TURNS)
     assert Row("x", turns=TURNS, compacted=3, reads=1).met(TURNS)
     assert not Row("x", turns=TURNS, compacted=3, reads=0).met(TURNS)
+
+
+def test_the_page_keeps_the_rows_of_clients_that_did_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "conformance.md"
+    old, other = (["A", "1.0", "chat", *["1"] * 8], ["B", "1.0", "chat", *["1"] * 8])
+    page.written(file, [other, old])
+    newer, translated = (["A", "2.0", *old[2:]], ["A", "2.0", "chat, chat upstream", *old[3:]])
+    page.written(file, [newer])
+    page.written(file, [translated])
+    text = file.read_text()
+    assert text.startswith(page.HEAD)
+    rows = text.removeprefix(page.HEAD).splitlines()
+    assert rows[0] == f"| {' | '.join(page.COLUMNS)} |"
+    assert rows[2:] == [f"| {' | '.join(row)} |" for row in (newer, translated, other)]
