@@ -283,8 +283,10 @@ async def _strictest(
 ) -> tuple[LearnedLimit | None, float, str]:
     """Return the learned limit and the factor that leave the smallest budget, and the callers that they're of."""
     file = store_file(service.settings.store.url)
-    if service.settings.store.kind == "memory" or (file is not None and not file.exists()):
+    if service.settings.store.kind == "memory":
         return None, 1.0, "none in this store"
+    if file is not None and not file.exists():
+        return None, 1.0, f"none: there is no {file.absolute()}"
     try:
         known = await learned(service.stores.store.unguarded)
     except StoreFailed as error:

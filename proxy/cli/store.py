@@ -102,8 +102,13 @@ def stored_budgets(settings: Settings, team: str | None = None) -> list[spending
 
 def require_file(path: Path | None, where: str, fix: str = "pass the server's configuration with --config") -> None:
     """Raise ``ConfigurationError`` if the file of a store doesn't exist."""
-    if path is not None and not path.exists():
-        raise ConfigurationError(f"{where}: there is no {path}. Fix: {fix}")
+    if path is None or path.exists():
+        return
+    start = ""
+    if not path.is_absolute():
+        start = " A relative path starts at the current folder."
+        fix = "run the command in the server's folder, or write an absolute path"
+    raise ConfigurationError(f"{where}: there is no {path.absolute()}.{start} Fix: {fix}")
 
 
 def location(url: str) -> str:

@@ -221,7 +221,7 @@ def test_explain_uses_the_limits_that_the_server_has(folder: Path) -> None:
         learned = explained()
 
     assert "window 16,000 (upstream: max_model_len in /models)" in reported
-    assert "learned limits none in this store" in reported
+    assert f"learned limits none: there is no {folder}/own.db" in reported
     assert re.search(r"compacted yes .* stages summary", reported)
     assert re.search(r"learned limits 8,000 tokens of input \(team b, the strictest of 2\)", learned)
     budgets = [

@@ -145,6 +145,24 @@ def test_the_status_of_stores_that_fail_or_have_other_keys(redis: RedisServer, t
     own = call(tmp_path, "store", "migrate", "--from", str(redis_archive), "--config", str(target))
     assert (own.returncode, "archive: 1 copied" in own.stdout, "ledger" in own.stdout) == (0, True, False)
     missing = call(tmp_path, "store", "migrate", "--from", "sqlite:///no.db", "--config", str(target))
-    assert (missing.returncode, "there is no no.db" in missing.stderr) == (2, True)
+    assert (missing.returncode, f"there is no {tmp_path}/no.db" in missing.stderr) == (2, True)
     same = call(tmp_path, "store", "migrate", "--from", str(target), "--config", str(target))
     assert (same.returncode, "this is the store of the configuration" in same.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command", [["requests"], ["report"], ["show", "0" * 24], ["forget", "--team", "a"], ["store", "status"]]
+)
+def test_a_relative_store_that_is_not_in_this_folder_is_named(command: list[str], tmp_path: Path) -> None:
+    server, elsewhere = tmp_path / "server", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (server / "state").mkdir(parents=True)
+    config = server / "config.yaml"
+    config.write_text("store: {url: 'sqlite:///state/x.db'}\nupstreams: {main: {}}\n")
+    done = call(elsewhere, *command, "--config", str(config))
+    assert done.returncode == 2
+    file = "x-records.db" if command[0] in ("requests", "report", "show") else "x.db"
+    assert done.stderr == (
+        f"store.url: there is no {elsewhere}/state/{file}. A relative path starts at the current folder. "
+        "Fix: run the command in the server's folder, or write an absolute path\n"
+    )
