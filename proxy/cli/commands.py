@@ -71,6 +71,10 @@ CONFIG = click.option(
 )
 
 
+LOCAL = ("forget", "report", "requests", "show", "store")
+"""Commands that read the configuration, but send nothing to upstreams."""
+
+
 class _Commands(click.Group):
     """Commands that print configuration errors without a traceback, and exit with status 2."""
 
@@ -79,6 +83,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except ConfigurationError as error:
             click.echo(error.message, err=True)
+            if ctx.invoked_subcommand in LOCAL and "} isn't set" in error.message:
+                click.echo("This command sends nothing, so API keys of upstreams may have any value.", err=True)
             sys.exit(2)
 
 

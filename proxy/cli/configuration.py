@@ -62,6 +62,8 @@ def checked(path: Path, host: str | None, *, strict: bool, as_json: bool, no_env
         return status, loaded
     for line in (*errors, *warnings):
         click.echo(line, err=True)
+    if any("} isn't set" in line for line in errors):
+        click.echo("To check a configuration without its variables, pass --no-env.", err=True)
     if not status:
         click.echo(f"{path}: fine")
     return status, loaded

@@ -166,3 +166,16 @@ def test_a_relative_store_that_is_not_in_this_folder_is_named(command: list[str]
         f"store.url: there is no {elsewhere}/state/{file}. A relative path starts at the current folder. "
         "Fix: run the command in the server's folder, or write an absolute path\n"
     )
+
+
+def test_commands_that_send_nothing_say_that_any_key_of_an_upstream_will_do(tmp_path: Path) -> None:
+    config = str(write_config({"upstreams": {"main": {"api_key": "${ACME_API_KEY}"}}}, tmp_path))
+    for command in (["requests"], ["report"], ["show", "0" * 24], ["forget", "--team", "a"], ["store", "status"]):
+        done = call(tmp_path, *command, "--config", config)
+        assert done.returncode == 2
+        assert "Fix: export ACME_API_KEY=VALUE\nThis command sends nothing, so API keys of upstreams" in done.stderr
+        assert "isn't set" not in call(tmp_path, *command, "--config", config, ACME_API_KEY="x").stderr
+    assert "sends nothing" not in str(call(tmp_path, "doctor", "--config", config))
+    checked = call(tmp_path, "check", config)
+    assert (checked.returncode, checked.stderr.count("--no-env")) == (1, 1)
+    assert call(tmp_path, "check", "--no-env", config).returncode == 0
