@@ -116,7 +116,7 @@ def report(
     read_rows, times = read_records(config, read)
     rows = of_team(read_rows, team)
     if team is not None and not rows:
-        _check_team(config, team, last)
+        read_records(config, lambda records, tags: check_names(config, records, {"team": team}))
     budgets = stored_budgets(load(config, os.environ), team)
     found = {**summed(rows, names, first, last), "latency": times, "budgets": budgets}
     if form == "json":
@@ -131,14 +131,18 @@ def report(
             console.print(f"Budget of {budget.team}: {budget.text}.", markup=False, highlight=False)
 
 
-def _check_team(config: Path | None, team: str, last: int) -> None:
-    """Raise ``ConfigurationError`` if neither the configuration nor the whole ledger has a team."""
-    teams = {*load(config, os.environ).teams}
-    teams |= {
-        labels.team for labels, _ in read_records(config, lambda records, tags: records.ledger(0, last)) if labels.team
+async def check_names(config: Path | None, records: RecordStore, given: Mapping[str, str]) -> None:
+    """Raise ``ConfigurationError`` for a team, key, or policy that neither the configuration nor the ledger has."""
+    settings, rows = load(config, os.environ), await records.ledger(0, day_of(time.time()))
+    configured = {
+        "team": settings.teams,
+        "key": [key.shown for team in settings.teams.values() for key in team.keys],
+        "policy": settings.policies,
     }
-    if team not in teams:
-        raise ConfigurationError(f"There is no team '{team}'. Fix: {near(team, teams)}")
+    for kind, names in configured.items():
+        known = {*names, *(getattr(labels, kind) for labels, _ in rows)} - {None}
+        if kind in given and given[kind] not in known:
+            raise ConfigurationError(f"There is no {kind} '{given[kind]}'. Fix: {near(given[kind], known)}")
 
 
 def _print(found: dict[str, Any], shadow: list[str]) -> None:

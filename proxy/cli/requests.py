@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from proxy.cli.records import read_records
+from proxy.cli.records import check_names, read_records
 from proxy.endpoints.presentation import compaction_text, conversation, error_text, figure, milliseconds
 from proxy.endpoints.queries import selected
 from proxy.pipeline.tags import Tags
@@ -32,14 +32,19 @@ LATE_SECONDS = 3_600
 
 def listed(config: Path | None, given: Mapping[str, str], limit: int, *, as_json: bool, follow: bool) -> None:
     """Print the requests that the filters select. Raises ``ConfigurationError``."""
+    in_turns = "conversation" in given and not (as_json or follow)
 
     async def read(records: RecordStore, tags: Tags) -> None:
+        kind, most = (None, RECORD_LIMIT) if in_turns else ("request", limit)
+        found = await selected(records, tags, given, limit=most, kind=kind)
+        if not found:
+            await check_names(config, records, given)
         if follow:
             await _follow(records, tags, given, as_json=as_json)
-        elif "conversation" in given and not as_json:
-            _print_conversation(await selected(records, tags, given, kind=None))
+        elif in_turns:
+            _print_conversation(found)
         else:
-            _print(await selected(records, tags, given, limit=limit), as_json=as_json)
+            _print(found, as_json=as_json)
 
     with contextlib.suppress(KeyboardInterrupt):
         read_records(config, read)

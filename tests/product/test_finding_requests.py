@@ -215,6 +215,25 @@ def test_a_refused_request_names_the_budget_what_was_spent_and_when_it_begins_ag
         assert refused["refused_by"]["used"] == f"{spent.total_tokens} tokens"
 
 
+def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    with door(tmp_path, StandIn().app, "") as here:
+        here.client("sk-red").chat.completions.create(model="gpt-5", messages=TURNS)
+        until(lambda: len(here.listed()) == 1)
+        for options, fix in (
+            (["--team", "nope"], "There is no team 'nope'. Fix: use one of: blue, red"),
+            (["--team", "rad", "--json"], "There is no team 'rad'. Fix: did you mean 'red'?"),
+            (["--team", "nope", "--follow"], "There is no team 'nope'. Fix: use one of: blue, red"),
+            (["--key", "red-lap"], "There is no key 'red-lap'. Fix: did you mean 'red-laptop'?"),
+            (["--policy", "nope"], "There is no policy 'nope'. Fix: use one of: default"),
+        ):
+            done = call(tmp_path, "requests", "--config", "config.yaml", *options)
+            assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{fix}\n")
+        for options in (["--user", "nope"], ["--team", "blue"], ["--key", "blue-laptop"], ["--model", "nope"]):
+            assert here.command(*options) == "No requests match.\n"
+        reported = call(tmp_path, "report", "--config", "config.yaml", "--team", "nope")
+        assert (reported.returncode, "There is no team 'nope'" in reported.stderr) == (2, True)
+
+
 def test_new_requests_can_be_followed(tmp_path: Path) -> None:
     with door(tmp_path, StandIn().app, "") as here:
         red = here.client("sk-red")
