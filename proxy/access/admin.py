@@ -16,6 +16,7 @@ import hmac
 import json
 import os
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -41,6 +42,9 @@ LINK_PATH = "/compaction/"
 
 LINK_COOKIE = "compaction_admin"
 
+_FOLDER, _FILE = "compaction-proxy-", "link"
+"""The start of the name of a server's private folder, and the name of the file with the link in it."""
+
 _BYTES = 32
 
 _SHOWN = 12
@@ -62,7 +66,7 @@ class AdminLink:
 
     def __init__(self, session: str, folder: Path, page: str) -> None:
         """``page`` is the URL of the dashboard."""
-        self.file = folder / "link"
+        self.file = folder / _FILE
         self.session = session
         self._folder = folder
         self._page = page
@@ -126,12 +130,12 @@ def admin_link(settings: Settings, environ: MutableMapping[str, str], page: str)
     ``page`` is the URL of the dashboard.
     """
     environ.pop(LINK, None)
-    if not _linked(settings):
+    if not linked(settings):
         yield None
         return
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="compaction-proxy-"))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=_FOLDER))
             link = AdminLink(secrets.token_urlsafe(_BYTES), Path(folder), page)
             link.renew()
         except OSError as error:
@@ -143,13 +147,22 @@ def admin_link(settings: Settings, environ: MutableMapping[str, str], page: str)
         yield link
 
 
+def newest_link(page: str) -> str | None:
+    """Return the one-time link of the server whose dashboard has this URL; ``None`` if this user has none."""
+    files = [(file.lstat(), file) for file in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_FILE}")]
+    # Every user can make such files, and a server that was killed leaves its own.
+    own = sorted((stat.st_mtime, file) for stat, file in files if sys.platform == "win32" or stat.st_uid == os.getuid())
+    links = [file.read_text(encoding="utf-8").strip() for _, file in own]
+    return next((link for link in reversed(links) if link.startswith(f"{page}?token=")), None)
+
+
 class Admins:
     """The administrators of one configuration. See ``Authenticator`` for the look-up of keys."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.time) -> None:
         """``clock`` returns seconds since 1970."""
         self._clock = clock
-        self._linked = _linked(settings)
+        self._linked = linked(settings)
         keys = () if settings.admin is None else settings.admin.keys
         self._keys = {key.hash.removeprefix("sha256:"): key for key in keys}
 
@@ -164,8 +177,8 @@ class Admins:
         """
         credential, other = credential_in(headers)
         if credential is None:
-            linked = other is None and self._linked and link is not None and link.started(headers)
-            return Admin("one-time link") if linked else None
+            known = other is None and self._linked and link is not None and link.started(headers)
+            return Admin("one-time link") if known else None
         key = self.issued(key_digest(credential.key))
         if key is not None and self._clock() >= key.ends:
             raise not_authenticated(f"This admin key expired on {key.expires} (UTC). List a new one under admin.keys.")
@@ -207,7 +220,8 @@ def _admin(key: AdminKeySettings) -> Admin:
     return Admin(key.name or key.hash[: len("sha256:") + _SHOWN], key.content)
 
 
-def _linked(settings: Settings) -> bool:
+def linked(settings: Settings) -> bool:
+    """Return whether the dashboard has a one-time link: on loopback, unless ``admin`` is set."""
     return settings.admin is None and settings.server.host in LOOPBACK
 
 

@@ -189,6 +189,17 @@ def serve(config: Path | None, host: str | None, port: int | None, workers: int)
 
 
 @main.command()
+@CONFIG
+@click.option("--host", help="The address that you passed to serve --host.")
+@click.option("--port", type=click.IntRange(1, 65535), help="The port that you passed to serve --port.")
+def dashboard(config: Path | None, host: str | None, port: int | None) -> None:
+    """Print a link to the dashboard of a running server, and open it if there is a display."""
+    from proxy.cli.dashboard import opened
+
+    opened(config, host, port)
+
+
+@main.command()
 @click.option(
     "--turns", type=click.IntRange(1), default=60, show_default=True, help="The number of turns in the session."
 )

@@ -120,7 +120,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
         "timeout_keep_alive": 75,
         "timeout_worker_healthcheck": WORKER_START_SECONDS,
     }
-    page = dashboard_address(settings, listeners)
+    page = dashboard_address(settings, port)
     with admin_link(settings, os.environ, page) as link:
         ready = partial(announce, settings, page, link)
         if workers == 1:
@@ -371,10 +371,10 @@ def _cannot_listen(
     return ConfigurationError("\n".join(located))
 
 
-def dashboard_address(settings: Settings, bound: list[socket.socket]) -> str:
+def dashboard_address(settings: Settings, port: int) -> str:
     """Return the URL of the dashboard for a browser on this machine."""
     host = settings.server.host
-    return f"http://{_written(_WILDCARDS.get(host, host))}:{bound[0].getsockname()[1]}{LINK_PATH}"
+    return f"http://{_written(_WILDCARDS.get(host, host))}:{port}{LINK_PATH}"
 
 
 def announce(settings: Settings, address: str, link: AdminLink | None) -> None:

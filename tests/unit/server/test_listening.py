@@ -77,9 +77,9 @@ def test_only_a_terminal_gets_the_token(
     own = settings(host, **sections)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     bound = bind(own, 0, None)
-    page = dashboard_address(own, bound)
     port = bound[0].getsockname()[1]
     bound[0].close()
+    page = dashboard_address(own, port)
     with admin_link(own, {}, page) as link:
         announce(own, page, link)
         token, file = ("", "") if link is None else (link.address.partition("token=")[2], str(link.file))
