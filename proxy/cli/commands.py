@@ -366,12 +366,15 @@ def forget(config: Path | None, team: str | None, key_sha256: str | None, dry_ru
 @main.command()
 @click.argument("id")
 @CONFIG
+@click.option("--messages", is_flag=True, help="Print the summary and the text of stored messages, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
-def show(id: str, config: Path | None, as_json: bool) -> None:
-    """Show the record of a request by its ID, from the response header x-compaction-id. The server may be running."""
+def show(id: str, config: Path | None, messages: bool, as_json: bool) -> None:
+    """Show a request by its ID, from the response header x-compaction-id. The server may be running."""
     from proxy.cli.records import show as run
 
-    run(id, config, as_json=as_json)
+    if messages and as_json:
+        raise click.UsageError("Pass either --messages or --json.")
+    run(id, config, messages=messages, as_json=as_json)
 
 
 FILTER_HELP = {

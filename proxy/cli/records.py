@@ -6,8 +6,11 @@ import asyncio
 import json
 import math
 import os
+import shutil
+import sys
+import textwrap
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -26,6 +29,8 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.apis import DIALECTS, recognized
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request
+from proxy.endpoints.presentation import request_facts
+from proxy.endpoints.prompt_text import left_prompt, policy_of, text_lines, why_unknown
 from proxy.endpoints.queries import labels, period
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import BadBody, ConfigurationError, RequestError
@@ -33,6 +38,7 @@ from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.limits.stored import learned
 from proxy.pipeline.budget import token_budget
+from proxy.pipeline.changes import Prompt, read_prompt
 from proxy.pipeline.job import Explanation
 from proxy.pipeline.replay import facts, replay
 from proxy.pipeline.runtime import Runtime
@@ -42,7 +48,9 @@ from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery, RecordStore
 from proxy.records.report import BY, csv_text, day_of, in_shadow, money
 from proxy.records.report import report as summed
-from proxy.store import StoreFailed, open_store, store_file
+from proxy.store import StoreFailed, open_archive, open_store, store_file
+from proxy.store.archive import Archive
+from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import team_of
 from proxy.upstream.limit_discovery import reports_limits
 
@@ -75,28 +83,50 @@ SHADOW_COLUMNS = {
 MONEY = ("cost", "summary_cost", "savings", "shadow_savings")
 
 
-def show(id: str, config: Path | None, *, as_json: bool) -> None:
+def show(id: str, config: Path | None, *, messages: bool, as_json: bool) -> None:
     """Print the record of a request. Raises ``ConfigurationError``."""
+    settings = load(config, os.environ)
 
-    async def read(records: RecordStore, tags: Tags) -> dict[str, Any] | None:
+    async def read(records: RecordStore, tags: Tags) -> tuple[RequestRecord, dict[str, Any], Prompt | None] | None:
         found = await records.get(id)
         if found is None:
             return None
-        return request_json(found, await records.select(RecordQuery(parent=id, limit=RECORD_LIMIT)))
+        calls = await records.select(RecordQuery(parent=id, limit=RECORD_LIMIT))
+        keys, archive = settings.store.encryption.keys, settings.archive
+        own = open_archive(archive.url, archive.options, keys) or open_store(settings.store.url, keys)
+        async with aclosing(own) as entries:
+            return found, request_json(found, calls), await read_prompt(Archive(entries), found)
 
-    found = read_records(config, read)
-    if found is None:
+    shown = read_records(config, read)
+    if shown is None:
         raise ConfigurationError(f"There is no record {id!r}. Fix: pass an id from the header x-compaction-id")
+    record, found, prompt = shown
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     for sentence in found["explanation"]:
-        click.echo(sentence)
+        _say(sentence)
     for call in found["summary_calls"]:
-        click.echo(f"Summary call {call['id']} to {call['model']}: {' '.join(call['explanation'][1:])}")
+        _say(f"Summary call {call['id']} to {call['model']}: {' '.join(call['explanation'][1:])}")
     click.echo()
-    for name, value in _flat({name: found[name] for name in found if name not in ("explanation", "summary_calls")}):
-        click.echo(f"{name:<24} {value}")
+    policy = policy_of(record, settings)
+    for sentence in [why_unknown(record, policy)] if prompt is None else left_prompt(prompt, record, policy):
+        _say(sentence)
+    for line in text_lines(found["window"], prompt, texts=messages):
+        click.echo(line)
+    if prompt is not None and not messages:
+        _say("With --messages, this command prints the summary and the stored messages.")
+    click.echo()
+    for name, value in request_facts(record, found):
+        _say(f"{name:<24} {value}", " " * 25)
+
+
+def _say(text: str, indent: str = "") -> None:
+    """Print a sentence. A terminal gets whole words on each line, and ``indent`` before all lines but the first."""
+    if sys.stdout.isatty():
+        wide = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, wide, subsequent_indent=indent, break_on_hyphens=False)
+    click.echo(text)
 
 
 def report(
@@ -192,18 +222,6 @@ def _shown(row: Mapping[str, Any], name: str) -> str:
     return amount if amount == "unknown" else f"{float(amount):.4f}"
 
 
-def _flat(value: dict[str, Any], above: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the values of a record with their names, without those that are missing or empty."""
-    for name, inner in value.items():
-        if isinstance(inner, dict):
-            yield from _flat(inner, f"{above}{name}.")
-        elif isinstance(inner, list) and inner and isinstance(inner[0], dict):
-            for number, part in enumerate(inner, 1):
-                yield from _flat(part, f"{above}{name}.{number}.")
-        elif inner not in (None, []):
-            yield f"{above}{name}", ", ".join(inner) if isinstance(inner, list) else inner
-
-
 def read_records(config: Path | None, work: Callable[[RecordStore, Tags], Awaitable[T]]) -> T:
     """Return the result of ``work`` on the records of a configuration's store. Raises ``ConfigurationError``."""
     store = load(config, os.environ).store
@@ -273,7 +291,9 @@ async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: 
         limit, factor, whose = await _strictest(service, route, profile, body, policy)
         found = await replay(service, dialect, body, policy, route, limit, factor)
     console = Console()
-    table = Table("", "", show_header=False)
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, value in [*facts(found, policy), ("learned limits", whose)]:
         table.add_row(name, value)
     if silent:

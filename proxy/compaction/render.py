@@ -61,6 +61,11 @@ class RenderedConversation:
         return sum(piece.tokens for piece in self.pieces)
 
     @property
+    def summary_tokens(self) -> int:
+        """Return the tokens of the summary message."""
+        return sum(piece.tokens for piece in self.pieces if piece.turn is None and not piece.state)
+
+    @property
     def state_tokens(self) -> int:
         """Return the tokens of what was put into effect before the summary's end."""
         return sum(piece.tokens for piece in self.pieces if piece.state)

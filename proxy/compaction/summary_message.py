@@ -22,9 +22,18 @@ from proxy.compaction.turn import Turn
 
 TAG = "conversation_summary"
 
+USERS_TITLE = "The user's messages and directives, word for word, oldest first"
+
 INDEX_TITLE = "Paths, URLs, and identifiers"
 
 READ_TITLE = "Rules in files that were read, word for word"
+
+PLAN_TITLE = "The assistant's newest plan in those messages, word for word"
+
+WORDS_TITLE = "The assistant's last message, word for word"
+
+TITLES = (READ_TITLE, INDEX_TITLE, "Summary", PLAN_TITLE, WORDS_TITLE)
+"""The titles of the sections after the user's messages."""
 
 MOST_NAMES = 300
 """The names that ``retention`` counts, those that are likeliest needed again. About 300 to 350 agree best with the
@@ -47,7 +56,6 @@ _KEPT = "The complete earlier messages are in the archive as {id}."
 _FENCE = re.compile(rf"<(?=\s{{0,4}}/?\s{{0,4}}(?:{TAG}|user_message)\b)", re.IGNORECASE)
 _LONGEST_TAG = 64
 """Characters, and a few more."""
-_PLAN_TITLE = "The assistant's newest plan in those messages, word for word"
 _PLAN_MARKER = "\n[… the proxy left out {tokens} tokens of this plan …]\n"
 _MESSAGE_MARKER = "\n[… the proxy left out {tokens} tokens of this message …]\n"
 _SUMMARY_MARKER = "\n[… the proxy left out {tokens} tokens of the summary …]\n"
@@ -126,17 +134,27 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     room = limits.words - keeps.USER_FRAME_TOKENS
     said = _last_words(parts.dropped, format) if room >= keeps.SMALLEST_QUOTE else ""
     words = middle_cut(fenced(said), room, count, _MESSAGE_MARKER) if said else ""
-    first = _sections((("The user's messages and directives, word for word, oldest first", users), (READ_TITLE, read)))
+    first = _sections(((USERS_TITLE, users), (READ_TITLE, read)))
     plan = fenced(newest_plan(parts.dropped, rules.keep_newest, format))
     plan = middle_cut(plan, limits.plan - keeps.PLAN_FRAME_TOKENS, count, _PLAN_MARKER)
-    last = ("The assistant's last message, word for word", words)
-    rest = _sections((("Summary", summary), (_PLAN_TITLE, plan), last))
+    rest = _sections((("Summary", summary), (PLAN_TITLE, plan), (WORDS_TITLE, words)))
     start = f"<{TAG}>\n{introduction}{first}"
     return SummaryMessage(format.summary(rules.role, f"{start}{rest}\n</{TAG}>"), len(start))
 
 
 def _sections(sections: Sequence[tuple[str, str]]) -> str:
     return "".join(f"\n\n## {title}\n{text}" for title, text in sections if text)
+
+
+def sections_of(text: str) -> list[tuple[str, str]]:
+    """Return the titles and texts of a summary message. The title of its introduction is empty."""
+    inside = text.partition(f"<{TAG}>")[2].rpartition(f"</{TAG}>")[0] or text
+    # Quoted text may have any heading, but no tag.
+    quoted, tag, rest = inside.rpartition("</user_message>")
+    introduction, heading, users = f"{quoted}{tag}".partition(f"\n\n## {USERS_TITLE}\n")
+    begun, *others = re.split(f"\n\n## ({'|'.join(TITLES)})\n", rest)
+    first = [("", introduction), (USERS_TITLE, users + begun)] if heading else [("", introduction + begun)]
+    return [(title, text.strip()) for title, text in [*first, *zip(others[::2], others[1::2], strict=True)]]
 
 
 def with_index(

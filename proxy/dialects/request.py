@@ -247,6 +247,12 @@ class Request(msgspec.Struct, eq=False):
         """Return the fields of ``overhead``, decoded."""
         return {name: value_of(raw) for name, raw in zip(self.OVERHEAD, self.overhead, strict=False) if raw}
 
+    def instructions(self) -> Self:
+        """Return the request with no other overhead than the fields that instruct the model."""
+        stated = zip(self.OVERHEAD, self.overhead, strict=False)
+        kept = tuple([raw if name in ("system", "instructions") else b"" for name, raw in stated])
+        return msgspec.structs.replace(self, overhead=kept)
+
     def expanded(self, body: bytes, units: Sequence[bytes] | None = None) -> bytes:
         """Return a body that ``rewritten`` made, with known items in the place of references.
 

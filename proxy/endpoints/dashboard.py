@@ -22,6 +22,7 @@ from proxy.config import Loaded, Settings
 from proxy.config.document import Node
 from proxy.config.policy import effective_values, stated
 from proxy.config.teams import TeamSettings
+from proxy.endpoints import prompt_text
 from proxy.endpoints.presentation import (
     compaction_text,
     conversation,
@@ -31,7 +32,6 @@ from proxy.endpoints.presentation import (
     milliseconds,
     request_facts,
     savings,
-    shown_change,
 )
 from proxy.endpoints.queries import APIS, FILTERS, REQUEST_ID, Viewer, parameters, selected, time_in, viewing
 from proxy.endpoints.records import request_json
@@ -39,7 +39,7 @@ from proxy.endpoints.status import status
 from proxy.errors import ContentNotAllowed, NotAuthenticated, NotFound, ProxyError, RequestError
 from proxy.http.headers import cookies, credential
 from proxy.http.request_body import read_body
-from proxy.pipeline.changes import read_changes
+from proxy.pipeline.changes import read_prompt
 from proxy.pipeline.runtime import Runtime
 from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
 from proxy.records.model import RECORD_LIMIT, RecordQuery
@@ -77,6 +77,9 @@ FIELDS = (
     ("user", 10, ""),
 )
 """The text fields of the filter: name, width in characters, and an example. The first three are always visible."""
+
+LONGEST = 4_000
+"""Characters of a message on a page. The JSON endpoint has all."""
 
 FORM_BYTES = 10_000
 """Bytes of the form to sign in."""
@@ -122,6 +125,7 @@ class Dashboard:
             lstrip_blocks=True,
         )
         pages.filters.update(figure=figure, ms=milliseconds, money=money, seconds=seconds, part=PART_TITLES.get)
+        pages.globals.update(text=prompt_text)
         return pages
 
     @property
@@ -251,22 +255,28 @@ class Dashboard:
         if found is None:
             raise NotFound("You have no record with this id. It may have expired, or belong to another team.")
         calls = await self._service.records.store.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
-        changes = await read_changes(self._service.stores.archive, found)
-        one = request_json(found, calls)
-        none = "The proxy sent this request as it came."
-        if found.verdict == "compacted":
-            none = "The archive has no entry for this request. The policy may keep none, or it may have expired."
-        elif not found.calls:
-            none = "The proxy sent nothing to an upstream."
-        if changes is not None:
+        prompt = await read_prompt(self._service.stores.archive, found)
+        one, policy = request_json(found, calls), prompt_text.policy_of(found, self._service.settings)
+        left = (
+            [prompt_text.why_unknown(found, policy)]
+            if prompt is None
+            else list(prompt_text.left_prompt(prompt, found, policy))
+        )
+        if prompt is not None:
             try:
                 viewer.read_content(found, "page")
             except ContentNotAllowed as error:
-                changes, none = None, error.message
+                prompt, left = None, [*left, error.message]
 
         def rendered() -> Response:
-            shown = None if changes is None else [shown_change(change) for change in changes]
-            values = {"one": one, "facts": request_facts(found, one), "changes": shown, "no_changes": none}
+            values: dict[str, Any] = {"one": one, "facts": request_facts(found, one), "left": left}
+            if one["window"] is not None:
+                values |= {
+                    "window": prompt_text.window_title(one["window"]),
+                    "parts": list(prompt_text.window_parts(one["window"])),
+                }
+            if prompt is not None:
+                values |= {"sections": prompt_text.summary_sections(prompt), "prompt": prompt, "longest": LONGEST}
             return self._render("request.html", viewer, name_kinds=NAME_KINDS, **values)
 
         return await asyncio.to_thread(rendered)

@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from proxy.access.admin import AdminLink
 from proxy.endpoints.queries import KEYLESS, Viewer
-from proxy.pipeline.changes import Changed, Unchanged
 from proxy.records.model import LedgerLabels, LedgerSums
 from proxy.records.report import in_shadow, largest, money, report, sums_json
 from proxy.telemetry.record import RequestRecord
-
-SHOWN_MESSAGES = 20
-"""Messages of one change on a page. The JSON endpoints have all of them."""
-
-SHOWN_CHARACTERS = 6_000
-"""Characters of one message on a page."""
 
 SHOWN_ROWS = 50
 """Rows of a table of savings. Further ones are summed up; the report as JSON or CSV has all."""
@@ -52,13 +43,12 @@ def request_facts(record: RequestRecord, one: dict[str, Any]) -> list[tuple[str,
         ("status", str(record.status)),
         ("error", record.error),
         ("verdict", record.verdict),
-        ("steps", ", ".join(record.steps)),
         ("tokens received", figure(record.before)),
         ("tokens sent", figure(record.sent)),
-        ("enforce would send", None if record.forecast is None else figure(record.forecast)),
         ("input reported", figure(usage.get("input"))),
         ("from the cache", figure(usage.get("cache_read"))),
         ("output reported", figure(usage.get("output"))),
+        ("names kept", None if one["retention"] is None else f"{one['retention']['share']:.0%}"),
         ("cost, USD", None if cost is None else cost["sent"]),
         ("without the proxy, USD", None if cost is None else cost["as_received"]),
         *((f"{title}, ms", milliseconds(one["ms"][name])) for name, title in _PHASES.items() if one["ms"][name]),
@@ -112,28 +102,6 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def shown_change(change: Changed | Unchanged) -> dict[str, Any]:
-    """Return what a page shows of a change. Formatting long messages is slow, so call it in a thread."""
-    if isinstance(change, Unchanged):
-        return {"unchanged": change.count, "position": change.position}
-    title = f"Message {change.position + 1}, shortened"
-    if change.summary:
-        title = f"Messages {change.position + 1} to {change.position + len(change.before)}, replaced by a summary"
-    return {
-        "title": title,
-        "complete": change.complete,
-        "before": [_shown(message) for message in change.before[:SHOWN_MESSAGES]],
-        "received": len(change.before),
-        "hidden": max(0, len(change.before) - SHOWN_MESSAGES),
-        "after": [_shown(message) for message in change.after],
-    }
-
-
-def _shown(message: bytes) -> str:
-    text = msgspec.json.format(message, indent=2).decode("utf-8", "replace")
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}… ({len(text):,} characters)"
-
-
 def tiles(total: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the names and values of a report's total."""
     shown = [
@@ -179,7 +147,7 @@ def keyless_hint(viewer: Viewer, link: AdminLink | None) -> tuple[str, str] | No
         return shown, "sign in with an admin key"
     return (
         shown,
-        f"open the link that the proxy printed when it started. Each works once, and the next is in {link.file}",
+        f"run compaction-proxy dashboard on the proxy's machine. It prints the link in {link.file}, which works once",
     )
 
 

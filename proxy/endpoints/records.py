@@ -11,6 +11,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -36,7 +37,7 @@ from proxy.endpoints.status import status
 from proxy.errors import ArchiveUnavailable, MethodNotAllowed, NotFound, ProxyError
 from proxy.http.headers import encoded
 from proxy.http.request_body import answer_error
-from proxy.pipeline.changes import Changed, Unchanged, read_changes
+from proxy.pipeline.changes import Message, Prompt, read_prompt
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.runtime import Runtime
 from proxy.records.latency import latency
@@ -131,14 +132,14 @@ class RecordEndpoints:
     async def _diff(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         id = request.path_params["id"]
         found = await _record(self._service, viewer, id)
-        changes = None if found is None else await read_changes(self._service.stores.archive, found)
-        if found is None or changes is None:
+        prompt = None if found is None else await read_prompt(self._service.stores.archive, found)
+        if found is None or prompt is None:
             raise NotFound(
                 "Your key has no changed request with this id. "
                 "Only compacted requests of a policy with an archive have changes."
             )
         viewer.read_content(found, "diff")
-        return await asyncio.to_thread(lambda: _json(diff_json(id, changes)))
+        return await asyncio.to_thread(lambda: _json(diff_json(id, prompt)))
 
     async def _report(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         now = time.time()
@@ -192,24 +193,27 @@ def _error(error: ProxyError) -> Response:
     return Response(error.body(), error.status, HEADERS | dict(error.retry_headers), media_type="application/json")
 
 
-Change = Changed | Unchanged
-
-
-def diff_json(id: str, changes: Sequence[Change]) -> dict[str, Any]:
+def diff_json(id: str, prompt: Prompt) -> dict[str, Any]:
     """Return a request's changes. Messages keep their original bytes; unchanged ones are only counted."""
-    complete = all(change.complete for change in changes if isinstance(change, Changed))
-    return {"object": "compaction.diff", "id": id, "complete": complete, "changes": list(map(_change, changes))}
+    changes: list[dict[str, Any]] = []
+    after = [] if prompt.summary is None else [prompt.summary]
+    complete = all(one.sent is not None for one in after)
+    for fate, group in groupby(prompt.messages, key=lambda one: one.fate):
+        run = list(group)
+        if fate == "kept":
+            changes.append({"position": run[0].position, "unchanged": len(run)})
+        elif fate == "summarized":
+            changes.append({"position": run[0].position, "summary": True, **_sides(run, after)})
+            after = []
+        elif fate != "left out":
+            changes += [{"position": one.position, "summary": False, **_sides([one], [one])} for one in run]
+        complete &= fate in ("kept", "left out", "added") or all(one.received is not None for one in run)
+    return {"object": "compaction.diff", "id": id, "complete": complete, "changes": changes}
 
 
-def _change(change: Change) -> dict[str, Any]:
-    if isinstance(change, Unchanged):
-        return {"position": change.position, "unchanged": change.count}
-    sides = {"before": _raw(change.before), "after": _raw(change.after)}
-    return {"position": change.position, "summary": change.summary, **sides}
-
-
-def _raw(messages: Sequence[bytes]) -> list[msgspec.Raw]:
-    return [msgspec.Raw(message) for message in messages]
+def _sides(before: Sequence[Message], after: Sequence[Message]) -> dict[str, list[msgspec.Raw]]:
+    received, sent = [one.received for one in before], [one.sent for one in after]
+    return {"before": [msgspec.Raw(raw) for raw in received if raw], "after": [msgspec.Raw(raw) for raw in sent if raw]}
 
 
 ARCHIVE_PATH = "/compaction/archive/{id:path}"

@@ -13,7 +13,7 @@ from proxy.pipeline.budget import TokenBudget
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart
-from proxy.telemetry.record import Reason, RequestRecord
+from proxy.telemetry.record import Reason, RequestRecord, Window
 
 UNLOADED = 20
 """Tools that a record names."""
@@ -81,6 +81,19 @@ class Attempt(Departure, eq=False, frozen=True, kw_only=True):
 
     budget: TokenBudget
     input: CompactionInput
+
+    def describe(self, record: RequestRecord) -> None:
+        super().describe(record)
+        record.window = self._window()
+
+    def _window(self) -> Window | None:
+        """Return the parts of the prompt; ``None`` if the proxy didn't count them."""
+        received, budget = self.outcome.received, self.budget
+        if received is None or received.sizes is None:
+            return None
+        tools = received.sizes[0] - received.told + (0 if self.tool is None else self.tool.tokens)
+        size = None if budget.input is None else budget.input + budget.free
+        return Window(size, received.head + received.told, tools, self.outcome.replacement, budget.free)
 
 
 class Run(ABC):

@@ -53,7 +53,7 @@ class TokenBudget(msgspec.Struct, frozen=True):
     lower the requested output. Both are in the upstream's tokens. ``input`` is the tokens that the prompt may use, and
     ``reserved`` those of the response, both as the proxy counts them. ``None`` means unknown. ``factor`` is the
     upstream's tokens per token that the proxy counts. ``largest_input`` is the tokens that the prompt may use if the
-    upstream doesn't count the requested output.
+    upstream doesn't count the requested output. ``free`` is the tokens that ``input`` leaves free for the response.
     """
 
     window: int | None
@@ -62,6 +62,7 @@ class TokenBudget(msgspec.Struct, frozen=True):
     reserved: int
     factor: float
     largest_input: int | None = None
+    free: int = 0
 
 
 def token_budget(
@@ -80,6 +81,7 @@ def token_budget(
         reserved=reserved,
         factor=factor,
         largest_input=budget(profile, min(free, output_reserve(window, reserved)), learned, factor),
+        free=free if window else 0,
     )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import msgspec
 import structlog
 
 from proxy.compaction.render import OutgoingMessage, RenderedConversation
+from proxy.compaction.turn import Kind
 from proxy.pipeline.job import CompactionJob, archive_id
 from proxy.store.archive import Archive, Removed
 from proxy.telemetry.metrics import STORE_UNREADABLE
@@ -25,19 +27,21 @@ class Part(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of the prompt that was sent.
 
     Without ``new`` it's the received messages from ``start`` to ``end``, unchanged. ``new`` is the archive id of a
-    message in place of message ``start``, or of a summary if ``start`` and ``end`` are equal.
+    message in place of message ``start``, or of a summary if ``start`` and ``end`` are equal. ``tokens`` is its size.
     """
 
     start: int
     end: int
     new: str | None = None
+    tokens: int | None = None
 
 
-class Changes(msgspec.Struct, frozen=True):
+class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a request was changed. Positions are those of the received messages, ``count`` in all.
 
     The messages from ``head`` to ``cut`` were replaced by a summary and are archived under ``removed``. ``shortened``
-    has the archive ids of other replaced messages, by position.
+    has the archive ids of other replaced messages, by position. ``sizes`` has the tokens of each received message, and
+    ``kinds`` the first letter of its ``Kind``, or a space.
     """
 
     count: int
@@ -46,27 +50,8 @@ class Changes(msgspec.Struct, frozen=True):
     removed: str | None
     parts: list[Part]
     shortened: dict[int, str]
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """One change: the messages before and after it, as the client's and the proxy's JSON.
-
-    ``position`` is that of the first received message. ``complete`` is false if some messages are missing from the
-    archive. ``summary`` is true for the summary message.
-    """
-
-    position: int
-    before: list[bytes]
-    after: list[bytes]
-    complete: bool
-    summary: bool
-
-
-class Unchanged(msgspec.Struct, frozen=True):
-    """Messages that were sent unchanged."""
-
-    position: int
-    count: int
+    sizes: list[int] = []
+    kinds: str = ""
 
 
 def changes_key(request: str, attempt: int) -> str:
@@ -82,7 +67,9 @@ def removed_by(work: CompactionJob, rendered: RenderedConversation) -> list[Remo
     parts = [_part(piece, places, work.head, new, shortened) for piece in rendered.pieces]
     cut = work.head + work.plan.cut
     chain = archive_id(work.checkpoints(work.plan.checkpoints)[-1]) if work.plan.cut else None
-    changes = Changes(len(work.turns), work.head, cut, chain, _joined(parts), shortened)
+    sizes = [turn.facts.tokens for turn in work.turns]
+    kinds = "".join([turn.facts.kind[:1] or " " for turn in work.turns])
+    changes = Changes(len(work.turns), work.head, cut, chain, _joined(parts), shortened, sizes, kinds)
     key = changes_key(case.request, case.attempt)
     return [*new.values(), Removed(key, (msgspec.msgpack.encode(changes),))]
 
@@ -96,9 +83,9 @@ def _part(
     key = hashlib.sha256(b"sent" + piece.raw).hexdigest()[:20]
     new[key] = Removed(key, (piece.raw,))
     if piece.turn is None or place is None:
-        return Part(head, head, key)
+        return Part(head, head, key, piece.tokens)
     shortened[place] = piece.turn.facts.id
-    return Part(place, place + 1, key)
+    return Part(place, place + 1, key, piece.tokens)
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
@@ -113,40 +100,88 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
     return joined
 
 
-async def read_changes(archive: Archive, record: RequestRecord) -> list[Changed | Unchanged] | None:
-    """Return how a request was changed, in the order of the sent prompt; ``None`` if the archive doesn't have it.
-
-    Raises ``StoreFailed``.
-    """
-    tenant = record.tenant
+async def _changes(archive: Archive, record: RequestRecord) -> Changes | None:
     for attempt in range(record.retries, -1, -1):  # a repeated attempt has no changes of its own
-        if (found := await archive.fetch(tenant, changes_key(record.id, attempt))) is not None:
+        if (found := await archive.fetch(record.tenant, changes_key(record.id, attempt))) is not None:
             break
     else:
         return None
     try:
-        changes = msgspec.msgpack.decode(found.messages[0], type=Changes)
+        return msgspec.msgpack.decode(found.messages[0], type=Changes)
     except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as error:
         STORE_UNREADABLE.inc()
         log.warning("archive.entry_unreadable", reason=type(error).__name__, record=record.id)
         return None
-    shown: list[Changed | Unchanged] = []
+
+
+Fate = Literal["kept", "shortened", "summarized", "left out", "added"]
+"""``left out``: nothing of the message is in the prompt. ``added``: the proxy's own message."""
+
+
+class Message(msgspec.Struct):
+    """A message of a changed request. ``None``: unknown, not in the archive, or the proxy's own.
+
+    ``position`` is that of the received message. ``size`` and ``sent_size`` are in tokens.
+    """
+
+    fate: Fate
+    position: int | None = None
+    kind: str | None = None
+    size: int | None = None
+    received: bytes | None = None
+    sent_size: int | None = None
+    sent: bytes | None = None
+
+    @property
+    def number(self) -> str:
+        """Return the position for people, from 1."""
+        return "" if self.position is None else str(self.position + 1)
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """The messages of a changed request in their order, without the summary message.
+
+    ``archived`` is the archive id of the summarized messages.
+    """
+
+    messages: list[Message]
+    summary: Message | None = None
+    archived: str | None = None
+
+
+async def read_prompt(archive: Archive, record: RequestRecord) -> Prompt | None:
+    """Return how a request was changed; ``None`` if the archive doesn't have it. Raises ``StoreFailed``."""
+    changes = await _changes(archive, record)
+    if changes is None:
+        return None
+    messages = [_received(changes, place) for place in range(changes.count)]
+    if changes.removed is not None and (removed := await archive.fetch(record.tenant, changes.removed)) is not None:
+        for message, raw in zip(messages[changes.cut - 1 :: -1], reversed(removed.messages), strict=False):
+            message.received = raw  # the oldest may be missing
+    own: list[Message] = []
     for part in changes.parts:
         if part.new is None:
-            shown.append(Unchanged(part.start, part.end - part.start))
+            for message in messages[part.start : part.end]:
+                message.fate = "kept"
             continue
-        summary = part.start == part.end
-        key = changes.removed if summary else changes.shortened.get(part.start)
-        before = None if key is None else await archive.fetch(tenant, key)
-        after = await archive.fetch(tenant, part.new)
-        complete = before is not None and before.complete and after is not None
-        shown.append(
-            Changed(
-                part.start,
-                [] if before is None else before.messages,
-                [] if after is None else after.messages,
-                complete,
-                summary,
-            )
-        )
-    return shown
+        new = await archive.fetch(record.tenant, part.new)
+        if part.start == part.end:
+            own.append(message := Message("added"))
+        else:
+            message = messages[part.start]
+            message.fate = "shortened"
+            original = await archive.fetch(record.tenant, changes.shortened[part.start])
+            message.received = original.messages[0] if original else message.received
+        message.sent_size, message.sent = part.tokens, new.messages[0] if new else None
+    summary = own.pop(0) if own and changes.removed is not None else None
+    messages[changes.cut : changes.cut] = own
+    return Prompt(messages, summary, changes.removed)
+
+
+_KINDS = {kind[0]: kind for kind in get_args(Kind) if kind}
+
+
+def _received(changes: Changes, place: int) -> Message:
+    fate: Fate = "summarized" if changes.head <= place < changes.cut else "left out"
+    size = changes.sizes[place] if changes.sizes else None
+    return Message(fate, place, _KINDS.get(changes.kinds[place : place + 1]), size)

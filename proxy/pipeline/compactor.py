@@ -99,7 +99,9 @@ class Compactor:
 
     async def _compact(self, case: CompactionInput, limit: asyncio.Timeout, *, may_ask: bool) -> Outcome:
         turns, fixed, before = await self._measure(case)
-        judge = partial(_judged, case, turns, fixed)
+        told = await self._facts.overhead(case.body.instructions(), case.counter, case.tenant)
+        told -= case.counter.overhead({})
+        judge = partial(_judged, case, turns, fixed, told)
         case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, judge, case.tenant)
         if not worth_it:
             return outcome
@@ -238,6 +240,7 @@ class Compactor:
             steps=leaving.steps,
             parts=parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed),
             retention=work.retention(entry, rendered),
+            replacement=rendered.summary_tokens,
             state=rendered.state_tokens,
             unloaded=unloaded_tools(work.plan.state) if rendered.state_tokens else (),
         )
@@ -300,18 +303,21 @@ def _paused(limit: asyncio.Timeout) -> Iterator[None]:
         limit.reschedule(None if left is None else loop.time() + left)
 
 
-def _judged(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> tuple[CompactionInput, Outcome, bool]:
+def _judged(
+    case: CompactionInput, turns: Sequence[Turn], fixed: int, told: int
+) -> tuple[CompactionInput, Outcome, bool]:
     """Return the input to work on, the outcome so far, and whether there is something to do."""
     case, sizes, units = within_bytes(case, turns), [turn.facts.tokens for turn in turns], len(turns)
     before, last = fixed + sum(sizes), turns[-1].facts if turns else None
+    stays = fixed + sum(sizes[: head_length(turns)])
     bound = case.counter.format.binds_reasoning == "always"
+    estimated = any(turn.facts.estimated for turn in turns)
     outcome = Outcome(
         "shadow" if case.mode == "shadow" else "none",
-        received=Received(before, (fixed, sizes), any(turn.facts.estimated for turn in turns)),
+        received=Received(before, (fixed, sizes), estimated, head=stays - fixed, told=told),
         after=before,
         prompt=_prompt(turns) if bound else None,
     )
-    stays = fixed + sum(sizes[: head_length(turns)])
     if last is not None and case.largest_budget is not None and hopeless(case, last, stays):
         case = replace(case, budget=case.largest_budget)
     if last is None or not _reached(case, before, units):

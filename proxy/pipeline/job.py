@@ -60,13 +60,16 @@ class Received(msgspec.Struct, frozen=True):
 
     ``sizes`` is the tokens of tools and framing, and those of each message, or ``None`` if the proxy didn't count them.
     ``estimated`` is true if the request has images or audio, so that ``tokens`` contains an estimate, and ``None`` if
-    unknown. ``shared`` is the tokens that the conversation's last request already had, ``None`` if unknown.
+    unknown. ``shared`` is the tokens that the conversation's last request already had, ``None`` if unknown. ``head`` is
+    the tokens of the system messages at the start, and ``told`` those of instructions outside the messages.
     """
 
     tokens: int
     sizes: tuple[int, list[int]] | None = None
     estimated: bool | None = None
     shared: int | None = None
+    head: int = 0
+    told: int = 0
 
 
 class SummaryUse(msgspec.Struct, frozen=True):
@@ -93,10 +96,10 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     ``received`` is ``None`` if only bytes decided. ``after`` is the tokens to send, ``None`` if unknown. ``parts`` are
     the sizes of the parts of what is sent, if the proxy compacted it. ``forecast`` is set in shadow mode. ``prompt`` is
     set if it matters for reasoning that is bound to the messages to send. ``checkpoints`` is the number of checkpoints
-    that the conversation has passed. ``reason`` is the condition that made the proxy compact the request, and
-    ``archive`` the ids under which the archive keeps the removed messages. ``retention`` counts the names in them.
-    ``state`` is the tokens of what was put into effect before the summary's end, and ``unloaded`` are the tools for
-    which there was no room.
+    that the conversation has passed. ``reason`` is the condition that made the proxy compact the request,
+    ``replacement`` the tokens of the summary message, and ``archive`` the ids under which the archive keeps the removed
+    messages. ``retention`` counts the names in them. ``state`` is the tokens of what was put into effect before the
+    summary's end, and ``unloaded`` are the tools for which there was no room.
     """
 
     verdict: Verdict
@@ -110,6 +113,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     prompt: Prompt | None = None
     checkpoints: int = 0
     reason: Reason | None = None
+    replacement: int = 0
     archive: tuple[str, ...] = ()
     retention: Mapping[str, Counts] = msgspec.field(default_factory=dict)
     state: int = 0
@@ -365,9 +369,7 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, r
         plan,
         stale_reasoning=0 if case.keeps_reasoning else max(plan.stale_reasoning, stale),
     )
-    outside = zip(case.body.OVERHEAD, case.body.overhead, strict=False)
-    prompt = [raw for name, raw in outside if name in ("system", "instructions")]
-    work = CompactionJob(case, turns, head, fixed, before, plan, prompt)
+    work = CompactionJob(case, turns, head, fixed, before, plan, list(filter(None, case.body.instructions().overhead)))
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:
             work.checkpoints(positions)

@@ -158,6 +158,19 @@ def _negative(value: Any) -> Any:
     return -value if isinstance(value, int) else () if isinstance(value, tuple) else None
 
 
+class Window(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The parts of the sent prompt, and the room for the response, in tokens as the proxy counts them.
+
+    ``size`` is the tokens that prompt and response share, or those of the prompt if ``answer`` is 0. ``None``: unknown.
+    """
+
+    size: int | None = None
+    instructions: int = 0
+    tools: int = 0
+    summary: int = 0
+    answer: int = 0
+
+
 class Refusal(msgspec.Struct, frozen=True, omit_defaults=True):
     """The team's limit that refused a request: its name in the settings, its size, and what had been used.
 
@@ -201,6 +214,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     before: int | None = None
     sent: int | None = None
     forecast: int | None = None
+    window: Window | None = None
     fits: bool = True
     summary: str | None = None
     cause: str | None = None

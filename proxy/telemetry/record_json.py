@@ -46,6 +46,8 @@ FIELDS: Mapping[str, str] = {
     "reason.level, reason.size, reason.share": "Threshold, size, and for `fraction` the share of the input budget.",
     "steps": "The applied steps, as in `x-compaction-steps`.",
     "tokens": "The size as received, as sent, and in shadow mode as `enforce` would send it, by the proxy's count.",
+    "window": "The parts of the sent prompt by the proxy's count: `instructions` (the first system messages), `tools` "
+    "(with framing), `summary`, and `messages`. Then the room for the `answer`, what is `free`, and the `size`.",
     "fits": "False if the upstream refused the request as received for its size, or would have. An answer proves that "
     "it fits.",
     "output": "The output limit that the request got if the proxy lowered it, in tokens.",
@@ -102,6 +104,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
         "reason": _reason(record),
         "steps": list(record.steps),
         "tokens": {"before": record.before, "sent": record.sent, "forecast": record.forecast},
+        "window": _window(record),
         "fits": record.fits,
         "output": record.output,
         "summary": {
@@ -137,6 +140,16 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
 
 def _refusal(refusal: Refusal) -> dict[str, Any]:
     return {"limit": refusal.limit, "size": refusal.size, "used": refusal.used, "again": iso_time(refusal.again)}
+
+
+def _window(record: RequestRecord) -> dict[str, Any] | None:
+    window, sent = record.window, record.sent
+    if window is None or sent is None:
+        return None
+    messages = max(0, sent - window.instructions - window.tools - window.summary)
+    free = None if window.size is None else max(0, window.size - sent - window.answer)
+    parts = {name: getattr(window, name) for name in ("size", "instructions", "tools", "summary")}
+    return {**parts, "messages": messages, "answer": window.answer, "free": free}
 
 
 def _retention(record: RequestRecord) -> dict[str, Any] | None:

@@ -28,6 +28,9 @@ _ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+TAB, ENTER = "\ue004", "\ue007"
+"""Keys, as WebDriver names them."""
+
 _SECONDS = 60.0
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -45,6 +48,17 @@ class Browser:
     def size(self, width: int) -> None:
         """Set the width of the window in pixels."""
         _call("POST", f"{self._session}/window/rect", {"width": width, "height": 900})
+
+    def scheme(self, name: str) -> None:
+        """Show pages as for a system with the ``light`` or the ``dark`` scheme."""
+        media = {"features": [{"name": "prefers-color-scheme", "value": name}]}
+        command = {"cmd": "Emulation.setEmulatedMedia", "params": media}
+        _call("POST", f"{self._session}/goog/cdp/execute", command)
+
+    def press(self, key: str) -> None:
+        actions = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
+        keyboard = {"type": "key", "id": "keyboard", "actions": actions}
+        _call("POST", f"{self._session}/actions", {"actions": [keyboard]})
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Run the body of an async function in the page and return its result. The arguments are ``given``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import itertools
 import re
 import time
@@ -17,7 +18,7 @@ import structlog.testing
 from tests.kit.messages import words
 from tests.kit.scripted import behind, chat, key_hash
 from tests.kit.upstream import StandIn
-from tests.product.browser import CHROMIUM, DRIVER, MISSING, browser
+from tests.product.browser import CHROMIUM, DRIVER, ENTER, MISSING, TAB, browser
 
 RED, BLUE, ADMIN = "cp-red", "cp-blue", "cp-admin"
 UNTIL = (
@@ -105,8 +106,41 @@ def test_a_request_page_shows_content_escaped_and_equals_the_json(url: str) -> N
             assert sentence in page.replace("&#39;", "'")
         diff = client.get(f"/compaction/requests/{one['id']}/diff").json()
         replaced = next(change for change in diff["changes"] if change.get("summary"))
-        assert f"received: {len(replaced['before'])} messages" in page
-        assert sum(change.get("unchanged", 0) + len(change.get("after", ())) for change in diff["changes"]) > 2
+        window = one["window"]
+        gone = page.count('summarized</span> <span class="start">')
+        assert len(replaced["before"]) - 1 <= gone <= len(replaced["before"]), "the question at work is kept"
+        assert re.search(rf"<p>{gone} messages \(numbers 2 to [0-9]+, [0-9,]+ tokens\) left the prompt\.", page)
+        assert f"left the prompt. A summary of {window['summary']:,} tokens replaces them." in page
+        numbers = re.findall('<span class="at">([0-9]*)<', page)
+        assert numbers == [str(number + 1) for number in range(62)], "every message has a line"
+        assert window["size"] == 16_000
+        assert sum(window[part] for part in ("instructions", "tools", "summary", "messages")) == one["tokens"]["sent"]
+        assert window["free"] == 16_000 - one["tokens"]["sent"] - window["answer"]
+        assert f"summary: {window['summary']:,} tokens" in page
+        (message,) = replaced["after"]
+        for title, text in re.findall(r"<h3>([^<]*)</h3></summary><pre[^>]*>([^<]*)</pre>", page):
+            assert text, title
+            assert html.unescape(text) in message["content"]
+            assert title == "Introduction" or f"## {html.unescape(title)}\n" in message["content"]
+        assert "<h3>Summary</h3>" in page
+
+
+def test_a_page_without_messages_says_why(tmp_path: Path) -> None:
+    cases: list[tuple[Any, int, str]] = [
+        ({"archive": None}, 30, "The policy stores no messages (policies.default.archive: null)."),
+        ({}, 1, "The proxy sent this request as it came."),
+        ({"mode": "shadow"}, 14, "The proxy sent this request as it came. It stores only messages that it changes."),
+    ]
+    for policy, turns, reason in cases:
+        folder = tmp_path / str(turns)
+        folder.mkdir()
+        with behind(StandIn(window=16_000), folder, policy=policy) as url, keyed(url, RED) as client:
+            assert asked(url, RED, chat(turns, 400)).status_code == 200
+            (one,) = listed(client)
+            page = client.get(f"/compaction/view/{one['id']}").text
+            assert reason in page
+            assert "<h2>Messages" not in page
+            assert ('class="legend"' in page) is (one["window"] is not None) is (turns > 1)
 
 
 def test_figures_on_pages_equal_those_of_the_report(url: str) -> None:
@@ -271,3 +305,28 @@ def test_new_requests_appear_while_the_page_is_open(url: str, tmp_path: Path) ->
             window.open(f"{url}{path}")
             assert window.run(unlabeled) == 0
             assert window.run(fitting), (path, width)
+
+
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason=MISSING)
+def test_messages_unfold_with_the_keyboard_and_fit_a_narrow_window(url: str, tmp_path: Path) -> None:
+    port = url.rsplit(":", 1)[1]
+    with browser(tmp_path, f"MAP 127.0.0.1:{port} 127.0.0.1:{port}") as window, signed_in(url, RED) as client:
+        window.open(f"{url}/compaction/")
+        window.run("document.querySelector('#key').value = given[0]; document.querySelector('form').submit()", RED)
+        assert window.run(UNTIL % "document.querySelector('#live')")
+        one = next(one for one in listed(client) if one["verdict"] == "compacted")
+        for width in (1280, 390):
+            window.size(width)
+            window.open(f"{url}/compaction/view/{one['id']}")
+            focused = "document.activeElement.closest('details')"
+            for place in (".run", ".run details.message"):
+                reached = f"document.activeElement === document.querySelector('{place} > summary')"
+                assert any(window.press(TAB) or window.run(f"return {reached}") for _ in range(60)), place
+                assert window.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+                assert window.run(f"return {focused}.open") is False
+                window.press(ENTER)
+                assert window.run(f"return {focused}.open") is True
+            text = window.run(f"return {focused}.querySelector('pre').innerText")
+            assert text.startswith("<b>red-secret</b>")
+            window.run("document.querySelectorAll('details').forEach(one => one.open = true)")
+            assert window.run("return document.documentElement.scrollWidth <= innerWidth")

@@ -25,7 +25,7 @@ from proxy.config import load
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from tests.kit.messages import assistant, system, user
-from tests.kit.program import ROOT, call
+from tests.kit.program import ROOT, call, terminal
 from tests.kit.redis_server import redis_server
 from tests.kit.scripted import PROFILE, chat, client, key_hash
 from tests.kit.upstream import EveryApi, Reply, StandIn, summarise
@@ -192,6 +192,30 @@ def test_a_conversation_has_its_turns_and_sums_and_a_slow_summary_is_seen(tmp_pa
         assert "summary made after" in page
         assert here.page("conversation/0123456789abcdef").status_code == 404
         assert f"wait for a summary, ms</dt><dd>{ms['summary']:,.0f}</dd>" in here.page(f"view/{compacted['id']}").text
+
+
+def test_the_messages_of_a_request_can_be_read_on_a_narrow_terminal(tmp_path: Path) -> None:
+    with door(tmp_path, StandIn(window=16_000).app, "") as here:
+        talk = chat(30, 400)
+        talk[1]["content"] = f"Never deploy on Fridays. {'x' * 300} the end"
+        answer = here.client("sk-red").chat.completions.create(model="gpt-5", messages=talk)
+        assert answer.choices
+        until(lambda: len(here.listed()) == 1)
+        (one,) = here.listed()
+        show = ("show", one["id"], "--config", "config.yaml")
+        brief = terminal(tmp_path, *show, columns=80)
+        assert max(map(len, brief.splitlines())) <= 80
+        window = one["window"]
+        assert re.search(rf"summary +{window['summary']:,}\n  messages +{window['messages']:,}\n", brief)
+        gone = re.search(r"^summarized +(\d+) messages \(numbers 2 to (\d+), ", brief, re.MULTILINE)
+        assert gone is not None
+        assert int(gone[1]) == int(gone[2]) - 1
+        assert "Never deploy" not in brief
+        whole = terminal(tmp_path, *show, "--messages", columns=80)
+        assert re.search("^    2 user, [0-9]+ tokens, summarized$", whole, re.MULTILINE)
+        assert f"      Never deploy on Fridays. {'x' * 300} the end" in whole
+        assert "\n## Summary\n" in whole
+        assert call(tmp_path, *show, "--json", "--messages").returncode == 2
 
 
 def test_a_refused_request_names_the_budget_what_was_spent_and_when_it_begins_again(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 
-from proxy.pipeline.changes import Changed, Unchanged, read_changes
+from proxy.endpoints.records import diff_json
+from proxy.pipeline.changes import read_prompt
 from proxy.store import open_store
 from proxy.store.archive import Archive
 from proxy.telemetry.record import RequestRecord
@@ -29,27 +31,29 @@ def test_the_changes_of_a_request_can_be_read_from_the_archive(tmp_path: Path) -
         answer = httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
     record = next(one for one in records_in(store) if one.id == answer.headers["x-compaction-id"])
     shown = asyncio.run(_changes(store, record))
-    assert shown is not None
     sent = next(one for one in upstream.requests if len(one.body["messages"]) > 2).body["messages"]
     rebuilt_before: dict[int, Any] = {}
     rebuilt_after: list[Any] = []
-    for part in shown:
-        if isinstance(part, Unchanged):
-            kept = messages[part.position : part.position + part.count]
+    for part in shown["changes"]:
+        if "unchanged" in part:
+            kept = messages[part["position"] : part["position"] + part["unchanged"]]
             rebuilt_after += kept
-            rebuilt_before.update(enumerate(kept, part.position))
+            rebuilt_before.update(enumerate(kept, part["position"]))
         else:
-            assert part.complete
-            rebuilt_after += map(json.loads, part.after)
-            rebuilt_before.update(enumerate(map(json.loads, part.before), part.position))
+            rebuilt_after += part["after"]
+            rebuilt_before.update(enumerate(part["before"], part["position"]))
+    assert shown["complete"]
     assert rebuilt_after == sent
     assert [message for _, message in sorted(rebuilt_before.items())] == messages
-    assert sum(isinstance(part, Changed) and part.summary for part in shown) == 1
+    assert sum(part.get("summary", False) for part in shown["changes"]) == 1
 
 
-async def _changes(store: Path, record: RequestRecord) -> list[Changed | Unchanged] | None:
+async def _changes(store: Path, record: RequestRecord) -> dict[str, Any]:
     opened = open_store(f"sqlite:///{store}")
     try:
-        return await read_changes(Archive(opened), record)
+        prompt = await read_prompt(Archive(opened), record)
     finally:
         await opened.aclose()
+    assert prompt is not None
+    shown: dict[str, Any] = json.loads(msgspec.json.encode(diff_json(record.id, prompt)))
+    return shown
