@@ -172,6 +172,7 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
         *_keyless_teams(settings),
         *(found for section in sections() for found in section.warnings(written, settings)),
         *_uncounted_spending(settings),
+        *_estimated_streams(settings),
         *_large_prices(settings),
         *_ineffective_limits(settings),
         *_ineffective_times(settings),
@@ -268,7 +269,18 @@ def _uncounted_spending(settings: Settings) -> Iterator[Finding]:
         if found:
             models = ", ".join(f"'{shown(match)}'" for match in found[:5])
             problem = f"counts nothing for {models}, because no price of these models is known"
-            yield ("teams", name, "limits", "spend", "usd"), problem, "state prices, or a budget in tokens"
+            fix = f"prices: {{{found[0]}: {{input_cost_per_token: 0.000001, output_cost_per_token: 0.000004}}}}"
+            yield ("teams", name, "limits", "spend", "usd"), problem, f"{fix}, or a budget in tokens"
+
+
+def _estimated_streams(settings: Settings) -> Iterator[Finding]:
+    """Find teams without a budget whose policy leaves their requests alone, although the file states prices."""
+    for name, team in settings.teams.items():
+        spend = None if team.limits is None else team.limits.spend
+        if settings.prices and spend is None and settings.policies[team.policy].mode == "off":
+            problem = "the prices of this team's streams of chat completions are estimates, because with mode: off the "
+            problem += "proxy doesn't ask for their usage"
+            yield ("teams", name), problem, "give the team a policy with mode: shadow, or a budget"
 
 
 def _unpriced_routes(settings: Settings) -> Iterator[str]:
@@ -335,9 +347,8 @@ def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> It
 
 
 def advice(loaded: Loaded, today: date) -> list[str]:
-    """Return a line for each expired key, and for each budget that can't count a model. ``today`` is the day in UTC."""
-    findings = [*_expired(loaded.settings, today), *_unpriced(loaded.settings)]
-    return _lines(sorted(findings, key=lambda found: line_of(loaded.root, found[0])), loaded)
+    """Return a line for each expired key. ``today`` is the day in UTC."""
+    return _lines(_expired(loaded.settings, today), loaded)
 
 
 def exposure(settings: Settings, loaded: Loaded | None) -> list[str]:
@@ -377,27 +388,3 @@ def _expired(settings: Settings, today: date) -> Iterator[Finding]:
         for index, key in enumerate(team.keys):
             if key.expires is not None and key.expires <= today:
                 yield ("teams", name, "keys", index), f"expired on {key.expires} (UTC) and is refused", "remove it"
-
-
-def _unpriced(settings: Settings) -> Iterator[Finding]:
-    """Find budgets in US dollars of teams that may use a model without a price."""
-    limited = {
-        name: team.models
-        for name, team in settings.teams.items()
-        if team.limits is not None and team.limits.spend is not None and team.limits.spend.usd is not None
-    }
-    if not limited:
-        return
-    free = [
-        (route.match, profile.model)
-        for _, route, profile in named_models(settings)
-        if price_of(settings.prices, profile.model, profile.price) is None
-    ]
-    for name, allowed in limited.items():
-        models = [
-            model for match, model in free if allowed is None or any(fnmatchcase(match, glob) for glob in allowed)
-        ]
-        if models:
-            problem = f"doesn't count {', '.join(models)}, because their prices are unknown"
-            fix = f"prices: {{{models[0]}: {{input_cost_per_token: 0.000001, output_cost_per_token: 0.000004}}}}"
-            yield ("teams", name, "limits", "spend", "usd"), problem, f"{fix}, or a budget in tokens"

@@ -51,7 +51,8 @@ FIELDS: Mapping[str, str] = {
     "fits": "False if the upstream refused the request as received for its size, or would have. An answer proves that "
     "it fits.",
     "output": "The output limit that the request got if the proxy lowered it, in tokens.",
-    "summary.origin, summary.cause": "`stored`, `made`, or `digest`, and the cause of a digest.",
+    "summary.origin, summary.cause": "`stored`, `made`, or `digest`, and the "
+    "[cause of a digest](../api.md#causes-of-a-digest).",
     "summary.replaced": "The cause of the digest that this summary replaced.",
     "summary.checkpoints, summary.breaker_open": "Summaries so far, and whether the breaker prevented a call.",
     "attempts[].status, attempts[].ms": "The upstream's status, and milliseconds until its response started.",

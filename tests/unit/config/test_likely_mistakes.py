@@ -19,6 +19,9 @@ POLICY = "policies:\n  default:\n    %s\n"
 SPENDING = f"teams:\n  t:\n    keys: ['sha256:{'1' * 64}']\n    limits: {{spend: {{usd: 5, per: day}}}}\n"
 
 
+UNLIMITED = f"teams:\n  t:\n    keys: ['sha256:{'1' * 64}']\n"
+
+
 FORM = re.compile(r".+?:\d+: warning: (?:[\w.\[\]-]+: )?.+?\. Fix: .+", re.DOTALL)
 
 WARNINGS = {
@@ -68,7 +71,13 @@ WARNINGS = {
         UP + "models:\n  - {match: mine, upstream: main, profile: {context_window: 9000}}\n" + SPENDING,
         8,
         "teams.t.limits.spend.usd: counts nothing for 'mine', because no price of these models is known. "
-        "Fix: state prices, or a budget in tokens",
+        "Fix: prices: {mine: {input_cost_per_token: 0.000001, output_cost_per_token: 0.000004}}, or a budget in tokens",
+    ),
+    "prices of a team whose streams have none": (
+        UP + POLICY % "mode: 'off'" + "prices:\n  m: {input_cost_per_token: 0.000001}\n" + UNLIMITED,
+        9,
+        "teams.t: the prices of this team's streams of chat completions are estimates, because with mode: off the "
+        "proxy doesn't ask for their usage. Fix: give the team a policy with mode: shadow, or a budget",
     ),
     "a budget at a provider without prices": (
         UP.replace("{", "{provider: vllm, ") + SPENDING,
