@@ -55,8 +55,8 @@ class Door(NamedTuple):
         headers = {"authorization": "Bearer sk-admin"}
         return httpx.get(f"{self.url}/compaction/{path}", params=filters, headers=headers, trust_env=False)
 
-    def command(self, *arguments: str) -> str:
-        done = call(self.folder, "requests", "--config", "config.yaml", *arguments)
+    def command(self, *arguments: str, columns: int = 80) -> str:
+        done = call(self.folder, "requests", "--config", "config.yaml", *arguments, COLUMNS=str(columns))
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
@@ -149,7 +149,8 @@ def test_each_filter_selects_the_same_requests_by_every_way(tmp_path: Path, stor
             assert [json.loads(line)["id"] for line in lines] == ids, filters
             text = here.command(*options)
             assert all(len(line) <= 80 for line in text.splitlines()), text
-            assert all(id in text for id in ids)
+            assert all(id in text for id in ids) or "pass --json, or more filters" in text
+            assert all(id in here.command(*options, columns=120) for id in ids)
         text = here.command("--error", "bad_tools")
         assert "upstream: code bad_tools, type invalid_request_error, param tools" in text
         assert "secret text" not in here.page(f"view/{bad['id']}").text + text
@@ -218,6 +219,35 @@ def test_the_messages_of_a_request_can_be_read_on_a_narrow_terminal(tmp_path: Pa
         assert call(tmp_path, *show, "--json", "--messages").returncode == 2
 
 
+def test_a_list_has_one_line_for_each_request_and_more_for_what_stands_out(tmp_path: Path) -> None:
+    with door(tmp_path, StandIn(window=200_000, summariser=summarise).app, "", prepare=None) as here:
+        red, blue, talk = here.client("sk-red"), here.client("sk-blue"), chat(17, 450)
+        for turn in (ends := range(2, len(talk) + 1, 2)):
+            red.chat.completions.create(model="gpt-5.2-codex", messages=talk[:turn], user="alice")
+        until(lambda: len(here.listed()) == len(ends))
+        turns = here.listed()
+        (first,) = [one for one in turns if one["summary"]["origin"] == "made"]
+        blue.chat.completions.create(model="gpt-5", messages=TURNS)
+        with pytest.raises(openai.APIStatusError):
+            blue.chat.completions.create(model="gpt-5", messages=TURNS)
+        until(lambda: len(here.listed()) == len(turns) + 2)
+        lines = here.command("--conversation", first["conversation"]).splitlines()
+        assert [re.findall("[0-9a-f]{24}", line) for line in lines if line[2] == ":"] == [
+            [one["id"]] for one in reversed(turns)
+        ]
+        assert len(lines) <= len(turns) + 5, "a heading of two lines, the note about the compaction, and sums of two"
+        assert "gpt-5.2-codex, red/red-laptop, OpenAI/Python" in lines[0]
+        (note,) = (number for number, line in enumerate(lines) if line.startswith("    1 checkpoint, summary made"))
+        sizes = first["tokens"]
+        assert f" compacted {sizes['before']:,} → {sizes['sent']:,} " in lines[note - 1]
+        mixed = here.command()
+        assert max(map(len, mixed.splitlines())) <= 80
+        assert mixed.count("\n") <= len(turns) + 10, "others are few"
+        assert first["id"] in mixed
+        assert f"{here.listed(error='budget_exceeded')[0]['id']}\n    budget_exceeded; the team's limit is 5" in mixed
+        assert mixed.endswith("\nFor the other ids, pass --json, or more filters.\n")
+
+
 def test_a_refused_request_names_the_budget_what_was_spent_and_when_it_begins_again(tmp_path: Path) -> None:
     with door(tmp_path, StandIn().app, "") as here:
         blue = here.client("sk-blue")
@@ -263,10 +293,12 @@ def test_new_requests_can_be_followed(tmp_path: Path) -> None:
         red = here.client("sk-red")
         red.chat.completions.create(model="gpt-5", messages=[system(), *TURNS])
         until(lambda: len(here.listed()) == 1)
-        command = [sys.executable, "-m", "proxy", "requests", "--config", "config.yaml", "--follow", "--json"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-        with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as following:
+        command = [sys.executable, "-m", "proxy", "requests", "--config", "config.yaml", "--follow"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "80"}
+        out: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen([*command, "--json"], **out) as following, subprocess.Popen(command, **out) as shown:
             assert following.stdout is not None
+            assert shown.stdout is not None
             sender = threading.Thread(target=lambda: [ask(number) for number in range(20)])
 
             def ask(number: int) -> None:
@@ -276,7 +308,10 @@ def test_new_requests_can_be_followed(tmp_path: Path) -> None:
             sender.start()
             seen = [json.loads(following.stdout.readline())["model"] for _ in range(3)]
             following.send_signal(signal.SIGINT)
+            line = shown.stdout.readline()
+            shown.send_signal(signal.SIGINT)
             sender.join()
         assert following.returncode == 0
     first = int(seen[0].removeprefix("later-"))
     assert seen == [f"later-{first + number}" for number in range(3)]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d 200 none +\d+ ms later-\d+, red/red-laptop( +[0-9a-f]{24})?\n", line)
