@@ -83,7 +83,7 @@ def compaction_text(one: dict[str, Any]) -> str:
     parts = [
         _counted(summary["checkpoints"], "checkpoint") if summary["checkpoints"] else "",
         f"summary {summary['origin']}{after}" if summary["origin"] else "",
-        f"{kept['share']:.0%} of the names kept" if kept else "",
+        f"{kept['share']:.0%} of the names kept (identifiers, files, numbers; other facts may be gone)" if kept else "",
         f"{cost['sent']} USD" if cost else "",
     ]
     return ", ".join(filter(None, parts))

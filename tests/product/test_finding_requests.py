@@ -222,6 +222,7 @@ def test_the_messages_of_a_request_can_be_read_on_a_narrow_terminal(tmp_path: Pa
 def test_a_list_has_one_line_for_each_request_and_more_for_what_stands_out(tmp_path: Path) -> None:
     with door(tmp_path, StandIn(window=200_000, summariser=summarise).app, "", prepare=None) as here:
         red, blue, talk = here.client("sk-red"), here.client("sk-blue"), chat(17, 450)
+        talk[1]["content"] += " The map is in src/atlas/north_map.py, and its number is 48151623."
         for turn in (ends := range(2, len(talk) + 1, 2)):
             red.chat.completions.create(model="gpt-5.2-codex", messages=talk[:turn], user="alice")
         until(lambda: len(here.listed()) == len(ends))
@@ -235,11 +236,13 @@ def test_a_list_has_one_line_for_each_request_and_more_for_what_stands_out(tmp_p
         assert [re.findall("[0-9a-f]{24}", line) for line in lines if line[2] == ":"] == [
             [one["id"]] for one in reversed(turns)
         ]
-        assert len(lines) <= len(turns) + 5, "a heading of two lines, the note about the compaction, and sums of two"
+        assert len(lines) <= len(turns) + 7, "a heading, a note about the compaction, and sums"
         assert "gpt-5.2-codex, red/red-laptop, OpenAI/Python" in lines[0]
         (note,) = (number for number, line in enumerate(lines) if line.startswith("    1 checkpoint, summary made"))
         sizes = first["tokens"]
         assert f" compacted {sizes['before']:,} → {sizes['sent']:,} " in lines[note - 1]
+        names = r"[0-9]+% of the names kept \(identifiers, files, numbers; other facts may be gone\)"
+        assert re.search(names, " ".join(" ".join(lines[note : note + 3]).split()))
         mixed = here.command()
         assert max(map(len, mixed.splitlines())) <= 80
         assert mixed.count("\n") <= len(turns) + 10, "others are few"
