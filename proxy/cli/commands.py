@@ -288,7 +288,7 @@ def keys() -> None:
     """Manage keys for teams."""
 
 
-def _team_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def _name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     from proxy.config.fields import NAME
 
     if value is not None and not NAME.fullmatch(value):
@@ -310,12 +310,13 @@ _OTHERS = "The team's other keys stay valid while they are listed:"
 
 
 @keys.command()
-@click.option("--team", callback=_team_name, help="The team's name in the configuration.")
+@click.option("--team", callback=_name, help="The team's name in the configuration.")
 @click.option("--admin", is_flag=True, help="Create a key of an administrator.")
+@click.option("--name", callback=_name, help="The key's name in records and reports. Default: the start of its hash.")
 @click.option(
     "--expires", type=click.DateTime(["%Y-%m-%d"]), help="The first day (UTC) on which the proxy rejects the key."
 )
-def new(team: str | None, admin: bool, expires: datetime | None) -> None:
+def new(team: str | None, admin: bool, name: str | None, expires: datetime | None) -> None:
     """Create a key, and print it with the lines for the configuration. Writes no file."""
     if (team is None) is not admin:
         raise click.UsageError("Pass either --team NAME or --admin.")
@@ -323,13 +324,14 @@ def new(team: str | None, admin: bool, expires: datetime | None) -> None:
         raise click.BadParameter("must be a day in the future", param_hint="--expires")
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
     digest = f'"sha256:{hashlib.sha256(key.encode()).hexdigest()}"'
-    entry = digest if expires is None else f"{{hash: {digest}, expires: {expires.date()}}}"
+    named = "" if name is None else f', name: "{name}"'
+    ends = "" if expires is None else f", expires: {expires.date()}"
+    entry = f"{{hash: {digest}{named}{ends}}}" if named or ends else digest
     if admin:
-        owner, others, lines = "an administrator", "It works only below /compaction:", "admin:\n  keys:"
+        owner, others, lines = "an administrator", "It works only below /compaction:", "admin:\n  keys:\n    - "
     else:
-        owner, others, lines = "the team", _OTHERS, f"teams:\n  {team}:\n    keys:"
-    lines += f"\n      - {entry}"
-    click.echo(_ANNOUNCEMENT.format(key=key, owner=owner, others=others, lines=lines), nl=False)
+        owner, others, lines = "the team", _OTHERS, f"teams:\n  {team}:\n    keys:\n      - "
+    click.echo(_ANNOUNCEMENT.format(key=key, owner=owner, others=others, lines=lines + entry), nl=False)
 
 
 @keys.command("list")

@@ -128,6 +128,9 @@ def test_a_new_key_works_with_the_lines_it_comes_with(tmp_path: Path) -> None:
     )
     assert caller.team == "search"
     assert list(tmp_path.iterdir()) == [], "nothing was written"
+    named = call(tmp_path, "keys", "new", "--team", "search", "--name", "007").stdout
+    lines = named[named.index("teams:") :]
+    assert loads((upstreams + lines).encode(), {}).teams["search"].keys[0].name == "007"
     other = call(tmp_path, "keys", "new", "--team", "search")
     assert key not in other.stdout
     assert "expires" not in other.stdout
@@ -137,6 +140,7 @@ def test_a_key_of_an_administrator_comes_with_its_lines(tmp_path: Path) -> None:
     done = call(tmp_path, "keys", "new", "--admin")
     key = re.search(r"^  (cp-\S+)$", done.stdout, re.MULTILINE)
     assert key is not None
+    assert "\n  keys:\n    - " in done.stdout, "each level is two further columns in"
     section = yaml.safe_load(done.stdout[done.stdout.index("admin:") :])
     assert section == {"admin": {"keys": [key_hash(key[1])]}}
     assert call(tmp_path, "keys", "new", "--admin", "--team", "a").returncode == 2
@@ -145,7 +149,13 @@ def test_a_key_of_an_administrator_comes_with_its_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--team", "a b"], ["--team", "t", "--expires", "2020-01-31"], ["--team", "t", "--expires", "soon"], []],
+    [
+        ["--team", "a b"],
+        ["--team", "t", "--name", 'a"'],
+        ["--team", "t", "--expires", "2020-01-31"],
+        ["--team", "t", "--expires", "soon"],
+        [],
+    ],
 )
 def test_no_key_is_made_of_nonsense(arguments: list[str], tmp_path: Path) -> None:
     done = call(tmp_path, "keys", "new", *arguments)
