@@ -81,7 +81,7 @@ def left_prompt(prompt: Prompt, record: RequestRecord, policy: Policy | None) ->
 def why_unknown(record: RequestRecord, policy: Policy | None) -> str:
     """Return why there are no messages of a request to show, and how to change that."""
     if not record.calls:
-        return "The proxy sent nothing to an upstream."
+        return "The proxy didn't send this request to an upstream."
     if record.verdict != "compacted":
         return "The proxy sent this request as it came. It stores only messages that it changes."
     archive = None if policy is None else policy.optional(ArchiveSettings)

@@ -268,7 +268,7 @@ def test_a_refused_request_names_the_budget_what_was_spent_and_when_it_begins_ag
         assert sentence in call(here.folder, "show", refused["id"], "--config", "config.yaml").stdout
         page = here.page(f"view/{refused['id']}").text
         assert sentence in page
-        assert "The proxy sent nothing to an upstream." in page
+        assert "The proxy didn&#39;t send this request to an upstream." in page
         assert refused["refused_by"]["used"] == f"{spent.total_tokens} tokens"
 
 

@@ -56,7 +56,7 @@ def test_a_missing_archive_entry_has_a_reason_and_a_fix() -> None:
     assert "The archive has no entry for this request." in why_unknown(record(days=1), POLICY)
     assert "The archive has no entry for this request." in why_unknown(record(), None), "the policy was removed"
     assert "callers without a key" in why_unknown(record(tenant="nobody"), POLICY)
-    assert why_unknown(record(calls=[]), POLICY) == "The proxy sent nothing to an upstream."
+    assert why_unknown(record(calls=[]), POLICY) == "The proxy didn't send this request to an upstream."
     assert policy_of(record(), Settings()) == POLICY
     assert policy_of(RequestRecord("", 0.0, policy="gone"), Settings()) is None
 
