@@ -244,16 +244,16 @@ def _paths(message: Message) -> Iterable[str]:
 
 
 def readable_paths(paths: Iterable[str], text: str) -> set[str]:
-    """Return the paths in the text, either unchanged or as names in a line ``- folder/ (read): name name``.
+    """Return the paths in the text, either unchanged or as in a line ``- folder/ (read): a.py: name name; b.py``.
 
-    Below a line ``- in root/:``, such lines are indented.
+    Below a line ``- in root/:``, such lines are indented. A relative path may be listed as a longer one.
     """
     listed = set()
     root = ""
     for indented, top, folder, names in _LISTING.findall(text):
         root = top or (root if indented else "")
-        listed |= {f"{root}{folder}/{name}".replace("/./", "/") for name in names.split(" ")}
-    return {path for path in paths if path in listed or path in text}
+        listed |= {f"{root}{folder}/{name.rstrip(':;')}".replace("/./", "/") for name in names.split(" ")}
+    return {path for path in paths if path in text or any(f"/{one}".endswith(f"/{path}") for one in listed)}
 
 
 def _common(one: str, other: str) -> int:

@@ -122,7 +122,7 @@ def test_an_outcome_is_judged_by_what_can_be_read_in_it() -> None:
     ]
     facts = {"AA11": 1, "BB22": 3, "CC33": 4, "DD44": 5, "EE55": 6}
     conversation = Conversation("", messages, facts)
-    summary = {"role": "user", "content": "BB22 was read.\n- src/: a.py c.py"}
+    summary = {"role": "user", "content": "BB22 was read.\n- /work/src/: a.py: name; c.py"}
     sent = [messages[0], summary, messages[5], messages[6], *messages[1:5]]
     outcome = Outcome(sent, [[0, 4], [0, 4, 5, 6, 7], [0, 1, 2, 3]], [70])
     window = COUNTER.message(messages[0]) + sum(COUNTER.message(message) for message in messages[1:6])
