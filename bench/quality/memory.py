@@ -2,8 +2,10 @@
 
 The cases are those of LongMemEval (https://github.com/xiaowu0162/LongMemEval, MIT): long histories of chats with one
 question each. Marks show the sessions and turns with the evidence. The question as it is written is the query. The
-prompt has the whole history and the question, and no model writes a summary. Questions without an answer have marked
-sessions only, so they count only there.
+prompt has the whole history and the question, and no model writes a summary. Questions without an answer don't count.
+
+``recall_any@k`` is LongMemEval's (``evaluate_retrieval`` in src/retrieval/eval_utils.py): 1 if any marked session is
+among the first k different sessions that the search ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ from proxy.tokens.text import count, encoding
 
 UPDATES = "knowledge-update"
 FEW, MANY = 5, EXCHANGES
-BY_FEW, BY_MANY, SESSIONS = f"search, {FEW}", f"search, {MANY}", f"sessions, {MANY}"
+BY_FEW, BY_MANY = f"search, {FEW}", f"search, {MANY}"
+ANY = {f"recall_any@{most}": most for most in (FEW, MANY)}
+RANKED = 200
+"""Exchanges that the search ranks, several of a session."""
 RESULT, NEWEST_FIRST = "result", "newest first"
 COUNT = partial(count, encoding(TOKENIZER))
 
@@ -76,10 +81,10 @@ def histories(folder: Path) -> Iterator[Case]:
                     evidence.append(len(messages))
                 sessions.append(id)
                 messages.append({"role": turn["role"], "content": turn["content"]})
-        if task["question_id"].endswith("_abs"):
-            evidence = []
         marked = task["answer_session_ids"]
-        yield Case(task["question_id"], task["question_type"], task["question"], messages, evidence, sessions, marked)
+        question = task["question_id"]
+        if evidence and not question.endswith("_abs"):
+            yield Case(question, task["question_type"], task["question"], messages, evidence, sessions, marked)
 
 
 def search(case: Case, scores: Scores) -> None:
@@ -87,10 +92,11 @@ def search(case: Case, scores: Scores) -> None:
     text = read([msgspec.json.encode(message) for message in case.messages])
     with contextlib.closing(Index([text.passages])) as index:
         found = index.search(case.question, MANY)
+        ranked = sorted(index.search(case.question, RANKED), key=lambda match: match.rank)
     order = _turns(found)
-    scores[SESSIONS].append(_share(case.marked, {case.sessions[turn] for turn in order}))
-    if not case.evidence:
-        return
+    sessions = list(dict.fromkeys(case.sessions[turn] for turn in _turns(ranked)))
+    for column, most in ANY.items():
+        scores[column].append(float(not set(case.marked).isdisjoint(sessions[:most])))
     scores[BY_MANY].append(_share(case.evidence, order))
     scores[BY_FEW].append(_share(case.evidence, _turns([match for match in found if match.rank < FEW])))
     quotes = quoted([("", match) for match in found], COUNT, RecallSettings().max_tokens)
@@ -130,17 +136,16 @@ async def measure(cases: Sequence[Case], window: int) -> str:
         async with running() as engine:
             for case in cases:
                 search(case, scores[case.type])
-                if case.evidence:
-                    await ask(case, window, engine, other, scores[case.type], sizes)
+                await ask(case, window, engine, other, scores[case.type], sizes)
     everything: Scores = defaultdict(list)
     for one in scores.values():
         for name, shares in one.items():
             everything[name] += shares
-    columns = (BY_FEW, BY_MANY, SESSIONS, *sizes)
+    columns = (BY_FEW, BY_MANY, *ANY, *sizes)
     named = {**dict(sorted(scores.items())), "all": everything}
     rows = [[name, len(one[BY_MANY]), *(_mean(one[column]) for column in columns)] for name, one in named.items()]
-    rows.append(["tokens of the prompt, median", *[""] * 4, *(f"{round(median(one)):,}" for one in sizes.values())])
-    lines = [table(("questions", "number", *columns), rows)]
+    rows.append(["tokens of the prompt, median", *[""] * 5, *(f"{round(median(one)):,}" for one in sizes.values())])
+    lines = [table(("questions", "number", *columns), rows), f"\n{len(cases)} of LongMemEval's 500 questions."]
     lines.append(f"\nIn a result of {RecallSettings().max_tokens:,} tokens: {_mean(everything[RESULT])}.")
     if everything[NEWEST_FIRST]:
         lines.append(f"Newest value first: {_mean(everything[NEWEST_FIRST])} of {len(everything[NEWEST_FIRST])}.")

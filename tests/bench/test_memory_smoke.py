@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from bench.quality import langchain
-from bench.quality.memory import main
+from bench.quality.memory import ANY, Case, Scores, main, search
+
+
+def scored(case: Case) -> dict[str, list[float]]:
+    scores: Scores = defaultdict(list)
+    search(case, scores)
+    return {column: scores[column] for column in ANY}
 
 
 def test_the_evidence_of_a_question_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +43,20 @@ def test_the_evidence_of_a_question_is_found(tmp_path: Path, monkeypatch: pytest
     assert outcome.exit_code == 0, outcome.output
     (row,) = (line for line in outcome.output.splitlines() if line.startswith("| knowledge-update"))
     assert [cell.strip() for cell in row.split("|")[2:6]] == ["1", *["100.0 %"] * 3], outcome.output
+    assert [line for line in outcome.output.splitlines() if "500" in line] == ["1 of LongMemEval's 500 questions."]
     assert "Newest value first: 100.0 % of 1." in outcome.output
+
+
+def test_recall_any_needs_one_of_the_sessions_with_evidence() -> None:
+    turns = [
+        {"role": "user", "content": f"The {word} costs {n} euros."} for n, word in enumerate(["rent", *["bike"] * 12])
+    ]
+    case = Case("q", "type", "What is the rent?", turns, [0], ["a", *"bcdefghijklm"], ["a", "gone"])
+    assert scored(case) == {"recall_any@5": [1.0], "recall_any@10": [1.0]}
+    assert scored(replace(case, marked=["gone"])) == {"recall_any@5": [0.0], "recall_any@10": [0.0]}
+    # All sessions have the word, so newer ones rank higher.
+    everywhere = replace(case, question="How many euros?", marked=["f"])
+    assert scored(everywhere) == {"recall_any@5": [0.0], "recall_any@10": [1.0]}
 
 
 def test_without_histories_it_says_so(tmp_path: Path) -> None:
