@@ -11,10 +11,8 @@ import click
 
 from bench import cases, compactions, instructions, servers, translation
 from bench.bodies import APIS
-from bench.rows import COLUMNS, FULL, QUICK, TINY, Row, Scale, cells
+from bench.rows import COLUMNS, FULL, TINY, Row, Scale, cells
 from bench.table import table, write_json
-
-SCALES = {"full": FULL, "quick": QUICK, "tiny": TINY}
 
 GROUPS: dict[str, Callable[[servers.Place, Scale, Sequence[str]], list[Row]]] = {
     "requests": cases.requests,
@@ -30,14 +28,13 @@ USUAL = ("requests", "turns", "compaction", "beside")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", "scale", flag_value="quick", help="Few rounds.")
-@click.option("--tiny", "scale", flag_value="tiny", help="One short round, to check that everything runs.")
+@click.option("--tiny", is_flag=True, help="One short round, to check that everything runs.")
 @click.option("--api", "apis", multiple=True, type=click.Choice(list(APIS)), help="Measure only the rows of this API.")
 @click.option("--only", "groups", multiple=True, type=click.Choice(list(GROUPS)), help="Measure only these rows.")
 @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Write every round to FILE.")
-def main(scale: str | None, apis: Sequence[str], groups: Sequence[str], file: Path | None) -> None:
+def main(tiny: bool, apis: Sequence[str], groups: Sequence[str], file: Path | None) -> None:
     """Compare the proxy with a minimal pass-through, and print the table."""
-    chosen = SCALES[scale or "full"]
+    chosen = TINY if tiny else FULL
     rows = measure(chosen, apis or list(APIS), groups or (USUAL[:2] if apis else USUAL))
     click.echo(table(COLUMNS, map(cells, rows)))
     click.echo(f"\nMedians of {chosen.rounds} alternating rounds. Brackets: lowest and highest ratio of a round.")

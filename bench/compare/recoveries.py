@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.compare.case import Case, Reply, always
 from bench.compare.setup import BUDGETS, NOTHING_AHEAD, PLAIN_POLICIES, small_model
-from bench.compare.upstream import asks_compaction, decoded
+from bench.compare.upstream import decoded
 from tests.kit.generator import ANY_DIRT, conversation
 from tests.kit.overflow_wordings import WORDINGS, Refused
 from tests.kit.raw_upstream import Arrived, End, Step, answer, chunk, stream_head, streamed
@@ -245,52 +245,6 @@ def recall(talk: Talk) -> Iterator[Case]:
     yield talk.case(f"after {what}", again, tools=tools(talk.api))
 
 
-def server_state(talk: Talk) -> Iterator[Case]:
-    """Overflow a request that continues a response, and let the upstream compact the history or refuse to."""
-    rng = talk.rng
-    talk.begin(_SHORT)
-    what = rng.choice(
-        ("compacted", "compacted", "compacted", "outputs", "refused", "empty", "conversation", "off", "ahead")
-    )
-    talk.policy = {"off": "state-off", "ahead": "state-compact"}.get(what, NOTHING_AHEAD)
-    field = {"conversation": f"conv_{talk.number}"} if what == "conversation" else {}
-    field = field or {"previous_response_id": f"resp_{talk.number}"}
-    newest: list[Any] = [{"role": "user", "content": f"Go on with part {talk.number}."}]
-    overflows = talk.refusal(
-        "Your input exceeds the context window of this model.", "context_length_exceeded", _continues
-    )
-    replies = [overflows]
-    if what == "ahead":
-        replies = []
-        reported = talk.answer("It is long.", prompt=talk.budget, output=100)
-        yield talk.case("first", talk.reply(reported))
-    if what == "outputs":
-        newest = [{"role": "tool", "tool_call_id": "own_1", "content": "The result of a call."}]
-        stored = Answer("", (Call("own_1", "run"),), id=str(talk.number)).response()
-        replies += [Reply([_compaction(talk)], asks_compaction), Reply([answer(json.dumps(stored).encode())])]
-    elif what in ("refused", "empty"):
-        failed = answer(b"{}", "404 Not Found") if what == "refused" else answer(b'{"output": []}')
-        replies.append(Reply([failed], asks_compaction))
-    body = request("responses", talk.model, newest, stream=talk.stream, **field)
-    yield talk.of_body(what, body, *replies)
-
-
-def references(talk: Talk) -> Iterator[Case]:
-    """Refer to the items of an earlier answer by their ids. Refuse a third of these requests as too long."""
-    rng = talk.rng
-    talk.begin(rng.choice((_SHORT, _LONG)))
-    called = _client_call(talk, 0)
-    made = talk.answer("I run it.", called, thinking="It must be run.")
-    yield talk.case("first", talk.reply(made))
-    ids = [{"type": "item_reference", "id": item["id"]} for item in made.items()]
-    known = json.loads(request("responses", talk.model, talk.messages, stream=False))["input"]
-    output = {"type": "function_call_output", "call_id": called.id, "output": "It ran."}
-    unknown = [{"type": "item_reference", "id": "msg_unknown"}] if talk.number % 4 == 0 else []
-    fields = {"model": talk.model, "input": [*known, *unknown, *ids, output], "stream": talk.stream}
-    replies = [Reply(_overflow(talk, talk.tokens, talk.tokens // 2)[1])] if talk.number % 3 == 0 else []
-    yield talk.of_body("references", json.dumps(fields).encode(), *replies)
-
-
 def early_ends(talk: Talk) -> Iterator[Case]:
     """End an answer early, or answer with nothing, with a server's error, or compressed."""
     rng = talk.rng
@@ -357,13 +311,11 @@ def modes(talk: Talk) -> Iterator[Case]:
 Scenario = Callable[[Talk], Iterator[Case]]
 
 SCENARIOS: tuple[tuple[str, int, Sequence[str], Scenario], ...] = (
-    ("conversations", 22, APIS, plain),
-    ("overflows", 34, APIS, overflow),
+    ("conversations", 25, APIS, plain),
+    ("overflows", 38, APIS, overflow),
     ("refused output", 4, APIS, output_limit),
     ("refused reasoning", 6, ("messages", "responses"), reasoning),
     ("recall", 16, APIS, recall),
-    ("state at the server", 4, ("responses",), server_state),
-    ("item references", 3, ("responses",), references),
     ("early ends", 5, APIS, early_ends),
     ("summaries", 3, APIS, summaries),
     ("spending", 1, APIS, spending),
@@ -435,11 +387,6 @@ def _window_full(talk: Talk, counted: int) -> Sequence[Step]:
     return talk.answer("", prompt=counted, output=1, more=ends[talk.api]).steps(talk.api, stream=talk.stream)
 
 
-def _compaction(talk: Talk) -> bytes:
-    item = {"type": "compaction", "id": f"cmp_{talk.number}", "encrypted_content": "x" * 90}
-    return answer(json.dumps({"object": "response.compaction", "output": [item]}).encode())
-
-
 def _client_call(talk: Talk, turn: int) -> Call:
     return Call(f"own_{talk.number}_{turn}", TOOLS[turn % len(TOOLS)], json.dumps({"path": f"src/{talk.number}.py"}))
 
@@ -456,7 +403,3 @@ def _has_reasoning(arrived: Arrived) -> bool:
 
 def _has_tool(arrived: Arrived) -> bool:
     return any(RECALL in json.dumps(tool) for tool in decoded(arrived).get("tools") or ())
-
-
-def _continues(arrived: Arrived) -> bool:
-    return b'"previous_response_id"' in arrived.body or b'"conversation"' in arrived.body

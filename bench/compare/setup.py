@@ -48,8 +48,6 @@ POLICIES: Mapping[str, Mapping[str, Any]] = {
     "recall": {"recall": {"tool": "auto"}, **_AT_ONCE},
     "continue": {"summary": {"method": "continue", "max_tokens": 600}, **_AT_ONCE},
     "fallback": {"summary": {"fallback_model": f"{SUMMARIZER}-second"}, **_AT_ONCE},
-    "state-compact": {"responses": {"state": "compact"}, **_AT_ONCE},
-    "state-off": {"responses": {"state": "off"}, **_AT_ONCE},
     "spending": _AT_ONCE,
 }
 

@@ -17,9 +17,6 @@ SHOWN = 5
 AROUND = 60
 """Bytes to show before and after the first byte that differs."""
 
-SHARE = 1 / 3
-"""Share of the generated requests that must meet a recovery. Otherwise the comparison proves too little."""
-
 
 @dataclass(slots=True)
 class Group:

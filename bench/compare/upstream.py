@@ -60,8 +60,6 @@ class Answers:
     def _steps(self, arrived: Arrived) -> Sequence[Step]:
         if self._left and self._left[0].when(arrived):
             return self._left.pop(0).steps
-        if arrived.method == "GET" or asks_compaction(arrived):
-            return [_compacted(arrived)]
         stream = decoded(arrived).get("stream") is True
         made = Answer(f"Answer {_digest(arrived)}.", prompt=len(arrived.body) // 4, id=_digest(arrived))
         return made.steps(api_of(arrived), stream=stream)
@@ -76,14 +74,9 @@ class Upstream(RawUpstream):
 
 
 def is_summary(arrived: Arrived) -> bool:
-    """Return whether the proxy asks for a summary. A provider's own compaction doesn't count."""
+    """Return whether the proxy asks for a summary."""
     body = arrived.body
     return _SUMMARIZER in body[:200] or _SUMMARIZER in body[-200:] or _NOTES in body
-
-
-def asks_compaction(arrived: Arrived) -> bool:
-    """Return whether the proxy asks the provider of the conversation to compact it."""
-    return arrived.target.partition("?")[0].endswith("/compact")
 
 
 def api_of(arrived: Arrived) -> str:
@@ -113,14 +106,6 @@ def _summary(arrived: Arrived) -> Sequence[Step]:
         return [answer(b'{"error": {"message": "out of order"}}', "500 Internal Server Error")]
     notes = f"<notes>\n{text}\n</notes>" if _NOTES in arrived.body else text
     return Answer(notes, prompt=tokens).steps(api, stream=decoded(arrived).get("stream") is True)
-
-
-def _compacted(arrived: Arrived) -> bytes:
-    """Return OpenAI's compaction, or a stored response whose output is one."""
-    item = {"type": "compaction", "id": f"cmp_{_digest(arrived)}", "encrypted_content": _digest(arrived) * 8}
-    usage = {"input_tokens": len(arrived.body) // 4, "output_tokens": 100, "total_tokens": len(arrived.body) // 4 + 100}
-    made = {"id": "resp_compacted", "object": "response.compaction", "output": [item], "usage": usage}
-    return answer(json.dumps(made).encode())
 
 
 def _digest(arrived: Arrived) -> str:

@@ -41,8 +41,7 @@ def measure(of: list[Line]) -> list[Score]:
     """Return a score for each recognizer. The first one is the proxy's."""
     return [
         score("compaction-proxy", of, ours),
-        score("LiteLLM, exception classes", of, litellm_side.by_exception, reads_figures=False),
-        score("LiteLLM, phrases", of, litellm_side.by_words, reads_figures=False),
+        score("LiteLLM", of, litellm_side.by_exception, reads_figures=False),
         score("without rules that name the provider", of, leaving_out),
     ]
 

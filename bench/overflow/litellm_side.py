@@ -1,4 +1,4 @@
-"""LiteLLM's recognition, by its list of phrases and by the exception class that it selects."""
+"""LiteLLM's recognition, by the exception class that it selects."""
 
 from __future__ import annotations
 
@@ -15,17 +15,11 @@ from proxy.overflow import Overflow
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Read at import time. It prevents a download.
 
 import litellm
-from litellm.litellm_core_utils.exception_mapping_utils import ExceptionCheckers, exception_type
+from litellm.litellm_core_utils.exception_mapping_utils import exception_type
 from litellm.llms.base_llm.chat.transformation import BaseLLMException
 
 RECOGNIZED = Overflow("input", None, None, None, None, "compact")
 """LiteLLM reads neither limit nor size."""
-
-
-def by_words(line: Line) -> Overflow | None:
-    """Search the body for LiteLLM's phrases."""
-    found = ExceptionCheckers.is_error_str_context_window_exceeded(line.body.decode())
-    return RECOGNIZED if found else None
 
 
 def by_exception(line: Line) -> Overflow | None:
