@@ -159,7 +159,7 @@ def front(
     ``gpt-5-mini`` thinks before it writes; any other one has ``window``. ``around`` wraps the upstream.
     """
     upstream = StandIn(window=HUGE, max_output=32_000)
-    profile = {"context_window": window, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
+    profile = {"context_window": window, "max_output_tokens": min(2_000, window // 4), "tokenizer": "o200k_base"}
     small = {**profile, "context_window": 4_000, "max_output_tokens": 1_000}
     wide = {**profile, "context_window": 64_000, "max_output_tokens": 16_000}
     with serve(around(upstream.app)) as url:
