@@ -40,8 +40,8 @@ class Row:
     @property
     def cells(self) -> list[str]:
         """The cells of the table."""
-        low, high = min(self.windows), max(self.windows)
-        window = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        most = max(self.windows)
+        window = f"{most:,}" if min(self.windows) == most else f"up to {most:,}"
         # Prompts whose text alone exceeds the window.
         too_long = sum(score.tokens > size for score, size in zip(self.scores, self.windows, strict=True))
         shares = [percent(share, 0) for kind in KINDS for share in summed(self.scores, kind)]
