@@ -272,6 +272,42 @@ def test_a_refused_request_names_the_budget_what_was_spent_and_when_it_begins_ag
         assert refused["refused_by"]["used"] == f"{spent.total_tokens} tokens"
 
 
+def test_the_commands_of_troubleshooting_lead_to_the_cause(tmp_path: Path) -> None:
+    def answer(body: Mapping[str, Any]) -> Reply:
+        return Reply(status=400, error={"error": {"code": "bad_tools"}}) if body["model"] == "new" else Reply()
+
+    rows = re.findall(r'^\| "(.+?)" \| (.+?) \|', (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    with door(tmp_path, StandIn(responder=answer).app, "") as here:
+        red, blue = here.client("sk-red"), here.client("sk-blue")
+        red.chat.completions.create(model="gpt-5", messages=TURNS, user="alice")
+        for client, model in ((blue, "gpt-5"), (red, "new"), (blue, "gpt-5")):
+            with contextlib.suppress(openai.APIStatusError):
+                client.chat.completions.create(model=model, messages=TURNS)
+        until(lambda: len(here.listed()) == 4)
+        refused, bad, _, first = here.listed()
+        seen = {}
+        for complaint, cell in rows:
+            id = bad["id"] if "fails" in complaint else first["conversation"]
+            team = "blue" if "budget" in complaint else "red"
+            commands = re.findall(r"`((?:requests|report|show) .+?)`", cell.replace("--user NAME", "--user alice"))
+            words = [
+                [{"NAME": team, "DAY": "1d", "ID": id}.get(word, word) for word in one.split()] for one in commands
+            ]
+            done = [call(tmp_path, *one, "--config", "config.yaml") for one in words]
+            assert [(one.returncode, one.stderr) for one in done] == [(0, "")] * len(done)
+            seen[complaint] = [set(re.findall(r"[\w-]+", one.stdout)) for one in done]
+    by_team, by_key = seen["The bill doubled."]
+    assert by_team >= {"blue", "red"}
+    assert by_key >= {"red-laptop", "gpt-5", "new"}
+    assert "blue" not in by_key
+    failing, _ = seen["It fails since the new version."]
+    assert failing & {bad["id"], refused["id"]} == {bad["id"]}
+    refusals, spent = seen["The budget is gone."]
+    assert refused["id"] in refusals
+    assert "blue-laptop" in spent
+    assert first["id"] in seen["It forgot what I said."][1]
+
+
 def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
     with door(tmp_path, StandIn().app, "") as here:
         here.client("sk-red").chat.completions.create(model="gpt-5", messages=TURNS)
