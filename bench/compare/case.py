@@ -37,7 +37,6 @@ class Case:
     policy: str = "default"
     replies: tuple[Reply, ...] = ()
     api: str = "chat"
-    more_headers: tuple[tuple[str, str], ...] = ()
     summary: Sequence[Step] | None = None
     generated: bool = False
 
@@ -51,5 +50,5 @@ class Case:
         """The headers that the client sends."""
         secret = key(self.policy)
         if self.api == "messages":
-            return [JSON, ("x-api-key", secret), ("anthropic-version", "2023-06-01"), *self.more_headers]
-        return [JSON, ("authorization", f"Bearer {secret}"), *self.more_headers]
+            return [JSON, ("x-api-key", secret), ("anthropic-version", "2023-06-01")]
+        return [JSON, ("authorization", f"Bearer {secret}")]

@@ -298,20 +298,10 @@ def spending(talk: Talk) -> Iterator[Case]:
     yield talk.case("spending", talk.reply(talk.answer("It costs.", output=400)))
 
 
-def modes(talk: Talk) -> Iterator[Case]:
-    """Measure without changing, by policy and by header, while the upstream refuses some prompts."""
-    rng = talk.rng
-    mode = rng.choice(("shadow", "off"))
-    talk.policy = "shadow" if rng.random() < 0.5 else NOTHING_AHEAD
-    talk.begin(rng.choice((_SHORT, _LONG)))
-    replies = [Reply(_overflow(talk, talk.tokens, talk.tokens // 2)[1])] if talk.number % 3 == 0 else []
-    yield replace(talk.case(mode, *replies), more_headers=(("x-compaction", mode),))
-
-
 Scenario = Callable[[Talk], Iterator[Case]]
 
 SCENARIOS: tuple[tuple[str, int, Sequence[str], Scenario], ...] = (
-    ("conversations", 25, APIS, plain),
+    ("conversations", 27, APIS, plain),
     ("overflows", 38, APIS, overflow),
     ("refused output", 4, APIS, output_limit),
     ("refused reasoning", 6, ("messages", "responses"), reasoning),
@@ -319,7 +309,6 @@ SCENARIOS: tuple[tuple[str, int, Sequence[str], Scenario], ...] = (
     ("early ends", 5, APIS, early_ends),
     ("summaries", 3, APIS, summaries),
     ("spending", 1, APIS, spending),
-    ("shadow and off", 2, APIS, modes),
 )
 """The name of each kind, its share of the requests in percent, its APIs, and what makes its requests."""
 

@@ -78,7 +78,7 @@ def lengthened(turns: Sequence[Any], seed: int) -> list[Any]:
     ]
 
 
-def measure(long: Sequence[bool] = (False, True), budgets: Sequence[float] = BUDGETS) -> str:
+def measure() -> str:
     """Return the table of the proxy and the kit's own compactors. Raises ``ClickException`` without the kit."""
     try:
         from compaction_kit import build_random_session, kit_version, run_conformance
@@ -89,7 +89,7 @@ def measure(long: Sequence[bool] = (False, True), budgets: Sequence[float] = BUD
     sessions = [(seed, *build_random_session(seed)) for seed in SEEDS]
     compactors: dict[str, Callable[[], Any]] = {OURS: Client, **COMPACTORS}
     rows = []
-    for lengthen, budget, name in product(long, budgets, compactors):
+    for lengthen, budget, name in product((False, True), BUDGETS, compactors):
         shares = []
         for seed, session, canaries in sessions:
             turns = lengthened(session.transcript(), seed) if lengthen else session.transcript()

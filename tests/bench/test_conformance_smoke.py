@@ -10,7 +10,6 @@ from click.testing import CliRunner
 
 from bench.quality import conformance
 from bench.quality.__main__ import main
-from bench.quality.text import OURS
 
 
 def test_a_session_goes_through_a_running_proxy_and_its_prompt_again() -> None:
@@ -28,13 +27,3 @@ def test_without_the_kit_one_line_names_the_command(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "compaction_kit", None)
     result = CliRunner().invoke(main, ["--kit"])
     assert (result.exit_code, result.output) == (1, f"Error: {conformance.MISSING}\n")
-
-
-@pytest.mark.full
-def test_ours_is_beside_the_kits_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("compaction_kit", reason="the kit isn't installed")
-    monkeypatch.setattr(conformance.structlog, "configure", lambda **_: None)
-    printed = conformance.measure((False,), (0.3,))
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines()[4:]]
-    survived = {row[2]: row[5] for row in rows}
-    assert (len(rows), survived["semantic-checklist"], OURS in survived) == (9, "100 %", True)

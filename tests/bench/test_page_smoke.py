@@ -14,12 +14,8 @@ def test_a_table_gets_the_figures_of_its_columns_and_rows() -> None:
     text = "| a | c |\n| --- | ---: |\n| x | old |\n\n    scripts/bench one\n\n| b |\n\n    scripts/bench one-more\n"
     printed = "Words.\n| a | b | c    |\n| - | - | - |\n| x | 1 | \\2 |\n| y | 3 | 4 |\n| x | 5 | 6 |\n"
     assert page.replaced(text, "one", printed) == text.replace("| x | old |", "| x | \\2 |\n| x | 6 |")
-    for name, header, problem in (
-        ("other", "a", "no table"),
-        ("one", "b", "no column 'a'"),
-        ("one", "a | c", "no row 'x'"),
-    ):
-        with pytest.raises(click.ClickException, match=problem):
+    for name, header, lacks in (("other", "a", "table"), ("one", "b", "column 'a'"), ("one", "a | c", "row 'x'")):
+        with pytest.raises(click.ClickException, match=f"no {lacks}"):
             page.replaced(text, name, f"| {header} |\n| - |\n")
 
 
