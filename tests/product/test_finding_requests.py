@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from proxy.config import load
+from proxy.pipeline.tags import BEGINNING, TAG, _tag
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from tests.kit.messages import assistant, system, user
@@ -354,3 +355,21 @@ def test_new_requests_can_be_followed(tmp_path: Path) -> None:
     first = int(seen[0].removeprefix("later-"))
     assert seen == [f"later-{first + number}" for number in range(3)]
     assert re.fullmatch(r"\d\d:\d\d:\d\d 200 none +\d+ ms later-\d+, red/red-laptop( +[0-9a-f]{24})?\n", line)
+
+
+def test_tags_tell_conversations_apart_by_the_beginnings_and_lengths_of_their_texts() -> None:
+    key, long = b"k" * 32, "x" * BEGINNING
+    texts = [
+        ("ab", "c"),
+        ("a", "bc"),
+        ("abc",),
+        (long,),
+        (f"{long}y",),
+        (f"{long}yy",),
+        (f"{BEGINNING + 1} {long}",),
+        ("\ud83d",),
+    ]
+    assert len({_tag(key, *parts) for parts in texts}) == len(texts)
+    assert _tag(key, f"{long}y") == _tag(key, f"{long}z")
+    assert TAG.fullmatch(_tag(key, "a"))
+    assert _tag(key, "a") != _tag(b"l" * 32, "a")
