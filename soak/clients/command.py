@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -316,6 +316,8 @@ def _page_row(row: Row, client: Client, turns: int, *, bridge: bool) -> list[str
     api = f"{client.api}, chat upstream" if bridge or client.bridge else client.api
     session = f"{turns} tool calls" if client.tool else f"{turns} turns, {row.results} results"
     result = {True: "passed", False: "failed", None: "not installed"}[row.met(turns)]
+    if row.refused and replace(row, refused=0).met(turns):
+        result = f"passed, {row.refused} refused and retried"
     figures = ["–" if one is None else str(one) for one in (row.requests, row.compacted, row.summaries, row.after_402)]
     day = datetime.now(UTC).date().isoformat()
     return [row.client, row.version or "–", api, session, *figures, result, __version__, day]

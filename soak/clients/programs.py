@@ -167,7 +167,8 @@ def _claude_variables(url: str) -> dict[str, str]:
 
 
 def _claude_searching(url: str) -> dict[str, str]:
-    return {**_claude_variables(url), "ENABLE_TOOL_SEARCH": "true"}
+    # Otherwise, it may ask before its servers are connected, and then the tools are missing in its first turn.
+    return {**_claude_variables(url), "ENABLE_TOOL_SEARCH": "true", "MCP_CONNECTION_NONBLOCKING": "false"}
 
 
 def _opencode(folder: Path, work: Path, url: str) -> list[str]:
