@@ -25,7 +25,7 @@ from proxy.dialects.responses.answers import OutputItemReader, ResponsesAnswers
 from proxy.dialects.responses.counting import ResponsesCounter, ResponsesEvidence
 from proxy.dialects.responses.request import ResponsesRequest
 from proxy.dialects.responses.rounds import ResponsesTool
-from proxy.dialects.units import decode
+from proxy.dialects.responses.units import items_of
 from proxy.dialects.walk import row_of, strings
 
 CHAT = Dialect(
@@ -89,11 +89,12 @@ def recognized(raw: bytes) -> Dialect:
 
 
 def archived_text(raw: bytes) -> tuple[str, str]:
-    """Return the role, or else the type, of a chat message, a response's item, or a message of blocks, and its text.
+    """Return the role, or else the type, of a chat message, a message of blocks, or a response's items, and the text.
 
-    The role of results is ``tool``, also in messages of blocks that have nothing else.
+    The role of results is ``tool``, also in messages of blocks that have nothing else. Items have that of the first.
     """
-    unit = decode(raw)
+    items = items_of(raw)
+    unit = items[0] if items else {}
     role = unit.get("role") or unit.get("type")
     blocks = unit.get("content")
     if (
@@ -102,7 +103,7 @@ def archived_text(raw: bytes) -> tuple[str, str]:
         and all(isinstance(one, dict) and one.get("type") == "tool_result" for one in blocks)
     ):
         role = "tool"
-    return role if isinstance(role, str) else "message", "\n".join(filter(None, _texts(unit)))
+    return role if isinstance(role, str) else "message", "\n".join(filter(None, _texts(items)))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -118,7 +118,8 @@ def sizes(message: Message) -> str:
 def start(message: Message) -> tuple[str, str]:
     """Return the role of a message, and the start of its text in one line."""
     raw = message.received or message.sent
-    role, text = ("tool" if message.kind == "result" else message.kind or "", "") if raw is None else archived_text(raw)
+    role, text = ("", "") if raw is None else archived_text(raw)
+    role = "tool" if message.kind == "result" else message.kind or role
     return role, " ".join(text[: 2 * START].split())[:START]
 
 

@@ -38,6 +38,7 @@ def test_a_body_is_recognized(body: Any, name: str) -> None:
         ({"role": "user", "content": []}, "user"),
         ({"role": "tool", "content": [{"type": "text", "text": "1"}]}, "tool"),
         ({"type": "function_call_output", "output": "1"}, "function_call_output"),
+        ([{"role": "assistant", "content": "1"}, {"type": "function_call", "name": "f"}], "assistant"),
     ],
 )
 def test_results_are_not_of_the_user(unit: Any, role: str) -> None:
@@ -53,6 +54,8 @@ SEARCHED: dict[str, Any] = {
          "content": {"type": "bash_code_execution_result", "stdout": "FACT"}}]},
     "title": {"role": "user", "content": [
         {"type": "document", "title": "FACT", "source": {"type": "base64", "data": "aWRz"}}]},
+    "items": [{"role": "assistant", "content": [{"type": "output_text", "text": "I'll look."}]},
+              {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "FACT"}],
     "legacy": {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "FACT"}},
 }  # fmt: skip
 

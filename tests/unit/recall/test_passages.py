@@ -54,7 +54,9 @@ def test_the_text_of_a_unit(unit: Any, expected: str) -> None:
 
 
 def test_odd_units_have_a_text() -> None:
-    assert read([b"[1, 2]", b'{"role": 5, "content": 7}', b"\xff", b'"text"']).text.count("message\n") == 4
+    found = read([b"[1, 2]", b'{"role": 5, "content": 7}', b"\xff", b'"a whole input"']).text
+    assert found.count("message\n") == 3
+    assert found.endswith("[4] user\na whole input\n\n")
 
 
 def test_passages_cover_the_text_in_order() -> None:
