@@ -405,10 +405,10 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 @main.command()
 @CONFIG
 @_filters
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="The most requests to list.")
+@click.option("--limit", type=click.IntRange(1, 1000), help="The most to list. Default: 50, or all of a conversation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one record as JSON on each line.")
 @click.option("--follow", is_flag=True, help="List new requests as they end, until you press Ctrl+C.")
-def requests(config: Path | None, limit: int, as_json: bool, follow: bool, **given: str | None) -> None:
+def requests(config: Path | None, limit: int | None, as_json: bool, follow: bool, **given: str | None) -> None:
     """List requests, newest first. The server may be running."""
     from proxy.cli.requests import listed
 

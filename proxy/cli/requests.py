@@ -16,6 +16,7 @@ import click
 from proxy.cli.records import check_names, read_records
 from proxy.endpoints.presentation import compaction_text, conversation, error_text, milliseconds
 from proxy.endpoints.queries import selected
+from proxy.endpoints.records import DEFAULT_LIMIT
 from proxy.pipeline.tags import Tags
 from proxy.records.model import RECORD_LIMIT, RecordStore
 from proxy.telemetry.record import ID_LENGTH, RequestRecord
@@ -30,21 +31,24 @@ LATE_SECONDS = 3_600
 """Age at which a request that is still in progress is no longer followed. Ids sort by arrival, not by end."""
 
 
-def listed(config: Path | None, given: Mapping[str, str], limit: int, *, as_json: bool, follow: bool) -> None:
+def listed(config: Path | None, given: Mapping[str, str], limit: int | None, *, as_json: bool, follow: bool) -> None:
     """Print the requests that the filters select. Raises ``ConfigurationError``."""
+    most = limit or DEFAULT_LIMIT
     in_turns = "conversation" in given and not (as_json or follow)
 
     async def read(records: RecordStore, tags: Tags) -> None:
-        kind, most = (None, RECORD_LIMIT) if in_turns else ("request", limit)
-        found = await selected(records, tags, given, limit=most, kind=kind)
+        found = await selected(records, tags, given, limit=RECORD_LIMIT + 1, kind=None if in_turns else "request")
         if not found:
             await check_names(config, records, given)
         if follow:
             await _follow(records, tags, given, as_json=as_json)
         elif in_turns:
-            _print_conversation(found)
+            _print_conversation(found, limit or RECORD_LIMIT)
+        elif not (found or as_json) and (calls := await selected(records, tags, given, limit=1, kind="summary")):
+            click.echo(f"Only summary calls match. Their requests list them, such as: show {calls[0].parent}")
         else:
-            _print(found, found, as_json=as_json)
+            _print(found[:most], found[:most], as_json=as_json)
+            _print_rest(len(found) - most, found, as_json=as_json)
 
     with contextlib.suppress(KeyboardInterrupt):
         read_records(config, read)
@@ -62,13 +66,19 @@ async def _follow(records: RecordStore, tags: Tags, given: Mapping[str, str], *,
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _print_conversation(found: Sequence[RequestRecord]) -> None:
-    turns, sums = conversation(found)
-    _print(turns, turns, as_json=False)
+def _print_conversation(found: Sequence[RequestRecord], limit: int) -> None:
+    turns, sums = conversation(found[:RECORD_LIMIT])
+    _print(turns[-limit:], turns, as_json=False)
     if turns:
         click.echo(_filled([sums], indent=""))
-    if len(found) == RECORD_LIMIT:
-        click.echo(f"These are the newest {RECORD_LIMIT:,} records. Use --until to see older ones.")
+    _print_rest(max(len(turns) - limit, len(found) - RECORD_LIMIT), found, as_json=False)
+
+
+def _print_rest(more: int, found: Sequence[RequestRecord], *, as_json: bool) -> None:
+    """Print how many older requests match, if any. JSON stays JSON."""
+    if more > 0:
+        least = " or more" if len(found) > RECORD_LIMIT else ""
+        click.echo(f"{more:,}{least} older requests match. To list them, pass --limit or --until.", err=as_json)
 
 
 def _print(

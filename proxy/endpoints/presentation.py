@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.access.admin import AdminLink
 from proxy.endpoints.queries import KEYLESS, Viewer
-from proxy.records.model import LedgerLabels, LedgerSums
+from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums
 from proxy.records.report import in_shadow, largest, money, report, sums_json
 from proxy.telemetry.record import RequestRecord
 
@@ -68,10 +68,11 @@ def conversation(found: Sequence[RequestRecord]) -> tuple[list[RequestRecord], s
     cost = prices["cost"] if sums.cost or not sums.unpriced else "unknown"
     turns = [record for record in reversed(found) if record.kind == "request"]
     rest = max((turn.checkpoints for turn in turns), default=0)
+    most = f"; only the newest {RECORD_LIMIT:,} records" if len(found) >= RECORD_LIMIT else ""
     return turns, (
         f"{_counted(sums.requests, 'request')}, {sums.compacted:,} compacted, {sums.errors:,} failed; "
         f"{_counted(rest, 'checkpoint')}; {cost} USD, and "
-        f"{_counted(sums.summaries, 'summary call')} for {prices['summary_cost']} USD"
+        f"{_counted(sums.summaries, 'summary call')} for {prices['summary_cost']} USD{most}"
     )
 
 

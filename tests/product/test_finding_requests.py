@@ -244,7 +244,13 @@ def test_a_list_has_one_line_for_each_request_and_more_for_what_stands_out(tmp_p
         assert f" compacted {sizes['before']:,} → {sizes['sent']:,} " in lines[note - 1]
         names = r"[0-9]+% of the names kept \(identifiers, files, numbers; other facts may be gone\)"
         assert re.search(names, " ".join(" ".join(lines[note : note + 3]).split()))
+        newest = here.command("--conversation", first["conversation"], "--limit", "3")
+        assert re.findall("[0-9a-f]{24}", newest)[-3:] == [one["id"] for one in reversed(turns[:3])]
+        assert f"\n{len(turns) - 3} older requests match. To list them, pass --limit or --until.\n" in newest
+        assert f"{len(turns)} requests, " in " ".join(newest.split()), "the sums are those of all"
+        assert f"\n{len(turns)} older requests match. " in here.command("--limit", "2")
         mixed = here.command()
+        assert "older" not in mixed
         assert max(map(len, mixed.splitlines())) <= 80
         assert mixed.count("\n") <= len(turns) + 10, "others are few"
         assert first["id"] in mixed
