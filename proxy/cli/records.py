@@ -31,7 +31,7 @@ from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request
 from proxy.endpoints.presentation import request_facts
 from proxy.endpoints.prompt_text import left_prompt, policy_of, text_lines, why_unknown
-from proxy.endpoints.queries import labels, period
+from proxy.endpoints.queries import labels, period, summary_calls
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import BadBody, ConfigurationError, RequestError
 from proxy.limits.learned import LearnedLimit
@@ -45,7 +45,7 @@ from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.tags import Tags
 from proxy.records import open_records, records_file
 from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
-from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery, RecordStore
+from proxy.records.model import LedgerLabels, LedgerSums, RecordStore
 from proxy.records.report import BY, csv_text, day_of, in_shadow, money
 from proxy.records.report import report as summed
 from proxy.store import StoreFailed, open_archive, open_store, store_file
@@ -91,7 +91,7 @@ def show(id: str, config: Path | None, *, messages: bool, as_json: bool) -> None
         found = await records.get(id)
         if found is None:
             return None
-        calls = await records.select(RecordQuery(parent=id, limit=RECORD_LIMIT))
+        calls = await summary_calls(records, found)
         keys, archive = settings.store.encryption.keys, settings.archive
         own = open_archive(archive.url, archive.options, keys) or open_store(settings.store.url, keys)
         async with aclosing(own) as entries:
@@ -107,7 +107,8 @@ def show(id: str, config: Path | None, *, messages: bool, as_json: bool) -> None
     for sentence in found["explanation"]:
         _say(sentence)
     for call in found["summary_calls"]:
-        _say(f"Summary call {call['id']} to {call['model']}: {' '.join(call['explanation'][1:])}")
+        before = "" if call["parent"] == id else f", which request {call['parent']} began"
+        _say(f"Summary call {call['id']} to {call['model']}{before}: {' '.join(call['explanation'][1:])}")
     click.echo()
     policy = policy_of(record, settings)
     for sentence in [why_unknown(record, policy)] if prompt is None else left_prompt(prompt, record, policy):

@@ -33,7 +33,17 @@ from proxy.endpoints.presentation import (
     request_facts,
     savings,
 )
-from proxy.endpoints.queries import APIS, FILTERS, REQUEST_ID, Viewer, parameters, selected, time_in, viewing
+from proxy.endpoints.queries import (
+    APIS,
+    FILTERS,
+    REQUEST_ID,
+    Viewer,
+    parameters,
+    selected,
+    summary_calls,
+    time_in,
+    viewing,
+)
 from proxy.endpoints.records import request_json
 from proxy.endpoints.status import status
 from proxy.errors import ContentNotAllowed, NotAuthenticated, NotFound, ProxyError, RequestError
@@ -42,7 +52,6 @@ from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_prompt
 from proxy.pipeline.runtime import Runtime
 from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
-from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.records.report import day_of, money
 from proxy.store import StoreFailed
 from proxy.telemetry.record import ID_LENGTH, Verdict
@@ -254,7 +263,7 @@ class Dashboard:
         found = await self._service.records.store.get(id, viewer.tenants) if REQUEST_ID.fullmatch(id) else None
         if found is None:
             raise NotFound("You have no record with this id. It may have expired, or belong to another team.")
-        calls = await self._service.records.store.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
+        calls = await summary_calls(self._service.records.store, found, viewer.tenants)
         prompt = await read_prompt(self._service.stores.archive, found)
         one, policy = request_json(found, calls), prompt_text.policy_of(found, self._service.settings)
         left = (

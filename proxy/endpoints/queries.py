@@ -174,6 +174,23 @@ async def selected(
     return await records.select(query)
 
 
+AHEAD_SECONDS = 3_600
+"""Age of a call at which a request no longer waits for it."""
+
+
+async def summary_calls(
+    records: RecordStore, record: RequestRecord, tenants: tuple[str, ...] | None = None
+) -> list[RequestRecord]:
+    """Return the calls to summary models that a request began, and those begun before that it waited for."""
+    began = await records.select(RecordQuery(tenants, parent=record.id, limit=RECORD_LIMIT))
+    if record.conversation is None or record.phases.get("summary", 0.0) < 1:
+        return began
+    since, until = record.time - AHEAD_SECONDS, record.time
+    own = RecordQuery((record.tenant,), kind="summary", conversation=record.conversation, since=since, until=until)
+    earlier = await records.select(dataclasses.replace(own, limit=RECORD_LIMIT))
+    return [*began, *(one for one in earlier if one.time + one.phases.get("total", 0.0) / 1_000 > record.time)]
+
+
 NO_TAG = "-"
 """Replaces the tag of a user if no record has a tag."""
 

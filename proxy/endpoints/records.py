@@ -31,6 +31,7 @@ from proxy.endpoints.queries import (
     parameters,
     period,
     selected,
+    summary_calls,
     viewing,
 )
 from proxy.endpoints.status import status
@@ -41,7 +42,7 @@ from proxy.pipeline.changes import Message, Prompt, read_prompt
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.runtime import Runtime
 from proxy.records.latency import latency
-from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery
+from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums
 from proxy.records.report import BY, csv_text, day_of, report
 from proxy.store import StoreFailed
 from proxy.store.archive import Found
@@ -126,7 +127,7 @@ class RecordEndpoints:
                 f"Your key has no record with this id. {kept}A record appears up to a second after the response and "
                 "may have expired. Send the id in the header x-compaction-id, with the key of that request."
             )
-        calls = await self._service.records.store.select(RecordQuery(viewer.tenants, parent=id, limit=RECORD_LIMIT))
+        calls = await summary_calls(self._service.records.store, found, viewer.tenants)
         return _json(request_json(found, calls))
 
     async def _diff(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
@@ -166,7 +167,7 @@ class RecordEndpoints:
 
 
 def request_json(record: RequestRecord, calls: list[RequestRecord]) -> dict[str, Any]:
-    """Return a record with the calls to summary models that were made for it, oldest first."""
+    """Return a record with the calls to summary models that it began or waited for."""
     made = [record_json(call) for call in reversed(calls)]
     return {"object": "compaction.request", **record_json(record), "summary_calls": made}
 

@@ -25,7 +25,7 @@ from proxy.config import load
 from proxy.pipeline.tags import BEGINNING, TAG, _tag
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
-from tests.kit.messages import assistant, system, user
+from tests.kit.messages import assistant, system, user, words
 from tests.kit.program import ROOT, call, terminal
 from tests.kit.redis_server import redis_server
 from tests.kit.scripted import PROFILE, chat, client, key_hash
@@ -194,6 +194,32 @@ def test_a_conversation_has_its_turns_and_sums_and_a_slow_summary_is_seen(tmp_pa
         assert "summary made after" in page
         assert here.page("conversation/0123456789abcdef").status_code == 404
         assert f"wait for a summary, ms</dt><dd>{ms['summary']:,.0f}</dd>" in here.page(f"view/{compacted['id']}").text
+
+
+def test_a_request_that_waited_for_an_earlier_summary_names_the_call(tmp_path: Path) -> None:
+    upstream = StandIn(window=16_000, summariser=lambda body: Reply(content="Goal: NOTES.", delay=1.5))
+    with door(tmp_path, upstream.app, "", summary={"model": "gpt-5-notes"}) as here:
+        red, talk = here.client("sk-red"), chat(5, 1_000)[:-1]
+        for number in range(12):
+            talk.append(user(f"Question {number}: {words(300, f'n{number}x')}"))
+            red.chat.completions.create(model="gpt-5", messages=talk)
+            talk.append(assistant(f"Answer {number}: {words(300, f'm{number}x')}"))
+            if until(lambda: bool(upstream.summaries), 0.3):
+                break
+        red.chat.completions.create(model="gpt-5", messages=[*talk, user(words(1_500, "lastx"))])
+        until(lambda: here.listed()[0]["verdict"] == "compacted")
+        waited, began = here.listed()[:2]
+        assert (waited["ms"]["summary"] > 400, began["verdict"]) == (True, "none")
+        request = f"{here.url}/compaction/requests/{waited['id']}"
+        headers = {"authorization": "Bearer sk-red"}
+        (one,) = httpx.get(request, headers=headers, trust_env=False).json()["summary_calls"]
+        assert (one["parent"], one["model"], len(upstream.summaries)) == (began["id"], "gpt-5-notes", 1)
+        shown = call(tmp_path, "show", waited["id"], "--config", "config.yaml").stdout
+        text = f"to gpt-5-notes, which request {began['id']} began: The call took 1,"
+        assert re.search(f"Summary call {one['id']} {text}" + r"\d{3} ms\. .* price", shown), shown
+        page = here.page(f"view/{waited['id']}").text
+        assert f'<td>gpt-5-notes, begun by <a href="/compaction/view/{began["id"]}">' in page
+        assert f"show {began['id']}\n" in here.command("--model", "gpt-5-notes")
 
 
 def test_the_messages_of_a_request_can_be_read_on_a_narrow_terminal(tmp_path: Path) -> None:
