@@ -158,6 +158,7 @@ def text_lines(window: Mapping[str, int | None] | None, prompt: Prompt | None, *
     for fate, title, messages in runs(prompt):
         yield f"{fate:<12}{title}"
         for one in messages if texts else ():
-            yield f"\n{one.number:>5} {start(one)[0]}, {sizes(one)} tokens, {fate}"
+            size = f"{sizes(one)} tokens" if sizes(one) else ""
+            yield f"\n{one.number:>5} {', '.join(filter(None, (start(one)[0], size, fate)))}"
             for raw in filter(None, (one.received, one.sent)):
                 yield textwrap.indent(text_of(raw, one), "      ")

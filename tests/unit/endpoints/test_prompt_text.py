@@ -80,3 +80,5 @@ def test_messages_without_sizes_or_texts_are_counted_only() -> None:
     assert shown.text_of(call, messages[1]) == "Reading.\nread\n  path: a.py"
     assert shown.text_of(call, messages[1], 10) == "Reading.\nr… (26 characters)"
     assert shown.start(messages[2]) == ("tool", "")
+    lines = list(shown.text_lines(None, prompt, texts=True))
+    assert {"\n    1 system, 7 tokens, kept", "\n    5 left out"} <= set(lines)
