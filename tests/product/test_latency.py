@@ -106,27 +106,25 @@ def test_one_look_shows_which_part_of_which_team_became_slow(tmp_path: Path) -> 
     assert counted["compaction_overhead_seconds_sum", "waits"] < 0.6
 
 
+def figures(folder: Path, since: float, until: float, records: list[RequestRecord]) -> dict[str, Any]:
+    async def read() -> dict[str, Any]:
+        async with aclosing(SqliteRecords(folder / "records.db")) as store:
+            await store.write(records, DAY)
+            return await latency(store, since, until, None, None)
+
+    return asyncio.run(read())
+
+
 @pytest.mark.parametrize(("hours", "slices"), [(1, 5), (2, 9), (24, 9), (168, 8)])
 def test_the_slices_of_a_period_are_round(tmp_path: Path, hours: int, slices: int) -> None:
-    async def read() -> dict[str, Any]:
-        async with aclosing(SqliteRecords(tmp_path / "records.db")) as store:
-            return await latency(store, 100 * DAY + 300.0 - hours * 3_600, 100 * DAY + 300.0, None, None)
-
-    found = asyncio.run(read())
+    found = figures(tmp_path, 100 * DAY + 300.0 - hours * 3_600, 100 * DAY + 300.0, [])
     assert (len(found["slices"]), found["rows"]) == (slices, [])
     assert all(start.endswith(":00.000Z") for start in found["slices"])
 
 
 def test_a_slice_counts_its_newest_requests(tmp_path: Path) -> None:
-    start = 10.0 * DAY
-    count = 3 * SAMPLE
-    records = [answered("busy", start + n / 10, 20.0 if n >= 2 * SAMPLE else 10.0, n) for n in range(count)]
-
-    async def read() -> dict[str, Any]:
-        async with aclosing(SqliteRecords(tmp_path / "records.db")) as store:
-            await store.write(records, DAY)
-            return await latency(store, start, start + 7_000, None, None)
-
-    found = asyncio.run(read())
+    start, old = 10.0 * DAY, SAMPLE
+    records = [answered("busy", start + n / 10, 20.0 if n >= old else 10.0, n) for n in range(old + SAMPLE)]
+    found = figures(tmp_path, start, start + 7_000, records)
     upstream = by_part(found, "busy")["upstream"]
     assert (found["sampled"], upstream["requests"], upstream["p50"]) == (True, SAMPLE, 20.0)
