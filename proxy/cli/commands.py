@@ -393,6 +393,7 @@ FILTER_HELP = {
     "slow": "The least milliseconds that the whole request took.",
     "conversation": "The conversation, as a record names it. Its requests come oldest first, with their sums.",
     "user": "The end user, as the client names it, or as a record does.",
+    "client": "The client's product, or its start with the version, such as OpenAI/Python 2.",
 }
 
 

@@ -80,6 +80,7 @@ FIELDS = (
     ("since", 8, "24h"),
     ("until", 8, "1h"),
     ("key", 10, ""),
+    ("client", 12, ""),
     ("error", 12, ""),
     ("slow", 7, "5000"),
     ("conversation", 16, ""),

@@ -149,7 +149,7 @@ def choice(name: str, text: str, choices: Collection[str]) -> str:
 
 FILTERS = (
     *("team", "policy", "key", "model", "api", "verdict", "status", "error", "since", "until", "slow"),
-    *("conversation", "user"),
+    *("conversation", "user", "client"),
 )
 """The parameters that select records, the same for the path, the page, and the command."""
 
@@ -208,6 +208,7 @@ def _query(given: Mapping[str, str]) -> RecordQuery:
         error=given.get("error"),
         conversation=given.get("conversation"),
         user=given.get("user"),
+        client=given.get("client"),
         api=choice("api", given["api"], APIS) if "api" in given else None,
         verdict=choice("verdict", given["verdict"], get_args(Verdict)) if "verdict" in given else None,
         status=None if status is None else _statuses(status),

@@ -50,7 +50,8 @@ class RecordQuery:
     ``tenants`` restricts the result to these tenants. ``since`` and ``until`` are in seconds since 1970. ``before`` is
     a record's id: only older ones follow. ``parent`` is the id of a request whose summary calls to return. ``kind`` is
     ``request`` or ``summary``. ``status`` is the lowest and the highest one. ``error`` is a code of the proxy, or the
-    code or type in an upstream's error. ``slow`` is the least milliseconds of the whole request.
+    code or type in an upstream's error. ``slow`` is the least milliseconds of the whole request. ``client`` is
+    the start of the client's product and version.
     """
 
     tenants: tuple[str, ...] | None = None
@@ -71,11 +72,12 @@ class RecordQuery:
     slow: float | None = None
     conversation: str | None = None
     user: str | None = None
+    client: str | None = None
 
     @property
     def reads_values(self) -> bool:
         """Return whether names and times don't suffice to select records, so that their values must be read."""
-        wanted = self.key, self.api, self.status, self.error, self.slow, self.conversation, self.user
+        wanted = self.key, self.api, self.status, self.error, self.slow, self.conversation, self.user, self.client
         return any(one is not None for one in wanted)
 
     def selects(self, record: RequestRecord) -> bool:
@@ -89,6 +91,7 @@ class RecordQuery:
             and (self.status is None or self.status[0] <= record.status <= self.status[1])
             and (self.slow is None or record.phases.get("total", 0.0) >= self.slow)
             and (self.error is None or self.error in _errors_of(record))
+            and (self.client is None or (record.client or "").startswith(self.client))
         )
 
 

@@ -226,7 +226,7 @@ def reason_text(reason: Reason) -> str:
 
 def explanation(record: RequestRecord) -> list[str]:
     """Return the story of a request in sentences."""
-    story = [_verdict(record)]
+    story, attempts = [_verdict(record)], [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
     if record.refused_by is not None:
         story.append(_refused(record.refused_by))
     if record.reason is not None:
@@ -241,18 +241,27 @@ def explanation(record: RequestRecord) -> list[str]:
         story.append(f"The request waited {waited:,.0f} ms for the summary.")
     if record.kind == "summary":
         story.append(f"The call took {record.phases.get('total', 0.0):,.0f} ms.")
-    story += [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
-    if record.status >= 400:
-        code = "" if record.error is None else f", {record.error}"
-        story.append(f"The response had status {record.status}{code}.")
-    elif record.error is not None:
-        story.append(f"The response had status {record.status} and ended with the error {record.error}.")
+    failed = _failure(record)
+    if failed and record.kind == "request":  # the cause comes first
+        story = [*failed, *attempts, *story]
+    else:
+        story += [*attempts, *failed]
     if record.cost is not None:
         estimated = " (estimated)" if record.cost.estimated else ""
         story.append(f"It cost {dollars(record.cost.sent)} USD{estimated}.")
     elif record.usage is not None:
         story.append("Its price is unknown.")
     return story
+
+
+def _failure(record: RequestRecord) -> list[str]:
+    """Return a sentence about the failure of a request or a call, if it failed."""
+    if record.status >= 400:
+        code = "" if record.error is None else f", {record.error}"
+        return [f"The response had status {record.status}{code}."]
+    if record.error is not None:
+        return [f"The response had status {record.status} and ended with the error {record.error}."]
+    return []
 
 
 _SUMMARIES = {

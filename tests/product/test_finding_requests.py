@@ -140,6 +140,9 @@ def test_each_filter_selects_the_same_requests_by_every_way(tmp_path: Path, stor
             ({"until": "1h"}, []),
             ({"slow": "5"}, slow),
             ({"conversation": second["conversation"]}, [second, first]),
+            ({"client": "Anthropic/Python"}, [other]),
+            ({"client": f"OpenAI/Python {openai.__version__}", "status": "4xx"}, [refused, bad]),
+            ({"client": "Python"}, []),
         ):
             ids = [one["id"] for one in wanted]
             assert [one["id"] for one in here.listed(**filters)] == ids, filters
@@ -154,6 +157,9 @@ def test_each_filter_selects_the_same_requests_by_every_way(tmp_path: Path, stor
             assert all(id in here.command(*options, columns=120) for id in ids)
         text = here.command("--error", "bad_tools")
         assert "upstream: code bad_tools, type invalid_request_error, param tools" in text
+        shown = call(tmp_path, "show", bad["id"], "--config", "config.yaml").stdout.splitlines()
+        assert shown[0] == "The response had status 400."
+        assert re.match(r"Attempt 1 got status 400 .*, which states code bad_tools", shown[1])
         assert "secret text" not in here.page(f"view/{bad['id']}").text + text
         assert here.listed("sk-blue", team="red") == []
         assert here.page(id=first["id"]).headers["location"] == f"/compaction/view/{first['id']}"
