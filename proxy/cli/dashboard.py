@@ -17,9 +17,6 @@ from proxy.errors import ConfigurationError
 from proxy.pipeline.snapshot import listening
 from proxy.server.run import dashboard_address
 
-SECONDS = 5.0
-"""Timeout of the request that finds out whether the server runs."""
-
 
 def opened(config: Path | None, host: str | None, port: int | None) -> None:
     """Print the link, and open it if the output is a terminal on a display. Raises ``ConfigurationError``."""
@@ -42,7 +39,7 @@ def opened(config: Path | None, host: str | None, port: int | None) -> None:
 def _require_running(page: str) -> None:
     address = page.removesuffix(LINK_PATH)
     try:
-        httpx.get(f"{address}/livez", trust_env=False, timeout=SECONDS).raise_for_status()
+        httpx.get(f"{address}/livez", trust_env=False).raise_for_status()
     except httpx.HTTPError as error:
         raise ConfigurationError(
             f"No server answers at {address}. Fix: start it with compaction-proxy serve, or pass its --port"
