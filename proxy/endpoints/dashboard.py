@@ -134,7 +134,8 @@ class Dashboard:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        pages.filters.update(figure=figure, ms=milliseconds, money=money, seconds=seconds, part=PART_TITLES.get)
+        pages.filters.update(figure=figure, ms=milliseconds, money=money, seconds=seconds, error=error_text)
+        pages.filters["part"] = PART_TITLES.get
         pages.globals.update(text=prompt_text)
         return pages
 

@@ -130,7 +130,7 @@ def savings(rows: Sequence[tuple[LedgerLabels, LedgerSums]], first: int, last: i
     days = by_day["rows"]
     tables = [
         (f"By {name}", [{"name": value, **sums_json(sums)} for value, sums in largest(rows, name, SHOWN_ROWS)])
-        for name in ("team", "policy", "model")
+        for name in ("team", "key", "policy", "model")
     ]
     return {
         "tiles": tiles(by_day["total"]),

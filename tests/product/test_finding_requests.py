@@ -156,7 +156,10 @@ def test_each_filter_selects_the_same_requests_by_every_way(tmp_path: Path, stor
             assert all(id in text for id in ids) or "pass --json, or more filters" in text
             assert all(id in here.command(*options, columns=120) for id in ids)
         text = here.command("--error", "bad_tools")
-        assert "upstream: code bad_tools, type invalid_request_error, param tools" in text
+        cause = "upstream: code bad_tools, type invalid_request_error, param tools"
+        assert cause in text
+        assert cause in here.page(error="bad_tools").text
+        assert "By key" in here.page("savings").text
         shown = call(tmp_path, "show", bad["id"], "--config", "config.yaml").stdout.splitlines()
         assert shown[0] == "The response had status 400."
         assert re.match(r"Attempt 1 got status 400 .*, which states code bad_tools", shown[1])
