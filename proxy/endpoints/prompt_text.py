@@ -24,9 +24,6 @@ from proxy.telemetry.record_json import iso_time
 START = 200
 """Characters of the start of a text."""
 
-BAR = 1_000
-"""The width of the bar of a window, in units of its own."""
-
 
 def policy_of(record: RequestRecord, settings: Settings) -> Policy | None:
     """Return the policy of a request as it's configured now; ``None`` if there is none of its name."""
@@ -35,12 +32,12 @@ def policy_of(record: RequestRecord, settings: Settings) -> Policy | None:
 
 
 def window_parts(window: Mapping[str, int | None]) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the name and the tokens of each part of a record's window, and its place and width in a bar."""
+    """Yield the name and the tokens of each part of a record's window, and its place and width in thousandths."""
     parts = {name: size for name, size in window.items() if size and name != "size"}
     whole, before = sum(parts.values()), 0
     for name, size in parts.items():
-        place, before = BAR * before // whole, before + size
-        yield name, size, place, BAR * before // whole - place
+        place, before = 1000 * before // whole, before + size
+        yield name, size, place, 1000 * before // whole - place
 
 
 def window_title(window: Mapping[str, int | None]) -> str:
