@@ -61,6 +61,7 @@ _MESSAGE_MARKER = "\n[… the proxy left out {tokens} tokens of this message …
 _SUMMARY_MARKER = "\n[… the proxy left out {tokens} tokens of the summary …]\n"
 _OMITTED_SYSTEM = "[{count} earlier system messages are only in the summary below.]"
 _OMITTED = "[{count} earlier user messages are only in the summary below.]"
+_OMITTED_COUNT = re.compile(re.escape(_OMITTED).replace(r"\{count\}", r"(\d+)"))
 _RULES = "[Sentences from them that state rules, word for word:]"
 
 
@@ -155,6 +156,14 @@ def sections_of(text: str) -> list[tuple[str, str]]:
     begun, *others = re.split(f"\n\n## ({'|'.join(TITLES)})\n", rest)
     first = [("", introduction), (USERS_TITLE, users + begun)] if heading else [("", introduction + begun)]
     return [(title, text.strip()) for title, text in [*first, *zip(others[::2], others[1::2], strict=True)]]
+
+
+def omitted_users(text: str) -> int:
+    """Return how many of the user's messages have no words in a summary message except in its summary."""
+    # A quoted message may have any text, but no tag.
+    own = "\n".join(part.partition("<user_message")[0] for part in text.split("</user_message>"))
+    found = _OMITTED_COUNT.search(own)
+    return 0 if found is None else int(found[1])
 
 
 def with_index(

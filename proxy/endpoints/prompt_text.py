@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import get_args
 
 from proxy.compaction.named_files import parsed
-from proxy.compaction.summary_message import sections_of
+from proxy.compaction.summary_message import omitted_users, sections_of
 from proxy.config import Policy, Settings
 from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
@@ -57,6 +57,8 @@ def left_prompt(prompt: Prompt, record: RequestRecord, policy: Policy | None) ->
         size = None if prompt.summary is None else prompt.summary.sent_size
         summary = "A summary replaces them." if size is None else f"A summary of {size:,} tokens replaces them."
         yield f"{_counted(gone)} left the prompt. {summary}"
+        if omitted := omitted_users(_summary(prompt)):
+            yield f"Only the summary has {omitted:,} of the user's messages, so facts of them may be gone."
     if cut := fates["shortened"]:
         yield f"{_counted(cut)} became shorter, and took {sum(one.sent_size or 0 for one in cut):,} tokens."
     if fates["left out"]:
@@ -96,8 +98,13 @@ def why_unknown(record: RequestRecord, policy: Policy | None) -> str:
 
 def summary_sections(prompt: Prompt) -> list[tuple[str, str]]:
     """Return the titles and texts of the summary message; none if the prompt has none, or the archive lacks it."""
+    text = _summary(prompt)
+    return sections_of(text) if text else []
+
+
+def _summary(prompt: Prompt) -> str:
     summary = prompt.summary
-    return [] if summary is None or summary.sent is None else sections_of(archived_text(summary.sent)[1])
+    return "" if summary is None or summary.sent is None else archived_text(summary.sent)[1]
 
 
 def runs(prompt: Prompt) -> Iterator[tuple[str, str, list[Message]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import re
@@ -252,6 +253,11 @@ def test_the_messages_of_a_request_can_be_read_on_a_narrow_terminal(tmp_path: Pa
         assert re.search("^    2 user, [0-9]+ tokens, summarized$", whole, re.MULTILINE)
         assert f"      Never deploy on Fridays. {'x' * 300} the end" in whole
         assert "\n## Summary\n" in whole
+        omitted = re.search(r"^\[(\d+) earlier user messages are only in the summary below\.\]", whole, re.MULTILINE)
+        assert omitted is not None
+        sentence = f"Only the summary has {omitted[1]} of the user's messages"
+        assert sentence in brief
+        assert sentence in html.unescape(here.page(f"view/{one['id']}").text)
         assert call(tmp_path, *show, "--json", "--messages").returncode == 2
 
 

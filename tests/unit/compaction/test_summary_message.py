@@ -19,6 +19,7 @@ from proxy.compaction.summary_message import (
     SummaryParts,
     collect_names,
     fenced,
+    omitted_users,
     summary_message,
     user_messages,
     with_index,
@@ -87,6 +88,8 @@ def test_the_first_and_the_newest_messages_stay_and_the_rest_is_counted() -> Non
     assert kept[1:] == list(range(kept[1], 40))
     assert blocks[1] == f"[{40 - len(kept)} earlier user messages are only in the summary below.]"
     assert sum(text_tokens(block) + 1 for block in blocks) <= 400
+    assert omitted_users("\n".join(blocks)) == 40 - len(kept)
+    assert omitted_users("\n".join(user_messages([blocks[1]], 400, text_tokens))) == 0, "only quoted"
 
 
 @given(st.lists(st.tuples(st.integers(0, FLAVOURS - 1), st.integers(0, 300)), min_size=1), st.integers(60, 1000))
