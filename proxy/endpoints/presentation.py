@@ -68,11 +68,13 @@ def conversation(found: Sequence[RequestRecord]) -> tuple[list[RequestRecord], s
     cost = prices["cost"] if sums.cost or not sums.unpriced else "unknown"
     turns = [record for record in reversed(found) if record.kind == "request"]
     rest = max((turn.checkpoints for turn in turns), default=0)
+    broken = sum(record.kind == "summary" and record.failed for record in found)
+    failed = f" ({broken:,} failed)" if broken else ""
     most = f"; only the newest {RECORD_LIMIT:,} records" if len(found) >= RECORD_LIMIT else ""
     return turns, (
         f"{_counted(sums.requests, 'request')}, {sums.compacted:,} compacted, {sums.errors:,} failed; "
         f"{_counted(rest, 'checkpoint')}; {cost} USD, and "
-        f"{_counted(sums.summaries, 'summary call')} for {prices['summary_cost']} USD{most}"
+        f"{_counted(sums.summaries, 'summary call')}{failed} for {prices['summary_cost']} USD{most}"
     )
 
 

@@ -29,7 +29,7 @@ from proxy.dialects.answers import Answers
 from proxy.dialects.apis import CHAT
 from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.dialects.request import Request
-from proxy.errors import ConfigurationError, SpendingExceeded
+from proxy.errors import ConfigurationError, ProxyError, SpendingExceeded
 from proxy.http.headers import VIA, client_query, for_other_request, for_upstream
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
@@ -49,7 +49,7 @@ from proxy.summary.store import Cause, Lineage, Origin, Patience, StoredSummary,
 from proxy.summary.writer import SummaryModels, SummaryTask, SummaryTry, SummaryUnasked
 from proxy.summary.writers import SummaryTries
 from proxy.telemetry.metrics import SUMMARIES
-from proxy.telemetry.record import Usage, summary_record
+from proxy.telemetry.record import CANCELED, Usage, summary_record
 from proxy.upstream.transport import Answer
 
 if TYPE_CHECKING:  # the runtime has the compactor, which asks for summaries
@@ -419,9 +419,11 @@ class CallRecords:
                 with meter:
                     yield meter.watch
                     meter.complete = True
+            except (ProxyError, asyncio.CancelledError) as error:
+                record.error = error.code if isinstance(error, ProxyError) else CANCELED
+                raise
             finally:
                 record.status = meter.status
-                record.error = None if meter.status else "upstream_error"
                 record.phases = {"total": round((perf_counter() - began) * 1000, 3)}
                 free, complete = meter.free, meter.complete
                 await bill.settle(record, partial(asyncio.to_thread, size), self.count, lambda: self.factor)

@@ -157,8 +157,7 @@ class LedgerSums:
             self._add_summary(record)
             return
         self.requests += 1
-        failed = record.status >= 400 or record.error is not None
-        if failed:
+        if record.failed:
             self.errors += 1
         usage, cost, before = record.usage, record.cost, record.before
         if usage is not None:
@@ -176,7 +175,7 @@ class LedgerSums:
             self.estimated += 1
         if record.verdict == "compacted":
             self.compacted += 1
-            if not (record.fits or failed):
+            if not (record.fits or record.failed):
                 self.avoided += 1
         elif record.verdict == "shadow":
             self.shadow += 1

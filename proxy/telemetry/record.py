@@ -49,6 +49,9 @@ ACCEPTED, OVERFLOW = "accepted", "overflow"
 CONTINUED = "continued"
 """The result of a call that continued a response after the model read archived messages."""
 
+CANCELED = "canceled"
+"""The error of a call to a summary model that the proxy ended itself."""
+
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     """Why the proxy compacted a request, or would have in shadow mode, or why it sent the request again."""
@@ -263,6 +266,11 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     def never_overflowed(self) -> bool:
         """Return whether no attempt showed that its prompt was too long."""
         return all(call.result not in (OVERFLOW, "empty") for call in self.calls)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the response was an error, or had one."""
+        return self.status >= 400 or self.error is not None
 
     @property
     def upstream_error(self) -> UpstreamErrorNames | None:

@@ -36,7 +36,8 @@ FIELDS: Mapping[str, str] = {
     "api": "`chat`, `responses`, `messages`, or `other` for paths that the proxy only forwards.",
     "path, stream": "The path, with two names at most, and whether the response is streamed.",
     "model, upstream_model": "The model in the request, and its name at the upstream. `(hidden)`: it isn't a name.",
-    "status, error": "The status and error code that the client got. 499: it disconnected before.",
+    "status, error": "The status and error code that the client got. 499: it disconnected before. Of a summary "
+    "call: 0 without a response, and `canceled` if the proxy ended the call.",
     "refused_by.limit, refused_by.size, refused_by.used, refused_by.again": "The limit of the team that refused the "
     "request, its size, what was used, and when requests are accepted again.",
     "verdict": "`none`, `compacted`, `shadow`, `off`, `failed`, `unsupported`, or `refused`.",
@@ -66,7 +67,7 @@ FIELDS: Mapping[str, str] = {
     "cost": "The price as sent, the estimated price without the proxy, and in shadow mode that with `enforce`.",
     "ms": "Milliseconds of the body's arrival, compaction, the wait for a summary, the wait for the start of the "
     "upstream's responses, until the first byte, and in total.",
-    "bytes": "The sizes of the bodies, as received and as sent.",
+    "bytes": "The sizes of the request's body as received, and of the response's body as sent to the client.",
     "archive, recalls": "The archive ids of removed messages, and how often the model read them.",
     "retention": "The likeliest names that were removed: in the prompt (with its `share`), only archived, or lost.",
     "state.tokens": "Tokens after the summary of earlier loaded tools, settings, and reminders.",
@@ -256,6 +257,9 @@ def explanation(record: RequestRecord) -> list[str]:
 
 def _failure(record: RequestRecord) -> list[str]:
     """Return a sentence about the failure of a request or a call, if it failed."""
+    if record.status == 0 and record.error is not None:
+        unsure = "" if record.usage is None else " The upstream may bill the prompt."
+        return [f"The call ended without a response ({record.error}).{unsure}"]
     if record.status >= 400:
         code = "" if record.error is None else f", {record.error}"
         return [f"The response had status {record.status}{code}."]

@@ -232,6 +232,25 @@ def test_a_request_that_waited_for_an_earlier_summary_names_the_call(tmp_path: P
         assert f"show {began['id']}\n" in here.command("--model", "gpt-5-notes")
 
 
+def test_a_summary_call_that_the_proxy_ended_says_so_and_why_it_may_cost(tmp_path: Path) -> None:
+    upstream = StandIn(
+        window=200_000,
+        summariser=lambda body: Reply(content="Goal: NOTES.", delay=3 if body["model"] == "gpt-5" else 0),
+    )
+    with door(tmp_path, upstream.app, "", prepare=None, summary={"fallback_model": "quick", "timeout": 0.3}) as here:
+        here.client("sk-red").chat.completions.create(model="gpt-5", messages=chat(14, 550))
+        until(lambda: len(here.listed()) == 1)
+        (one,) = here.listed()
+        assert one["summary"]["origin"] == "made"
+        shown = call(tmp_path, "show", one["id"], "--config", "config.yaml").stdout
+        ended = r"to gpt-5: The call took \d{3} ms\. The call ended without a response \(canceled\)\."
+        assert re.search(ended + r" The upstream may bill the prompt\. It cost 0\.0\d+ USD \(estimated\)\.", shown), (
+            shown
+        )
+        sums = " ".join(here.command("--conversation", one["conversation"]).split())
+        assert "and 2 summary calls (1 failed) for 0.0" in sums
+
+
 def test_the_messages_of_a_request_can_be_read_on_a_narrow_terminal(tmp_path: Path) -> None:
     with door(tmp_path, StandIn(window=16_000).app, "") as here:
         talk = chat(30, 400)
