@@ -66,6 +66,9 @@ SHORTEST_NUMBER = 5
 
 LONGEST_NUMBER = 20
 
+DATE = 10
+"""Characters of a date without its time."""
+
 SHORTEST, LONGEST = 3, 300
 """Characters of words that may be names. A longer one counts as several words."""
 
@@ -76,6 +79,8 @@ _WORD = re.compile(
 _SPACED = "".join(character if _WORD.fullmatch(3 * character) else " " for character in map(chr, range(128)))
 # URLs and amounts have characters that end a word.
 _LONG = re.compile(r"https?://[^\s\"'<>()\[\]{}\\`|]{4,300}|[$€£¥] ?\d[\d,.]{0,20}\d")
+
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 _EXTENSIONS = (
     "bash|bat|c|cc|cfg|clj|cpp|cs|css|csv|cts|cxx|dart|db|diff|docx|ejs|env|ex|exs|go|gradle|graphql|h|hpp|hs|"
@@ -94,7 +99,7 @@ _WITH_DIGIT = re.compile(
   | (?P<uuid>[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})
   | (?P<date>\d{4}-\d\d-\d\d(?:T[\d.+-]{0,12}Z?)?)
   | (?P<version>v?\d{1,5}\.\d{1,5}\.\d[\w.+-]{0,40})
-  | (?P<code>\#?(?=[A-Z0-9-]{0,19}[A-Z])(?=[A-Z0-9-]{0,19}\d)(?=[A-Z0-9-]{5})
+  | (?P<code>(?!\d+(?:T\d+|T\d+Z|Z|[KMGT]B)$)\#?(?=[A-Z0-9-]{0,19}[A-Z])(?=[A-Z0-9-]{0,19}\d)(?=[A-Z0-9-]{5})
       [A-Z0-9]{1,12}(?:-[A-Z0-9]{2,12}){0,3})
   | (?P<hash>(?=[0-9a-f]{0,15}\d)(?=[0-9a-f]{0,15}[a-f])[0-9a-f]{7,64})
   | (?P<number>\d{5,20}|\d{1,9}\.\d\d)
@@ -240,6 +245,13 @@ class _Words:
                     total.file, total.weight = mention.file, mention.weight
 
 
+def is_program(text: str) -> bool:
+    """Return whether a text defines a name with parameters, a type, or a value. In prose, a word or a colon follows."""
+    return any(
+        match.string[match.end()] in "(={<[*" for piece in _pieces(f"\n{text}") for match in _DEFINITION.finditer(piece)
+    )
+
+
 def _defined(text: str) -> Set[str]:
     """Return the names that the text of a file probably defines."""
     return {match[1] for piece in _pieces(f"\n{text}") for match in _DEFINITION.finditer(piece)}
@@ -274,6 +286,7 @@ def _words(piece: str) -> list[str]:
         piece = portable(piece, in_prose=True)
     if "\\" in piece and '"' in piece:  # the escapes of JSON would become a part of words
         piece = piece.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
+        piece = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), piece)
     words = _split_ascii(piece) if piece.isascii() else None
     if words is None:
         # Slower than one call for all words, which would block all threads for milliseconds.
@@ -313,6 +326,8 @@ def _classified(word: str, known: Set[str], mention: Mention, proper: Set[str]) 
         path = _path(word, mention)
         if path is not None:
             return (("path", path),) if path else ()
+    elif kind == "date":
+        return (("date", word[:DATE]),)
     elif kind:
         return () if word in _MEMBERS else ((kind, word),)
     return [found for part in _PARTS.findall(word) for found in _of_part(part, known, proper)]
@@ -406,18 +421,26 @@ def _pieces_between_words(text: str) -> Iterator[str]:
 
 # How much likelier a kind is needed again than a word of code with the same mentions.
 _PRIOR = {
-    "written": 3.0,
-    "read": 3.0,
+    "written": 4.0,
+    "read": 4.0,
     "ticket": 3.0,
     "code": 3.0,
-    "file": 0.5,
-    "url": 0.5,
+    "file": 1.4,
+    "path": 0.9,
+    "url": -0.5,
     "date": -1.0,
+    "hash": -1.0,
     "version": -1.0,
-    "flag": -1.0,
+    "number": -1.5,
     "error": -2.0,
+    "flag": -2.5,
     "proper": -3.5,
 }
+_WORD_OF_FILE, _FIGURE_OF_FILE = 1.0, -3.0
+"""The same for a word of code that belongs to a file, and for a figure such as a number or a URL, which can be read
+again in the file."""
+_FOLDER = -2.0
+"""The same for a path without an extension."""
 
 
 def ranking(found: Names) -> list[str]:
@@ -455,6 +478,10 @@ def _weigh(found: Names) -> Callable[[str], float]:
             - 0.2 * log(len(name) - name.rfind("/") if kind in FILES else len(name))
             + _PRIOR.get(kind, 0.0)
         )
+        if mention.file:
+            score += _WORD_OF_FILE if kind == "name" else _FIGURE_OF_FILE
+        elif kind == "path" and "." not in name[name.rfind("/") :]:
+            score += _FOLDER
         return -score
 
     return weigh

@@ -82,7 +82,9 @@ def index(found: Names, shown: str, max_tokens: int, count: TextCounter) -> str:
 
 def _is_rare(name: str, mention: Mention) -> bool:
     """Return whether a model can't guess a name from others like it."""
-    return mention.kind in _RARE or (mention.kind in _WITH_DIGITS and _DIGITS.search(name) is not None)
+    if mention.kind in _WITH_DIGITS:
+        return not mention.file and _DIGITS.search(name, name.rfind("/") + 1) is not None
+    return mention.kind in _RARE
 
 
 class _Choice:

@@ -35,6 +35,8 @@ LONGEST_COMMAND = 2_000
 """Characters of a command in which its file is searched."""
 
 _WORDS = re.compile(rf"(?<![\w/.])(?:{_PATH})(?![\w/])")
+# A message or a script in a command names files that the command doesn't handle.
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 
 
 class Origins:
@@ -80,8 +82,12 @@ def target(tool: str, arguments: Any, text: str) -> str:
     files = {portable(file) for _, file in named_files(tool, arguments)}
     files = {file for file in files if "." in file.rpartition("/")[2].lstrip(".")}
     if not files and len(text) <= LONGEST_COMMAND:
-        files = {portable(file) for file in _WORDS.findall(text)}
+        files = {portable(file) for file in _WORDS.findall(_QUOTED.sub(_without_prose, text))}
     return files.pop() if len(files) == 1 else ""
+
+
+def _without_prose(quoted: re.Match[str]) -> str:
+    return "" if " " in quoted[0] else quoted[0]
 
 
 def parts(source: Source, text: str, file: str = "") -> list[Part]:

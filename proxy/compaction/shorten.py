@@ -82,6 +82,7 @@ def middle_cut(
     notable: Notable | None = None,
     least: int = 0,
     names: Sequence[str] = (),
+    names_part: float = keeps.NAMES_PART,
 ) -> str:
     """Leave out the middle of a text, so that it has at most ``max_tokens`` tokens including the marker.
 
@@ -90,7 +91,7 @@ def middle_cut(
     ``max_tokens``. With 0, only the marker is returned if nothing else fits. Pass the tokens of the text as ``total``
     if you have them, so that a text of many megabytes isn't counted again. The lines of the middle that ``notable``
     finds are kept after the marker. ``names`` are names in the text, the most important first. Those that
-    only the middle has are listed after the marker.
+    only the middle has are listed after the marker. They take up to ``names_part`` of the kept text.
     """
     if total is None:
         total = count(text)
@@ -107,7 +108,7 @@ def middle_cut(
     for _ in range(8):
         if characters < FEWEST:
             break
-        cut = keep_ends(text, characters, total, marker, kept, names)
+        cut = keep_ends(text, characters, total, marker, kept, names, names_part)
         size = count(cut)
         if size <= max_tokens:
             return cut
@@ -118,13 +119,21 @@ def middle_cut(
 
 
 def keep_ends(
-    text: str, characters: int, total: int, marker: str, kept: Sequence[str] = (), names: Sequence[str] = ()
+    text: str,
+    characters: int,
+    total: int,
+    marker: str,
+    kept: Sequence[str] = (),
+    names: Sequence[str] = (),
+    names_part: float = keeps.NAMES_PART,
 ) -> str:
     """Return about ``characters`` characters from both ends of a text, with the marker between them.
 
-    Lines of the middle that are ``kept`` count, and names take up to ``keeps.NAMES_PART`` of the characters.
+    Lines of the middle that are ``kept`` count. Names take ``keeps.NAMES_PART`` of the characters, and if they need
+    more, up to ``names_part``.
     """
-    room = int(characters * keeps.NAMES_PART) if names else 0
+    needed = max(int(characters * keeps.NAMES_PART), len(_NAMES) + sum(len(name) + 1 for name in names) + 1)
+    room = min(int(characters * names_part), needed) if names else 0
     characters -= sum(len(line) + 1 for line in kept) + room
     head = _line_start(text, int(characters * keeps.HEAD_PART))
     tail = _line_end(text, len(text) - (characters - int(characters * keeps.HEAD_PART)))

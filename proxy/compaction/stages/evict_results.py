@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar
 from proxy.compaction import keeps
 from proxy.compaction.directives import rule_lines
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import Part, collect, ranking
+from proxy.compaction.identifiers import Part, collect, is_program, ranking
+from proxy.compaction.named_files import handles_files
 from proxy.compaction.shorten import middle_cut, notable_lines, without_base64
 from proxy.compaction.stages.lossless import lossless
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
@@ -86,12 +87,13 @@ class _Results(Stage):
         limit = self._rules.max_tokens_per_tool.get(name, self._rules.max_tokens)
         if name in self._rules.exclude or (facts.text_tokens <= limit and not self._rules.lossless):
             return None
-        key = (NAME, (limit, self._archive, self._rules.lossless))
+        is_content = handles_files(name)
+        key = (NAME, (limit, self._archive, self._rules.lossless, is_content))
         if key not in facts.forms:
-            facts.forms[key] = self._reduced(turn, limit)
+            facts.forms[key] = self._reduced(turn, limit, is_content=is_content)
         return facts.forms[key]
 
-    def _reduced(self, turn: Turn, limit: int) -> Turn | None:
+    def _reduced(self, turn: Turn, limit: int, *, is_content: bool) -> Turn | None:
         reduced: Turn | None = None
         if self._rules.lossless:
             reduced = _changed(turn, lossless, self._format)
@@ -103,7 +105,8 @@ class _Results(Stage):
         if (reduced or turn).facts.text_tokens <= limit:
             return reduced
         marker = _MARKER.replace("{kept}", kept)
-        return shortened(reduced or turn, int(limit * keeps.RESULT_PART), self._format, marker) or reduced
+        most = int(limit * keeps.RESULT_PART)
+        return shortened(reduced or turn, most, self._format, marker, is_content=is_content) or reduced
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -117,12 +120,13 @@ def _changed(turn: Turn, change: Callable[[str], str], format: Format) -> Turn |
     return None if new == texts else turn.rewritten(format.with_texts(turn.raw, new), format)
 
 
-def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn | None:
+def shortened(turn: Turn, max_tokens: int, format: Format, marker: str, *, is_content: bool = False) -> Turn | None:
     """Leave out the middle of a unit's texts. Return ``None`` if that saves nothing.
 
     ``max_tokens`` is the limit for the message without its media parts, which are kept and don't count. Several texts
     shrink to one common size. Both ends of a user's or assistant's text are kept (``keeps.LEAST_TEXT``), even if the
-    message then exceeds the limit.
+    message then exceeds the limit. ``is_content``: the result is the content of a file. If that's a program,
+    its lines report no failures.
     """
     texts = format.texts(turn.raw)
     if not texts:
@@ -131,7 +135,8 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn 
     length, tokens = sum(map(len, texts)), turn.facts.text_tokens - frame
     room = max_tokens - frame
     is_result = turn.facts.kind == "result"
-    said = rule_lines if turn.facts.kind == "user" else None
+    is_source = is_content and any(map(is_program, texts))
+    notable = notable_lines if is_result and not is_source else rule_lines if turn.facts.kind == "user" else None
     # The tokens of several texts follow from their lengths.
     sizes = [tokens * len(text) // length for text in texts]
     most = room if len(texts) == 1 else common_level(sizes, room)
@@ -150,9 +155,10 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str) -> Turn 
             marker,
             # A text far over the limit isn't counted again. The tokens of its message are accurate enough.
             size if len(text) > (max_tokens if len(texts) == 1 else most) * 16 else None,
-            notable=notable_lines if is_result else said,
+            notable=notable,
             least=0 if is_result else keeps.LEAST_TEXT,
             names=names,
+            names_part=keeps.PROGRAM_NAMES_PART if is_source else keeps.NAMES_PART,
         )
         for text, size in zip(texts, sizes, strict=True)
     ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.identifiers import MOST, PIECE, Mention, Names, Part, collect, ranking, search_in
+from proxy.compaction.identifiers import MOST, PIECE, Mention, Names, Part, collect, is_program, ranking, search_in
 from proxy.compaction.named_files import argument_text, parsed, portable
 from proxy.compaction.origins import parts, target
 from proxy.compaction.summary_message import fenced
@@ -40,6 +40,8 @@ def in_results(*texts: str, file: str = "") -> Names:
         ("book 4WQ150, FACT-7QX2A (ORD-8F-3K2)", "code", ["4WQ150", "FACT-7QX2A", "ORD-8F-3K2"]),
         ("order #W2378156, and half of it", "code", ["#W2378156"]),
         ("not 123456, CONSTANT, UTF-8, x4WQ150, 4WQ150y or A1B2", "code", []),
+        ("331MB at 2026-03-05T10:22:31.4264424Z, 20260305T102231Z", "code", []),
+        ("due 2026-03-05T10:22:31Z, not 2026-03-05", "date", ["2026-03-05"]),
         ("id 123e4567-e89b-12d3-a456-426614174000!", "uuid", ["123e4567-e89b-12d3-a456-426614174000"]),
         ("commit 0123456789abcdef, deadbeefcafe, 1a2b3c4", "hash", ["0123456789abcdef", "1a2b3c4"]),
         ("getUser(HttpClient, MAX_SIZE, plain, Title)", "name", ["getUser", "HttpClient", "MAX_SIZE"]),
@@ -75,6 +77,7 @@ def test_capitals_at_the_start_of_a_sentence_make_no_name() -> None:
 
 def test_escapes_in_embedded_json_are_no_part_of_names() -> None:
     assert list(in_results(r'{"text": "call\n\tgetUser\nthen"}')) == ["getUser"]
+    assert list(in_results(r'{"html": "\u003egetUser\u003c", "road": "via_Z\u00fcrich"}')) == ["getUser", "via_Zürich"]
     arguments = r'{"edits": [{"old": "\tgetUser\n", "count": 12345}], "ok": true, "none": null}'
     assert argument_text(parsed(arguments)).split() == ["edits", "ok", "none", "old", "count", "getUser", "12345"]
     assert argument_text(parsed("not JSON")) == "not JSON"
@@ -89,6 +92,25 @@ def test_names_that_calls_and_messages_mention_come_first() -> None:
         [Part("result", "often often_named often_named often_named FACT-7QX2A Word")],
     ])  # fmt: skip
     assert ranking(found) == ["FACT-7QX2A", "inCall", "inText", "often_named", "inResult", "Yusuf"]
+
+
+def test_words_of_a_file_come_before_others_and_its_figures_last() -> None:
+    text = "inFile https://example.org/x 12345 AB-123"
+    found = collect([[Part("result", text, "src/a.py"), Part("result", "inLog src/b.py AB-124")]])
+    assert ranking(found) == ["AB-124", "inFile", "src/b.py", "inLog", "AB-123", "https://example.org/x", "12345"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import os\n\ndef load_table(name):\n", True),
+        ("     1\u2192package main\n     2\u2192func loadTable() error {", True),
+        ("failed to read config: no such file\nthis is a text about it", False),
+        ("", False),
+    ],
+)
+def test_a_program_defines_names(text: str, expected: bool) -> None:
+    assert is_program(text) == expected
 
 
 def test_of_very_many_the_likeliest_are_kept() -> None:

@@ -39,6 +39,14 @@ def test_what_is_shown_is_not_listed() -> None:
     assert listing(found, shown="getUser other_name /src/a.py") == [""]
 
 
+def test_names_that_cannot_be_guessed_are_listed_even_if_they_occurred_once() -> None:
+    often = [Part("call", f"{name}Common src/{name}.py") for name in "abcdefghijklmnopqrst"]
+    once = [Part("result", "AB-1 in load_123 of /a/b456/once.py"), Part("result", "load_789", "src/a.py")]
+    listed = " ".join(listing(collect([once, often, often]), 60)).split()
+    # A word of a file can be read again there, and the digits of a folder don't make a file rare.
+    assert [name in listed for name in ("AB-1", "load_123", "load_789", "once.py")] == [True, True, False, False]
+
+
 def test_files_that_calls_wrote_or_read_come_first_the_last_changed_ones_before_others() -> None:
     read: Files = [("read", "/src/a.py"), ("read", "/lib/c.py"), ("read", "notes.md")]
     written: Files = [("written", "/src/a.py"), ("written", "/web/d.py"), ("written", "/src/b.py")]
@@ -100,7 +108,7 @@ def test_a_relative_path_is_the_same_file_as_the_longer_one() -> None:
     assert listing(found) == ["- /home/ann/shop/api/: a1.py", "- ./: a2.py"]
     imports = [Part("result", "import '../lib/a2' './b3.js'", "src/a1.ts"), Part("call", "'../c4.js'", "src/a1.ts")]
     assert listing(collect([imports, [Part("call", "run ./d5.js", "./d5.js"), Part("said", "../e6.js")]])) == [
-        "- ./: d5.js", "- ../: e6.js",
+        "- ../: e6.js", "- ./: d5.js",
     ]  # fmt: skip
 
 

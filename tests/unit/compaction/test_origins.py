@@ -22,6 +22,8 @@ from tests.kit.conversations import FORMAT, Message, assistant, call, result, tu
         ("bash", {"command": "sed -n 1,60p 'src/my.app/a.py'"}, "src/my.app/a.py"),
         ("shell", {"command": ["bash", "-lc", r"type D:\proj\a.go"]}, "D$/proj/a.go"),
         ("bash", {"command": "diff a.py b.py"}, ""),
+        ("bash", {"command": 'gh pr comment 7 --body "Renamed it in a.py"'}, ""),
+        ("bash", {"command": "sed -i 's/old b.py/new/' a.py"}, "a.py"),
         ("grep", {"pattern": "load", "path": "src"}, ""),
         ("bash", {"command": f"cat a.py {'x ' * 2_000}"}, ""),
         ("bash", {}, ""),

@@ -225,6 +225,19 @@ def test_no_result_grows_and_none_is_larger_than_asked(flavour: int, size: int, 
         pytest.fail("nothing was done")
 
 
+def test_a_program_that_was_read_keeps_more_names_and_no_lines_about_errors() -> None:
+    lines = [f"def handle_{n}(request):\n    raise ValueError('failed {n}')\n" for n in range(400)]
+    kept = {}
+    for tool in ("Read", "bash"):
+        body = turns([assistant(None, call("a", tool)), result("a", "\n".join(lines))])
+        form = made(evict_results, body, result_rules(800)).reduce(1, body[1])
+        assert form is not None
+        middle = text_of(decode(form.raw)).partition("part of the result.]\n")[2]
+        kept[tool] = len(middle.partition("Names in it: ")[2].split("\n")[0].split())
+        assert ("ValueError" in middle.partition("Names in it: ")[0]) == (tool == "bash")
+    assert kept["Read"] > 1.3 * kept["bash"] > 10
+
+
 def test_a_form_is_made_once_and_kept_with_the_message() -> None:
     body = turns([result("a", LINES), assistant(None, call("b", "write_file", text=LONG))])
     counting = Counting()
