@@ -60,6 +60,9 @@ Rows = list[tuple[LedgerLabels, LedgerSums]]
 
 COLUMNS = {
     "requests": "requests",
+    "cost": "cost",
+    "summary_cost": "summary\ncost",
+    "savings": "savings",
     "compacted": "compacted",
     "avoided": "rescued",
     "errors": "errors",
@@ -67,11 +70,8 @@ COLUMNS = {
     "sent": "tokens\nsent",
     "input": "input\nreported",
     "output": "output\nreported",
-    "cost": "cost",
-    "summary_cost": "summary\ncost",
-    "savings": "savings",
 }
-"""The columns of the table for people. CSV and JSON have all."""
+"""The columns of the table for people, first those that a narrow one has room for. CSV and JSON have all."""
 
 SHADOW_COLUMNS = {
     "would_compact": "would\ncompact",

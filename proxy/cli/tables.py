@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
@@ -15,9 +17,9 @@ FOLDED = 20
 
 
 def table_console() -> Console:
-    """Return the console for tables. In a file or a pipe it has room for long names."""
+    """Return the console for tables. In a file or a pipe it has room for long names, unless ``COLUMNS`` says less."""
     console = Console()
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = max(console.width, WIDE)
     return console
 

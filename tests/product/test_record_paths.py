@@ -298,6 +298,9 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
         assert "…" not in narrow
         assert "┃" in narrow, "a table"
         assert max(map(len, narrow.splitlines())) <= width
+    piped = call(running.folder, "report", *options, "--by", "team,model,api", COLUMNS="80").stdout.splitlines()
+    assert max(map(len, piped)) <= 80
+    assert [name for name in ("requests", "cost", "errors") if name in " ".join(piped[:4])] == ["requests", "cost"]
     wrong = [("show", "x"), ("report", "--since", "soon"), ("report", "--by", "tenant")]
     assert [call(running.folder, *one, "--config", "config.yaml").returncode for one in wrong] == [2, 2, 2]
 
