@@ -116,4 +116,5 @@ def _tag(key: bytes, *parts: str) -> str:
         data = msgspec.msgpack.encode(short)
     except UnicodeEncodeError:  # half of a surrogate pair
         data = ascii(short).encode()
-    return blake2b(data, key=key, digest_size=8).hexdigest()
+    # A stored key that somebody damaged may be longer.
+    return blake2b(data, key=key[: blake2b.MAX_KEY_SIZE], digest_size=8).hexdigest()
