@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from msgspec.structs import replace
 
@@ -69,7 +69,7 @@ def index(found: Names, shown: str, max_tokens: int, count: TextCounter) -> str:
         choice.add(names, room)
         lines = "\n".join(choice.lines())
         left = max_tokens - count(lines)
-        if left <= max_tokens // 8 or len(choice.names) == len(names):
+        if 0 <= left <= _NAME_TOKENS or len(choice.names) == len(names):
             break
         # Files that share a line took less than expected.
         room += left
@@ -146,6 +146,8 @@ class _Choice:
                 inside.setdefault(mention.file, []).append(name)
             else:
                 rest.setdefault(_LABELS.get(mention.kind, _FIGURES), []).append(name)
+        if not inside and len(rest) > 1 and not self._repeats:  # labels would take the room of names
+            return [f"- {' '.join(chain.from_iterable(rest.values()))}"]
         labelled = [f"- {label}: {' '.join(names)}" for label, names in sorted(rest.items())]
         return [*_lines(inside, self._found), *labelled]
 

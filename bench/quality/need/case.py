@@ -95,7 +95,8 @@ def details(scores: Sequence[Score]) -> tuple[float | None, float | None]:
     """Return the share of the rest's identifiers with a file of theirs, and that of ordinary words in the index."""
     owned, words = Share(), Share()
     for score in scores:
-        owned.add(score.found["idents"].with_file, score.found["idents"].rest)
+        if score.found["paths"].names:
+            owned.add(score.found["idents"].with_file, score.found["idents"].rest)
         words.add(*score.ordinary)
     return owned.value, words.value
 
