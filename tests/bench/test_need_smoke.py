@@ -54,7 +54,7 @@ def test_names_are_counted_with_their_file_and_ordinary_words_of_the_index() -> 
     called = {"role": "assistant", "content": "Now we stop.", "tool_calls": [{"id": "a", "function": function}]}
     found = "src/a.go:1: oneName\nsrc/b.go:2: twoName\n"
     history = [*said("the start"), called, {"role": "tool", "tool_call_id": "a", "content": found}, *said("end " * 99)]
-    case = Case("one", history, [], ["oneName", "twoName"])
+    case = Case("one", history, ["src/a.go"], ["oneName", "twoName"])
     index = f"## {INDEX_TITLE}\n- src/ (read): a.go: oneName Stop; b.go\n- names: twoName"
     score = scored(case, said(index))
     assert (score.found["idents"], score.ordinary) == (Found(2, 2, 2, 2, 1), (1, 6))

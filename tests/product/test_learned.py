@@ -63,7 +63,7 @@ def refused(upstream: StandIn) -> int:
 
 def shown(folder: Path, *arguments: str) -> str:
     """Return the learned limits that the command ``models`` prints."""
-    done = call(folder, "models", *arguments, "--config", "config.yaml")
+    done = call(folder, "models", *arguments, "--config", "config.yaml", COLUMNS="150")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
