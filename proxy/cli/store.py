@@ -85,18 +85,18 @@ def migrated(source: str, config: Path | None) -> int:
 
 
 def stored_budgets(settings: Settings, team: str | None = None) -> list[spending.Budget]:
-    """Return the budgets of a team, or of all. Their amounts are ``None`` if the store is in a server's memory."""
+    """Return the budgets of a team, or of all. Their amounts are ``None`` if this machine doesn't have the store."""
     path = store_file(settings.store.url)
+    unknown = settings.store.kind == "memory" or (path is not None and not path.exists())
 
     async def read() -> list[spending.Budget]:
-        if path is not None and not path.exists():
+        if unknown:
             return await spending.Spending(None, lambda: settings).budgets(tenants)
         async with contextlib.aclosing(open_store(settings.store.url, settings.store.encryption.keys)) as store:
             return await spending.Spending(store, lambda: settings).budgets(tenants)
 
     tenants = None if team is None else (f"team:{team}",)
     found = asyncio.run(read())
-    unknown = settings.store.kind == "memory"
     return [structs.replace(budget, used=None, left=None) for budget in found] if unknown else found
 
 

@@ -363,3 +363,6 @@ def test_a_budget_shows_wherever_one_looks(tmp_path: Path) -> None:
         other,
         search,
     ]
+    (tmp_path / "store.db").unlink()
+    elsewhere = call(tmp_path, "check", "config.yaml", "--team", "search", COLUMNS="150").stdout
+    assert "1,000,000 tokens per day: an unknown amount;" in elsewhere, "only the server's machine has the store"
