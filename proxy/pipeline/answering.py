@@ -19,13 +19,12 @@ from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
 from proxy.pipeline.costs import Costs, reserve
 from proxy.pipeline.exchange import Exchange
-from proxy.pipeline.features.additions import CAUSE, Additions
-from proxy.pipeline.features.alternation import Alternation
 from proxy.pipeline.features.item_references import item_reader, resolve
 from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
 from proxy.pipeline.features.recall import Recall, RecallState, reserved
 from proxy.pipeline.features.server_state import ServerState
+from proxy.pipeline.features.traits import CAUSE, EDITS, STATUSES, Traits
 from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, is_encoded
@@ -49,19 +48,18 @@ class Answering:
         self.runtime = runtime
         self.budgets = TokenBudgets(runtime)
         self.costs = Costs()
-        self.reasoning = Reasoning(runtime.stores.sent_prompts, runtime.compactor)
-        self.alternation = Alternation()
+        self.reasoning = Reasoning(runtime.stores.sent_prompts, runtime.compactor, runtime.traits)
+        self.traits = Traits(runtime.traits)
         self.recall = Recall(runtime.archive_reader, runtime.stores.hidden_rounds, runtime.compactor)
         self.server_state = ServerState(runtime, partial(resolve, runtime))
-        self.additions = Additions()
         self.overflows = Overflows(self.budgets, runtime.compactor, self.reasoning.stale_after_overflow)
         self.feedback = UsageFeedback(runtime, self.budgets)
         self.recoveries = (
             # A part that the upstream refused for another reason than the size comes before the size.
             Recovery("reasoning", self.reasoning.recover, most=1),
-            Recovery("roles", self.alternation.recover, most=1),
-            # A part that the proxy added is the first suspect of any other refusal.
-            Recovery(CAUSE, self._without_additions, most=1),
+            Recovery("roles", self.traits.roles, most=1),
+            # Of any other refusal, the proxy's own words are the first suspect.
+            Recovery(CAUSE, self._in_other_words, most=EDITS),
             Recovery("tool", self._without_tool),
             # An early end may be an accident. Only the second one counts as an overflow.
             Recovery("empty", self.overflows.early_end, most=1),
@@ -73,10 +71,8 @@ class Answering:
         self.holders = (
             self.budgets,
             self.costs,
-            self.reasoning,
-            self.alternation,
+            self.traits,
             self.recall,
-            self.additions,
             self.overflows,
             self.feedback,
         )
@@ -110,8 +106,13 @@ class Answering:
                 return Reply(start, attempt, run)
             run.retry(cause, attempt.outcome, following.outcome)
             attempt = following
-            request = outgoing(exchange, attempt)
-            start = await send(exchange, transport, request, attempt.after)  # closes the answer of the attempt before
+            try:
+                request = outgoing(exchange, attempt)
+                start = await send(exchange, transport, request, attempt.after)  # closes the answer before
+            except UpstreamTimeout:
+                if run.refused is None or cause != CAUSE:
+                    raise
+                return Reply(run.refused, attempt, run)
 
     def failed(self, exchange: Exchange, error: Exception) -> None:
         """Report an error of the proxy, after which a request leaves unchanged."""
@@ -177,17 +178,19 @@ class Answering:
             self.budgets.succeeded(exchange)
             self.overflows.succeeded(exchange)
             self.reasoning.succeeded(exchange, attempt.outcome, kept=attempt.input.keeps_reasoning)
-        refused = self.additions.answered(run, attempt, start)
-        if run.refused is not None and "tool" in run.taken and (refused or (run.recall and run.recall.found)):
+        refused = self.traits.answered(run, attempt, start)
+        if run.refused is not None and run.took_tool and (refused or (run.recall and run.recall.found)):
             self.recall.refuse(exchange, run.refused.answer.status)  # or its rounds, which stay without the tool
+        if run.refused is not None and not start.succeeded and start.answer.status in STATUSES:
+            return run.refused  # the client's own words may be at fault, and this refusal is about them
         if run.recall is None:
             return start
         again = partial(resend, exchange, transport, request)
         return await self.recall.response(exchange, run.recall, attempt, start, request.body, again)
 
-    async def _without_additions(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
-        following = self.additions.recover(run, attempt, start)
-        if following is not None and isinstance(run, _Run) and run.recall is not None:
+    async def _in_other_words(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
+        following = await self.traits.recover(run, attempt, start)
+        if following is not None and run.took_tool and isinstance(run, _Run) and run.recall is not None:
             run.recall.refused = True
         return following
 
@@ -219,8 +222,8 @@ class _Run(Run):
         super().__init__(exchange)
         self._answering = answering
         self.recall: RecallState | None = None
-        self.asks_usage = answering.additions.wanted(exchange)
-        answering.alternation.apply(exchange)
+        answering.traits.begin(exchange)
+        self.asks_usage = answering.traits.asks_usage(exchange)
         answering.overflows.apply(exchange)
 
     def input(self, budget: TokenBudget) -> CompactionInput:
@@ -258,7 +261,10 @@ class _Run(Run):
 
     def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
         """Return the attempt to send the request as it came."""
-        return Attempt(budget=budget, input=self.input(budget), outcome=outcome, asks_usage=self.asks_usage)
+        edits = self.exchange.edits
+        return Attempt(
+            budget=budget, input=self.input(budget), outcome=outcome, asks_usage=self.asks_usage, edits=edits
+        )
 
     async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """See ``Run``. If the compaction fails, log the error and send the request unchanged."""
@@ -267,7 +273,7 @@ class _Run(Run):
             outcome = runtime.compactor.untouched(input)
             if outcome is None:
                 outcome = await self._answering.reasoning.compact(self.exchange, input, may_ask=may_ask)
-            if not self._answering.additions.refused(self.exchange, "output"):
+            if self._answering.traits.takes_output(self.exchange):
                 output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
         except UpstreamTimeout:
             raise
@@ -281,5 +287,11 @@ class _Run(Run):
             record.spent("compaction", -outcome.summary.waited)
         tool = None if self.recall is None else self.recall.tool_for(outcome)
         return Attempt(
-            budget=budget, input=input, outcome=outcome, output=output, tool=tool, asks_usage=self.asks_usage
+            budget=budget,
+            input=input,
+            outcome=outcome,
+            output=output,
+            tool=tool,
+            asks_usage=self.asks_usage,
+            edits=tuple(dict.fromkeys((*self.exchange.edits, *self.tried))),
         )

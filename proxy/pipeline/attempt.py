@@ -14,6 +14,7 @@ from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.telemetry.record import Reason, RequestRecord, Window
+from proxy.upstream.traits import Edit
 
 UNLOADED = 20
 """Tools that a record names."""
@@ -32,13 +33,15 @@ class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
     """A request as it leaves.
 
     ``output`` is the lower output limit to send, in tokens, if the requested one doesn't fit. ``tool`` is a tool of the
-    proxy, and ``asks_usage`` is true if the proxy asks for the usage of a stream whose client didn't.
+    proxy, and ``asks_usage`` is true if the proxy asks for the usage of a stream whose client didn't. ``edits`` are
+    those of the proxy's own words.
     """
 
     outcome: Outcome
     output: int | None = None
     tool: Tool | None = None
     asks_usage: bool = False
+    edits: tuple[Edit, ...] = ()
 
     @property
     def after(self) -> int | None:
@@ -101,7 +104,7 @@ class Run(ABC):
 
     ``retries`` are the causes of the retries so far. ``advice`` is a header value for a client whose request can't be
     recovered. ``asks_usage`` is that of the next attempt. ``learns`` is false if the answer doesn't show how the
-    upstream counts the request as received. ``refused`` is the refusal after which ``taken`` was taken back.
+    upstream counts the request as received. ``refused`` is the refusal after which the edits ``tried`` were made.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -111,7 +114,12 @@ class Run(ABC):
         self.asks_usage = False
         self.learns = True
         self.refused: ResponseStart | None = None
-        self.taken: tuple[str, ...] = ()
+        self.tried: tuple[Edit, ...] = ()
+
+    @property
+    def took_tool(self) -> bool:
+        """Return whether the proxy took its tool back after a refusal."""
+        return ("added", "tool") in [edit[:2] for edit in self.tried]
 
     @property
     def next_number(self) -> int:

@@ -27,6 +27,7 @@ from proxy.pipeline.billing import Bill
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.telemetry.record import RequestRecord, record_of, shown_client
+from proxy.upstream.traits import Edit
 from proxy.upstream.transport import CHAT_PATH
 
 Mode = Literal["enforce", "shadow", "off"]
@@ -111,7 +112,7 @@ class Exchange(RequestContext):
     leaves if compaction changes nothing. Set both with ``replace``. ``counter`` counts as the model's provider does.
     If it's ``None``, the proxy can't measure the request and sends it unchanged. ``memory`` holds the memory of the
     bodies. ``heartbeat`` is for a client that wants a stream. ``refused_bytes`` is the size of the last request that
-    the upstream refused for its bytes.
+    the upstream refused for its bytes. ``edits`` are those that the upstream is known to need.
     """
 
     dialect: Dialect
@@ -125,6 +126,7 @@ class Exchange(RequestContext):
     heartbeat: Heartbeat | None = None
     provisional: Provisional | None = None
     refused_bytes: int | None = None
+    edits: tuple[Edit, ...] = ()
     _key: tuple[str, str] | None = None
 
     def replace(self, body: Request, *, original: Request | None = None) -> None:

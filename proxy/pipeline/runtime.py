@@ -43,6 +43,7 @@ from proxy.summary.allowance import Allowances
 from proxy.summary.store import Summaries
 from proxy.telemetry import metrics
 from proxy.telemetry.logs import RequestLog
+from proxy.upstream.traits import Memory
 
 if TYPE_CHECKING:
     from proxy.telemetry.otel_export import OtelExport
@@ -204,6 +205,7 @@ class Runtime:
         self.access = Access(settings.store.url, lambda: self.settings)
         self.stores = Stores(settings)
         self.limits = ModelLimits(self.stores, profiles or Profiles())
+        self.traits = Memory()
         self.money = Money(self.stores, lambda: self.settings)
         self.records = Records(
             settings, lambda: self.settings, self.stores.store, self.money.spending.add, self._otel(settings.otel)

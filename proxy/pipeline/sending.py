@@ -9,7 +9,6 @@ import structlog
 from msgspec.structs import replace
 from starlette.types import Scope
 
-from proxy.dialects.chat.alternation import alternating_messages
 from proxy.dialects.chat.request import with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
 from proxy.http.headers import VIA, client_query, for_other_request, for_upstream
@@ -58,7 +57,9 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
         path=exchange.dialect.path,
         query=client_query(exchange.scope),
         expanded=partial(body.expanded, raw, outcome.messages) if body.references else None,
-        alternated=alternating_messages if exchange.profile.strict_alternation else None,
+        edits=sent.edits,
+        family=exchange.profile.family,
+        reasons=exchange.profile.reasons,
     )
 
 
@@ -120,6 +121,7 @@ async def _start(
                 meter.place = len(exchange.record.calls)
                 answer = await transport.send(request)
                 exchange.bill.opened(answer, meter)
+                exchange.record.edited = list(answer.edited)
                 start = await read_start(answer, asked)
                 meter.response_started(start)
                 return start

@@ -41,7 +41,7 @@ from proxy.pipeline.job import CompactionJob, last_prompt
 from proxy.summary.allowance import AllowanceSpent
 from proxy.summary.extract import extract
 from proxy.summary.forms import FORMS
-from proxy.summary.model import UpstreamSummaryModel, Way, output_limit
+from proxy.summary.model import UpstreamSummaryModel, Way, output_limit, reasoning_room
 from proxy.summary.prompt import Redaction
 from proxy.summary.settings import SummarySettings
 from proxy.summary.single_flight import NothingToAsk, Progress
@@ -319,8 +319,7 @@ class ExchangeModels(SummaryModels):
         # Reasoning must not use all of a small window that it shares with the transcript.
         shared = (profile.context_window or 0) // 2
         most = min(filter(None, (profile.max_output_tokens, shared)), default=None)
-        manner = runtime.stores.summaries.manner(caller.tenant, f"{route.upstream} {route.model}")
-        output = output_limit(route.model, max_tokens, most, manner.reasoning)
+        output = output_limit(route.model, max_tokens, most, reasoning_room(runtime.traits.edits(key)))
         await limits.load(*key)
         learned = limits.learned.get(*key)
         if exchange.provisional is not None and key == exchange.place:
@@ -349,7 +348,9 @@ class ExchangeModels(SummaryModels):
             form=form,
             others=others,
             conditions=partial(conditions.for_call, upstream=near, model=same),
-            manner=manner,
+            place=key,
+            traits=runtime.traits,
+            family=profile.family,
             on_missing=partial(
                 exchange.configuration.upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -33,42 +33,10 @@ _MOST_BREAKPOINTS = 4
 """Breakpoints that Anthropic's API accepts in a request."""
 
 
-_REFUSES_STREAM = re.compile(rb"stream", re.IGNORECASE)
-_REFUSES_SYSTEM = re.compile(rb"system|\brole|instruction", re.IGNORECASE)
 _THOUGHT = re.compile(
     rb'"(?:reasoning\w{0,20}|thinking)"\s{0,4}:\s{0,4}(?:"[^"]|\[\s{0,4}\{|[1-9])|"type"\s{0,4}:\s{0,4}"(?:thinking|reasoning)"'
 )
 """Reasoning in an answer of any API. Quotes in a text are escaped, so texts don't match."""
-
-
-@dataclass(slots=True)
-class Manner:
-    """How a server was found to want summary calls.
-
-    ``reasoning`` are tokens of output that the model needs before it writes. ``plain`` means no system message, and
-    ``streams`` that it only streams.
-    """
-
-    reasoning: int = 0
-    plain: bool = False
-    streams: bool = False
-
-    def suits_better(self, status: int, body: bytes) -> bool:
-        """Change what a refusal names. Return whether anything changed."""
-        if status not in (400, 422, 500, 501):
-            return False
-        before = self.plain, self.streams
-        if _REFUSES_STREAM.search(body):
-            self.streams = True
-        elif _REFUSES_SYSTEM.search(body):
-            self.plain = True
-        return before != (self.plain, self.streams)
-
-    def applied_to(self, messages: Messages) -> Messages:
-        """Return the messages, in one message of the user if the server has no system messages."""
-        if not self.plain:
-            return messages
-        return [{"role": "user", "content": "\n\n".join(message["content"] for message in messages)}]
 
 
 class SummaryForm(ABC):

@@ -16,11 +16,13 @@ from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.errors import UpstreamError
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
-from proxy.summary.forms import CHAT, Manner, SummaryForm, read
+from proxy.summary.forms import CHAT, SummaryForm, read
 from proxy.summary.quality import Written
 from proxy.summary.writer import SummaryFailed, SummaryTooLong
 from proxy.telemetry.trace_context import Trace, new_span, with_trace
 from proxy.upstream.learning import MISSING, denies_path
+from proxy.upstream.traits import Edit, Memory, Place, apply, known
+from proxy.upstream.traits import read as read_refusal
 from proxy.upstream.transport import Answer, Outgoing, Transport
 
 # Names of reasoning families, whose reasoning counts toward the output. Models that reason only on request (Claude,
@@ -40,6 +42,8 @@ OUTPUT_MARGIN = 1.5
 
 _ANSWER_LIMIT = 4_000_000
 
+_OK = 200
+_EDITS = 3
 _INVALID_REQUEST = frozenset({400, 422})
 _REFUSED = _INVALID_REQUEST | {500, 501}
 
@@ -63,7 +67,7 @@ class UpstreamSummaryModel:
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
     request's input and output tokens as counted here. ``calls`` charges and records each call.
     ``conditions`` returns the conditions of the client's request for a call by an API.
-    ``manner`` is how the server must be asked, as far as that is known.
+    ``traits`` remembers what the upstream takes, by ``place``. ``family`` is that of ``Profile``.
     ``headers`` and ``query`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
@@ -83,7 +87,9 @@ class UpstreamSummaryModel:
     calls: Calls | None = None
     trace: Trace | None = None
     conditions: Callable[[str], Conditions] = lambda api: NO_CONDITIONS
-    manner: Manner = field(default_factory=Manner)
+    traits: Memory = field(default_factory=Memory)
+    place: Place = ("", "", "")
+    family: str = ""
     headers: Headers | None = None
     query: str = ""
 
@@ -95,19 +101,20 @@ class UpstreamSummaryModel:
     async def ask(self, messages: list[dict[str, Any]], max_tokens: int) -> Written:
         """Send a summary request. Raises ``SummaryFailed``, or ``SummaryTooLong`` if the input overflows.
 
-        If the model spends its output on reasoning, ask again with more. The manner remembers that.
+        If the model spends its output on reasoning, ask again with more, and remember that.
         """
         while True:
-            most = output_limit(self.model, max_tokens, self.max_output, self.manner.reasoning)
+            held = reasoning_room(self.traits.edits(self.place))
+            most = output_limit(self.model, max_tokens, self.max_output, held)
             written = await self._asked(messages, most)
-            rooms = (room for room in _REASONING_ROOMS if room > self.manner.reasoning)
+            rooms = (room for room in _REASONING_ROOMS if room > held)
             more = next((r for r in rooms if output_limit(self.model, max_tokens, self.max_output, r) > most), None)
             if more is None or not written.cut_in_thought:
                 return written
-            self.manner.reasoning = more
+            self.traits.learn(self.place, (Edit("reserved", "reasoning", more),))
 
     async def _asked(self, messages: list[dict[str, Any]], most: int) -> Written:
-        """Send a request for at most ``most`` tokens. If the server refuses its manner, try another one."""
+        """Send a request for at most ``most`` tokens. If the server refuses its words, try other ones."""
         ways: list[Way] = [(self.form, self.transport), *self.others]
         missing: list[Api] = []
         for way in ways:
@@ -121,18 +128,22 @@ class UpstreamSummaryModel:
             if denies_path(body, self.model):
                 missing.append(way[0].api)
         form = way[0]
-        for _ in range(2):
-            before = self.manner.plain, self.manner.streams
-            if recognise(status, body) is not None or not self.manner.suits_better(status, body):
+        tried: tuple[Edit, ...] = ()
+        for _ in range(_EDITS):
+            if status not in _REFUSED or recognise(status, body) is not None:
                 break
-            status, body = await self._paid(way, messages, most, most)
-            if status in _REFUSED:
-                self.manner.plain, self.manner.streams = before
+            sent = self._body(way, messages, most, tried)
+            edits = tuple(one for one in read_refusal(body, sent) if one not in tried and self._may_help(one))
+            if not edits:
                 break
+            tried += edits
+            status, body = await self._paid(way, messages, most, most, tried)
+        if status == _OK:
+            self.traits.learn(self.place, tried)
         overflow = recognise(status, body)
         if overflow is None and status in _INVALID_REQUEST and any(name.encode() in body for name in form.limits):
             # The limit is too high for the model, or the server names the field differently. Try without a limit.
-            status, body = await self._paid(way, messages, None, most)
+            status, body = await self._paid(way, messages, None, most, tried)
             overflow = recognise(status, body)
         if overflow is not None:
             size = self.count("\n".join(str(message["content"]) for message in messages))
@@ -150,14 +161,28 @@ class UpstreamSummaryModel:
             raise SummaryFailed("the model rejected the conversation as too long")
         return read(self.form, status, answer)
 
-    async def _paid(self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int) -> tuple[int, bytes]:
-        """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
-        own = way[0].body(self.model, self.manner.applied_to(messages), limit)
-        own["stream"] = self.manner.streams
-        body = msgspec.json.encode({**self.conditions(way[0].api).fields, **own})
-        return await self._send(way, body, lambda: sum(self.count(message["content"]) for message in messages), most)
+    def _body(
+        self, way: Way, messages: list[dict[str, Any]], limit: int | None, tried: tuple[Edit, ...]
+    ) -> dict[str, Any]:
+        fields = {name: msgspec.json.decode(value) for name, value in self.conditions(way[0].api).fields.items()}
+        body = {**fields, **way[0].body(self.model, messages, limit)}
+        apply(body, (*known(self.family or self.model), *self.traits.edits(self.place), *tried))
+        return body
 
-    async def _send(self, way: Way, body: bytes, size: Callable[[], int], most: int) -> tuple[int, bytes]:
+    def _may_help(self, edit: Edit) -> bool:
+        return edit not in self.traits.edits(self.place) and self.traits.helps(self.place, edit)
+
+    async def _paid(
+        self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int, tried: tuple[Edit, ...] = ()
+    ) -> tuple[int, bytes]:
+        """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
+        made = self._body(way, messages, limit, tried)
+        size = lambda: sum(self.count(message["content"]) for message in messages)  # noqa: E731 - it's counted in a thread
+        return await self._send(way, msgspec.json.encode(made), size, most, streams=made["stream"])
+
+    async def _send(
+        self, way: Way, body: bytes, size: Callable[[], int], most: int, *, streams: bool = False
+    ) -> tuple[int, bytes]:
         """Send a body, charged to the team. ``size`` returns its tokens. Raises ``SummaryFailed``."""
         form, transport = way
         conditions = self.conditions(form.api)
@@ -168,7 +193,7 @@ class UpstreamSummaryModel:
         request = Outgoing(
             body=body,
             model=self.model,
-            stream=self.manner.streams and self.headers is None,
+            stream=streams,
             headers=with_trace([*own, *(pair for pair in given if pair[0] not in dict(own))], self.trace, span),
             credential=self.credential,
             timeout=self.timeout,
@@ -199,6 +224,11 @@ def output_limit(model: str, max_tokens: int, max_output: int | None, reasoning:
     """Return the output limit to request for a summary of ``max_tokens``, with at least ``reasoning`` tokens more."""
     limit = int(max_tokens * OUTPUT_MARGIN) + max(reasoning, REASONING_TOKENS if reasons(model) else 0)
     return min(limit, max_output or limit)
+
+
+def reasoning_room(edits: Sequence[Edit]) -> int:
+    """Return the tokens of output that a model was found to need before it writes."""
+    return next((edit.value for edit in edits if edit.kind == "reserved"), 0)
 
 
 def reasons(model: str) -> bool:

@@ -26,7 +26,6 @@ from proxy.store import Store, StoreFailed
 from proxy.store.cache_capacity import CacheCapacity, TenantMemory
 from proxy.store.forgetting import drop
 from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
-from proxy.summary.forms import Manner
 from proxy.summary.single_flight import Lease, NothingToAsk, Progress, SingleFlight
 from proxy.telemetry.metrics import GIVEN_UP
 
@@ -263,8 +262,6 @@ class Summaries:
         self._failures: LRUCache[Place, int] = LRUCache(self._limits.failed)
         # The times until which no model is asked for these checkpoints ahead of need, because there was none to ask.
         self._unaskable: LRUCache[Place, float] = LRUCache(self._limits.failed)
-        # By tenant, upstream and model: how the server must be asked.
-        self._manners: LRUCache[Place, Manner] = LRUCache(self._limits.failed)
         # By tenant and mark of a conversation, see ``lineage``.
         self._lineages: LRUCache[Place, Lineage] = LRUCache(4 * self._limits.failed)
         self._flights: SingleFlight[StoredSummary] = SingleFlight()
@@ -343,7 +340,7 @@ class Summaries:
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         """Drop the entries of forgotten tenants, and return those tenants. Cancel summaries that nobody waits for."""
         self._flights.cancel(forgotten)
-        dropped = [drop(one, forgotten) for one in (self._failures, self._unaskable, self._manners, self._lineages)]
+        dropped = [drop(one, forgotten) for one in (self._failures, self._unaskable, self._lineages)]
         return self.cache.forget(forgotten).union(*dropped)
 
     def lineage(self, tenant: str, request: str, marks: Sequence[str]) -> Lineage:
@@ -358,10 +355,6 @@ class Summaries:
         lineage.last = (request, *marks[:1])
         self._lineages.update(dict.fromkeys(places, lineage))
         return lineage
-
-    def manner(self, tenant: str, model: str) -> Manner:
-        """Return how a model's server wants a tenant's calls. Who finds out more changes it."""
-        return self._manners.setdefault((tenant, model), Manner())
 
     async def settled(self) -> None:
         """Wait until the write in progress has ended."""

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 MEANINGS: Mapping[str, str] = {
     "account.not_written": "The store didn't take a budget's amounts or reservations. The proxy writes them later.",
     "account.unreadable": "A budget's stored entry is damaged. The amounts that the proxy has read before replace it.",
-    "additions.refused": "The upstream refused the `names` that the proxy adds. It omits them for an hour.",
     "admin.no_link": "The proxy can't write the one-time link to its temporary folder, so there is none.",
-    "alternation.learned": "The upstream refused the roles. For a day, it gets alternating ones from this tenant.",
     "archive.entry_unreadable, records.entry_unreadable, shared.unreadable": "An entry is damaged or too old or new.",
     "archive.given_up, items.given_up, records.not_written": "The proxy stopped before it wrote all of them.",
     "archive.skipped": "Too many archive entries were waiting, so the proxy didn't keep some.",
@@ -85,6 +83,7 @@ MEANINGS: Mapping[str, str] = {
     "upstream.express_off": "The faster connections don't support the installed aiohttp. Ordinary ones replace them.",
     "upstream.interrupted": "The upstream closed the connection in the middle of a response.",
     "upstream.responded, upstream.not_responded": "An attempt's end. A record explains `result` in `attempts`.",
+    "upstream.trait_learned": "The upstream took a request only with `edits` of the proxy's words. They last a day.",
     "upstream.sent_again": "A reused connection closed before the response, so the conversation was sent once more.",
     "worker.died": "A worker process ended unexpectedly or hung. The parent process starts another one.",
 }

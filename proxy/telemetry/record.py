@@ -236,6 +236,7 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     retention: dict[str, tuple[int, int, int]] = {}
     state: int = 0
     unloaded: list[str] = []
+    edited: list[str] = []
     bytes_in: int = 0
     bytes_out: int = 0
     trace: Trace | None = None

@@ -61,6 +61,7 @@ FIELDS: Mapping[str, str] = {
     "`continued` (after a recall), an error code, or the refused part: `reasoning`, `roles`, or `added` by the proxy.",
     "attempts[].error": "The `code`, `type`, and `param` of the upstream's error, if they are names.",
     "attempts[].tokens, attempts[].limit": "The tokens sent, and the limit that the refusal states.",
+    "edited": "What the proxy changed in its own translation because the upstream doesn't take it.",
     "retries": "The number of attempts after the first. Those after a recall don't count.",
     "usage": "Usage of all calls in the upstream's tokens, web searches, service tier, and region.",
     "usage.estimated, cost.estimated": "True unless the upstream reported all usage, or all that prices depend on.",
@@ -128,6 +129,7 @@ def record_json(record: RequestRecord) -> dict[str, Any]:
             for one in record.calls
         ],
         "retries": record.retries,
+        "edited": record.edited,
         "usage": None if usage is None else _usage(usage),
         "cost": None if record.cost is None else _cost(record.cost),
         "ms": {name: record.phases.get(name) for name in PHASES},
@@ -219,7 +221,7 @@ def reason_text(reason: Reason) -> str:
         case "tool":
             return "The upstream compressed its response, so the proxy sent the request without the recall tool."
         case "added":
-            return "The upstream refused the request, so the proxy sent it without what it had added itself."
+            return "The upstream refused words that the proxy had written, so the proxy sent the request with others."
         case "price_step":
             return f"The request had {size} tokens; the model's price rises after {level}."
     return f"The condition {reason.trigger} was met."

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import msgspec
 
 from proxy.http.headers import Credential
 from proxy.http.headers import Headers as Headers
+from proxy.upstream.traits import Edit, Refused
 
 CHAT_PATH = "/chat/completions"
 MESSAGES_PATH = "/messages"
@@ -43,7 +43,11 @@ class Outgoing(msgspec.Struct, eq=False):
     in seconds, for the whole attempt up to the first byte of the answer. ``bounded`` says that the sender itself
     cancels the attempt after ``timeout``. ``query`` is the query string to send. ``expanded`` returns the body with
     items in the place of references, for an upstream without items. It's ``None`` if there are no references.
-    ``alternated`` returns chat messages as a strict chat template accepts them. A bridge applies it to its translation.
+
+    ``edits`` are those that the upstream needs in the proxy's own words. Whoever translates the request applies them,
+    after those that ``family`` is known to need. ``family`` is the name of a model with the same habits, by default
+    ``model``. ``reasons`` says that the model takes an effort. A translated request has ``edited``: the names of the
+    edits that had an effect.
     """
 
     body: bytes
@@ -56,7 +60,10 @@ class Outgoing(msgspec.Struct, eq=False):
     path: str = CHAT_PATH
     query: str = ""
     expanded: Callable[[], bytes] | None = None
-    alternated: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]] | None = None
+    edits: tuple[Edit, ...] = ()
+    family: str = ""
+    reasons: bool = False
+    edited: tuple[str, ...] = ()
 
 
 class Answer(msgspec.Struct, eq=False):
@@ -66,6 +73,7 @@ class Answer(msgspec.Struct, eq=False):
     ``headers`` are lower case, without hop-by-hop ones. ``close`` ends the upstream's request immediately. You may call
     it at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends.
     ``start_time`` is when the head arrived, on the event loop's clock, if the transport has waited since then.
+    ``refused`` is set if the upstream refused a request in the proxy's own words. ``edited`` is that of the request.
     """
 
     status: int
@@ -74,6 +82,8 @@ class Answer(msgspec.Struct, eq=False):
     close: Callable[[], Awaitable[None]]
     keeps_request: bool = False
     start_time: float | None = None
+    refused: Refused | None = None
+    edited: tuple[str, ...] = ()
 
     @classmethod
     def whole(cls, status: int, headers: Headers, body: bytes) -> Answer:

@@ -106,6 +106,8 @@ class Profile:
     for counting images. ``tools`` is the form of tool definitions in the prompt (``typescript``, ``json``, or
     ``claude``). If ``escapes`` is set, results of parallel calls enter the prompt as ASCII JSON. If
     ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first.
+    ``reasons`` says that the model takes an effort, by the table. ``family`` is the name of a model with the same
+    habits: ``like`` of the operator's profile, or the provider and the model.
     ``price`` is the price at the provider, if the table lists it there. ``sources`` maps each field to the source
     of its value. ``note`` tells the operator about an inexact match or an unknown model. ``long_context`` is whether
     the window is the long one that the client asks for.
@@ -123,6 +125,8 @@ class Profile:
     tools: str = "typescript"
     escapes: bool = False
     strict_alternation: bool = False
+    reasons: bool = False
+    family: str = ""
     price: Price | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     note: str | None = None
@@ -285,6 +289,8 @@ class Profiles:
             tools=family.tools,
             escapes=family.escapes,
             strict_alternation=bool(override.get("strict_alternation")),
+            reasons=match is not None and match.listing.reasons,
+            family=str(override.get("like") or f"{provider or ''}/{model}"),
             price=match.listing.price if match and _sells(match.listing, provider) else None,
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(like, limits),

@@ -119,6 +119,11 @@ class Listing(msgspec.Struct, frozen=True, gc=False):
     entry: msgspec.Raw = msgspec.Raw(b"{}")
 
     @property
+    def reasons(self) -> bool:
+        """Return whether the table says that the model takes an effort of reasoning."""
+        return msgspec.json.decode(self.entry).get("supports_reasoning") is True
+
+    @property
     def price(self) -> Price | None:
         """Return the price, which is read each time: few entries are looked up."""
         return price_from(msgspec.json.decode(self.entry), self.provider)

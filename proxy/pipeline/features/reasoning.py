@@ -8,20 +8,17 @@ sends the request once without any bound reasoning, or once with all of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from functools import partial
 
-from cachetools import TTLCache
 from msgspec.structs import replace
 
-from proxy.constants import DAY
 from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, readable
-from proxy.pipeline.sent_prompts import MOST, SentPrompts
-from proxy.store.forgetting import drop
+from proxy.pipeline.sent_prompts import SentPrompts
+from proxy.upstream.traits import WITH_REASONING, Memory
 
 _REFUSES_REASONING = re.compile(
     rb"bound to a different conversation|(?:invalid|corrupted) [^\w\s]{0,4}(?:thought[ _])?signature"
@@ -41,14 +38,14 @@ _NAMES_REASONING = re.compile(rb"(?<![-\w/])(?:reasoning(?:_content|_text|_detai
 class Reasoning:
     """The reasoning in conversations. ``prompts`` are those that were sent last."""
 
-    def __init__(self, prompts: SentPrompts, compactor: Compactor) -> None:
+    def __init__(self, prompts: SentPrompts, compactor: Compactor, traits: Memory) -> None:
         self._prompts = prompts
         self._compactor = compactor
-        self._demanding: TTLCache[tuple[str, str, str], bool] = TTLCache(MOST, DAY)
+        self._traits = traits
 
     def demanded(self, exchange: Exchange) -> bool:
         """Return whether the upstream is known to demand all reasoning. What it refused itself goes nevertheless."""
-        return exchange.place in self._demanding and not self.stale(exchange)
+        return WITH_REASONING in exchange.edits and not self.stale(exchange)
 
     def stale(self, exchange: Exchange) -> int:
         """Return the number of units whose reasoning is known to be invalid."""
@@ -106,7 +103,7 @@ class Reasoning:
             if not self._prompts.changed(exchange.conversation):
                 return None
         self._expire(exchange)
-        self._demanding.pop(exchange.place, None)
+        self._traits.unlearn(exchange.place, WITH_REASONING)
         stale, number = len(exchange.body.units), run.next_number
         input = replace(attempt.input, stale_reasoning=stale, keeps_reasoning=False, attempt=number)
         stripped = await run.attempt(attempt.budget, input, may_ask=False)
@@ -127,7 +124,7 @@ class Reasoning:
     def succeeded(self, exchange: Exchange, outcome: Outcome, *, kept: bool = False) -> None:
         """Remember a prompt that was answered. ``kept``: with all reasoning, because the upstream demands it."""
         if kept:
-            self._demanding[exchange.place] = True
+            self._traits.learn(exchange.place, (WITH_REASONING,))
             self._prompts.expire(exchange.conversation, 0, exchange.mark(0))
         if exchange.binding == "always":
             messages, changed = len(exchange.body.units), outcome.messages is not None
@@ -138,6 +135,3 @@ class Reasoning:
         """Remember that the reasoning in all units of a conversation is invalid."""
         messages = len(exchange.body.units)
         self._prompts.expire(exchange.conversation, messages, exchange.mark(messages))
-
-    def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        return drop(self._demanding, forgotten, 2)

@@ -25,6 +25,7 @@ from proxy.upstream.bridge.transport import (
     event_data,
     without_compression,
 )
+from proxy.upstream.traits import apply, known
 from proxy.upstream.transport import CHAT_PATH, Answer, Outgoing, output_field
 
 FIELDS = frozenset(
@@ -112,31 +113,31 @@ async def _steps(completion: Completion, body: AsyncIterator[bytes]) -> AsyncIte
 
 
 def chat_translator(
-    translation: Callable[[Any, dict[str, Any]], ChatTranslation],
+    translation: Callable[..., ChatTranslation],
     error: Callable[[Mapping[str, Any], int], dict[str, Any]],
     error_event: Callable[[Mapping[str, Any], int, int], bytes],
     shape: ErrorShape,
 ) -> Translator:
     """Return the translator of an API to chat completions.
 
-    ``translation`` gets LiteLLM and the request's body. The others are as in ``Translator``.
+    ``translation`` gets the request's body, and whether the model takes an effort. The others are as in ``Translator``.
     """
 
-    def translate(litellm: Any, request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
-        made = translation(litellm, {**body_of(request), "model": request.model})
-        chat = plain(made.request, request.model, translated=translated)
+    def translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
+        made = translation({**body_of(request), "model": request.model}, reasons=request.reasons)
+        chat = plain(made.request, request, translated=translated)
         _refuse_loss(made, chat)
         chat["messages"] = [_joined(message) for message in chat["messages"]]
-        if request.alternated is not None:
-            chat["messages"] = request.alternated(chat["messages"])
         if request.stream:
             chat |= {"stream": True, "stream_options": {"include_usage": True}}
         else:
             chat.pop("stream", None)
             chat.pop("stream_options", None)
         headers = [pair for pair in without_compression(request.headers) if not pair[0].startswith("anthropic-")]
+        edited = apply(chat, (*known(request.family or request.model), *request.edits))
         body = msgspec.json.encode(chat)
-        return msgspec.structs.replace(request, body=body, path=CHAT_PATH, query="", headers=headers), made
+        sent = msgspec.structs.replace(request, body=body, path=CHAT_PATH, query="", headers=headers, edited=edited)
+        return sent, made
 
     return Translator(translate, _is_completion, error, error_event, UNREADABLE, shape)
 
@@ -162,13 +163,13 @@ def _is_completion(value: Mapping[str, Any]) -> bool:
     return bool(value.get("choices")) and not value.get("error")
 
 
-def plain(request: Mapping[str, Any], model: str, *, translated: bool) -> dict[str, Any]:
+def plain(request: Mapping[str, Any], going: Outgoing, *, translated: bool) -> dict[str, Any]:
     """Return a chat request as one that servers accept. ``translated``: LiteLLM translates it once more.
 
     Results follow their calls, and the images and files of results follow the results.
     """
     body = {name: value for name, value in request.items() if name in FIELDS and value is not None}
-    body["model"] = model
+    body["model"] = going.model
     fields = _MESSAGE_FIELDS | _FOR_TRANSLATION if translated else _MESSAGE_FIELDS
     messages = _in_pairs(_message(message, fields) for message in request["messages"])
     body["messages"] = list(messages if translated else _media_after_results(messages))
@@ -179,7 +180,7 @@ def plain(request: Mapping[str, Any], model: str, *, translated: bool) -> dict[s
         body.pop("tool_choice", None)
         body.pop("parallel_tool_calls", None)
     if not translated and "max_tokens" in body:
-        body[output_field(model)] = body.pop("max_tokens")
+        body[output_field(going.family or going.model)] = body.pop("max_tokens")
     return body
 
 

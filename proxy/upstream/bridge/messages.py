@@ -65,7 +65,7 @@ class MessagesTranslation(ChatTranslation):
     table = MESSAGES
     silent = SILENT | {"media_type", "toolset_name", "provider_specific_fields"}
 
-    def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], *, reasons: bool) -> None:
         self._model = body["model"]
         self._stops = body.get("stop_sequences") or ()
         self.names: dict[str, str] = {}
@@ -84,7 +84,7 @@ class MessagesTranslation(ChatTranslation):
             "tool_choice": self._choice(choice, functions),
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "response_format": _response_format(body),
-            "reasoning_effort": effort if effort and litellm.supports_reasoning(body["model"]) else None,
+            "reasoning_effort": effort if reasons else None,
             "stop": body.get("stop_sequences") or None,
             "user": (body.get("metadata") or {}).get("user_id"),
         }
@@ -213,14 +213,14 @@ def _response_format(body: Mapping[str, Any]) -> dict[str, Any] | None:
     return form and {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.get("schema")}}
 
 
-def _translation(litellm: Any, body: dict[str, Any]) -> MessagesTranslation:
+def _translation(body: dict[str, Any], *, reasons: bool) -> MessagesTranslation:
     """Translate a request. Raises ``RequestError`` if it has no messages."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise RequestError("'messages' must be a non-empty array of objects.", param="messages")
     for number, message in enumerate(messages):
         check_role(message, f"messages[{number}]")
-    return MessagesTranslation(litellm, body)
+    return MessagesTranslation(body, reasons=reasons)
 
 
 def _error(fields: Mapping[str, Any], status: int) -> dict[str, Any]:

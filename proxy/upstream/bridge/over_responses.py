@@ -24,6 +24,7 @@ from proxy.upstream.bridge.transport import (
     openai_error,
     without_compression,
 )
+from proxy.upstream.traits import apply, known
 from proxy.upstream.transport import RESPONSES_PATH, Outgoing
 
 UNREADABLE = "The upstream's answer isn't a response of /v1/responses. Ask the operator to check the setting 'speaks'."
@@ -205,15 +206,16 @@ def _usage(response: Mapping[str, Any]) -> dict[str, Any] | None:
     return made | {"total_tokens": made["total_tokens"] or sent + written}
 
 
-def _translate(litellm: Any, request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
+def _translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
     given = {name: value for name, value in body_of(request).items() if value is not None}
     for name, value in _ONLY.items():
         if given.get(name, value) != value:
             raise RequestError(LACKING.format(name=name), param=name)
     made = {"model": request.model, "input": [*_items(given.get("messages", ()))], "stream": request.stream}
-    body = msgspec.json.encode({**made, **_fields(given), "store": False})
-    headers = without_compression(request.headers)
-    sent = msgspec.structs.replace(request, body=body, path=RESPONSES_PATH, query="", headers=headers)
+    made |= {**_fields(given), "store": False}
+    edited = apply(made, (*known(request.family or request.model), *request.edits))
+    body, headers = msgspec.json.encode(made), without_compression(request.headers)
+    sent = msgspec.structs.replace(request, body=body, path=RESPONSES_PATH, query="", headers=headers, edited=edited)
     usage = bool((given.get("stream_options") or {}).get("include_usage"))
     return sent, ChatOverResponses(request.model, usage=usage, legacy="functions" in given)
 

@@ -81,7 +81,7 @@ class ResponsesTranslation(ChatTranslation):
         *("namespace", "output_format", "tools", "url"),
     }
 
-    def __init__(self, litellm: Any, body: Mapping[str, Any]) -> None:
+    def __init__(self, body: Mapping[str, Any], *, reasons: bool) -> None:
         given = body["input"]
         items: list[_Object] = [{"role": "user", "content": given}] if isinstance(given, str) else given
         loading = (item for item in items if _row(item).effect == "loads")
@@ -95,7 +95,7 @@ class ResponsesTranslation(ChatTranslation):
             "tools": list(self._functions.chat.values()),
             "max_tokens": body.get("max_output_tokens"),
             "response_format": _response_format((body.get("text") or {}).get("format") or {}),
-            "reasoning_effort": effort if effort and litellm.supports_reasoning(body["model"]) else None,
+            "reasoning_effort": effort if reasons else None,
         }
         self.given = {"instructions": body.get("instructions"), "input": items}
         self.names = self._functions.given
@@ -345,7 +345,7 @@ def _response_format(format: _Object) -> _Object | None:
     return {"type": "json_schema", "json_schema": schema}
 
 
-def _translation(litellm: Any, body: dict[str, Any]) -> ResponsesTranslation:
+def _translation(body: dict[str, Any], *, reasons: bool) -> ResponsesTranslation:
     """Translate a request. Raises ``RequestError`` for state that only the server has."""
     for name in _STATE:
         if body.get(name) is not None:
@@ -353,7 +353,7 @@ def _translation(litellm: Any, body: dict[str, Any]) -> ResponsesTranslation:
     items = body.get("input")
     if not isinstance(items, str) and not (isinstance(items, list) and all(isinstance(one, dict) for one in items)):
         raise RequestError("'input' must be a string or an array of objects.", param="input")
-    return ResponsesTranslation(litellm, body)
+    return ResponsesTranslation(body, reasons=reasons)
 
 
 def _error_event(fields: Mapping[str, Any], status: int, number: int) -> bytes:

@@ -27,6 +27,7 @@ from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
 from proxy.overflow.errors import read_errors
 from proxy.upstream.litellm import library as litellm_library
+from proxy.upstream.traits import Refused
 from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
 
 log = structlog.get_logger(__name__)
@@ -61,7 +62,10 @@ _STATUSES = (
 )
 """Statuses of errors in answers with status 200, by their codes and types. The first one that matches holds."""
 
-_LITELLM = litellm_library.AtFirstUse("litellm")
+_OPENS = re.compile(
+    rb'"type":"(?:message_start|ping|response\.created|response\.in_progress)"|"delta":\{"role":"assistant","content":""\}'
+)
+"""An event before the first content. An error behind it still has its own status."""
 
 _KINDS: Mapping[type, str] = {str: "a string", list: "an array", dict: "an object"}
 _BODY: Mapping[str, tuple[type, ...]] = {
@@ -123,7 +127,7 @@ class Translation(ABC):
 class Translator:
     """Translates requests of one API to another.
 
-    ``translate`` gets LiteLLM, the request, and whether LiteLLM translates the result once more. It raises
+    ``translate`` gets the request, and whether LiteLLM translates the result once more. It raises
     ``RequestError`` for a request that the other API can't express, and may raise any error for one that isn't valid.
     ``is_answer`` returns whether a JSON object is an answer and not an error. ``error`` returns an error in the
     client's API for the fields of the upstream's error and a status. ``error_event`` returns the event for one in a
@@ -131,7 +135,7 @@ class Translator:
     valid. ``shape`` is the shape of the client's errors.
     """
 
-    translate: Callable[[Any, Outgoing, bool], tuple[Outgoing, Translation]]
+    translate: Callable[[Outgoing, bool], tuple[Outgoing, Translation]]
     is_answer: Callable[[Mapping[str, Any]], bool]
     error: Callable[[Mapping[str, Any], int], dict[str, Any]]
     error_event: Callable[[Mapping[str, Any], int, int], bytes]
@@ -175,7 +179,7 @@ class Bridge(Transport):
 
     def _translate(self, request: Outgoing) -> tuple[Outgoing, Translation]:
         try:
-            return self._translator.translate(_LITELLM, request, self._translated)
+            return self._translator.translate(request, self._translated)
         except RequestError:
             raise
         except Exception as error:
@@ -189,19 +193,22 @@ class Bridge(Transport):
         answer = _decompressed(await self._transport.send(request))
         try:
             if answer.status >= 400:
-                return await self._error(answer, await self._read(Held(answer)))
-            if request.stream and _is_stream(answer):
-                return await self._stream(answer, translation)
-            return await self._whole(answer, translation, request.stream)
+                made = await self._error(answer, await self._read(Held(answer)), request)
+            elif request.stream and _is_stream(answer):
+                made = await self._stream(answer, translation, request)
+            else:
+                made = await self._whole(answer, translation, request)
+            made.edited = answer.edited or request.edited
+            return made
         except BaseException:
             await answer.close()
             raise
 
-    async def _whole(self, answer: Answer, translation: Translation, stream: bool) -> Answer:
-        """Return the translated answer. ``stream``: the client asked for a stream, and the server sent none."""
+    async def _whole(self, answer: Answer, translation: Translation, request: Outgoing) -> Answer:
+        """Return the translated answer of a server that sent none of the stream that the client may have wanted."""
         raw = await self._read(answer.body)
         if _is_stream(answer) and translation.reads_whole:  # some servers always stream
-            return await self._answered(answer, translation.joined(raw))
+            return await self._answered(answer, translation.joined(raw), request)
         try:
             value = _decoded(raw)
         except (ValueError, RecursionError) as error:
@@ -210,17 +217,17 @@ class Bridge(Transport):
             has_error = isinstance(value, dict) and bool(value.get("error"))
             if not has_error and recognise(answer.status, raw, answer.headers) is None:
                 raise self._unreadable()
-            return await self._error(answer, raw)
-        if stream and translation.reads_whole:
+            return await self._error(answer, raw, request)
+        if request.stream and translation.reads_whole:
             event = sse.encode(msgspec.json.encode(value))
-            return await self._stream(Answer.whole(200, answer.headers, event), translation)
-        return await self._answered(answer, asyncio.to_thread(translation.whole, value))
+            return await self._stream(Answer.whole(200, answer.headers, event), translation, request)
+        return await self._answered(answer, asyncio.to_thread(translation.whole, value), request)
 
-    async def _answered(self, answer: Answer, translating: Awaitable[dict[str, Any]]) -> Answer:
+    async def _answered(self, answer: Answer, translating: Awaitable[dict[str, Any]], request: Outgoing) -> Answer:
         try:
             translated = await translating
         except ErrorInStream as error:
-            return await self._error(answer, _error_bytes(error))
+            return await self._error(answer, _error_bytes(error), request)
         except UpstreamInterrupted:
             raise
         except Exception as error:
@@ -229,33 +236,38 @@ class Bridge(Transport):
         await answer.close()
         return Answer.whole(200, [JSON, *_kept(answer)], msgspec.json.encode(translated))
 
-    async def _error(self, answer: Answer, raw: bytes) -> Answer:
+    async def _error(self, answer: Answer, raw: bytes, request: Outgoing) -> Answer:
         """Return an error in the shape of the client's API. An error with a success status gets one that it names."""
         await answer.close()
         status = answer.status
         if status < 400:
             status = 400 if recognise(status, raw, answer.headers) is not None else _stated(raw)
         body = msgspec.json.encode(self._translator.error(_error_fields(raw), status))
-        return Answer.whole(status, [JSON, *_kept(answer)], body)
+        made = Answer.whole(status, [JSON, *_kept(answer)], body)
+        made.refused = answer.refused or Refused(status, raw, request.body)
+        return made
 
-    async def _stream(self, answer: Answer, translation: Translation) -> Answer:
+    async def _stream(self, answer: Answer, translation: Translation, request: Outgoing) -> Answer:
         """Return a translated stream, or an error with its own status if the stream has nothing before it."""
         events, begun = self._events(answer, translation), answer.start_time or asyncio.get_running_loop().time()
         made = Answer(200, [EVENT_STREAM, *_kept(answer)], events, answer.close, answer.keeps_request, begun)
+        first: list[bytes] = []
         try:
-            first = await anext(Held(made), None)
+            async for event in Held(made):
+                first.append(event)
+                if not _OPENS.search(event):
+                    break
         except ErrorInStream as error:
-            return await self._error(answer, _error_bytes(error))
+            return await self._error(answer, _error_bytes(error), request)
         made.body = self._reported(first, made.body)
         return made
 
-    async def _reported(self, first: bytes | None, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _reported(self, first: list[bytes], events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield events. An error in the stream becomes the last one."""
-        count = 0
+        count = len(first)
         try:
-            if first is not None:
-                count = 1
-                yield first
+            for event in first:
+                yield event
             async for event in events:
                 count += 1
                 yield event

@@ -31,6 +31,7 @@ import msgspec
 
 from proxy.config.upstreams import TransportChoice
 from proxy.errors import BadBody, ConfigurationError, RequestError, UnknownModel
+from proxy.upstream.traits import apply, known
 from proxy.upstream.transport import Outgoing
 
 # Read by LiteLLM while it is imported.
@@ -285,8 +286,11 @@ def api_base(provider: str, base_url: str | None) -> str | None:
     return url
 
 
-def arguments(provider: str, request: Outgoing) -> dict[str, Any]:
-    """Return the client's part of ``acompletion``'s arguments. Raises ``RequestError`` for untranslatable parts."""
+def arguments(provider: str, request: Outgoing) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the client's part of ``acompletion``'s arguments, and the names of the edits that changed it.
+
+    Raises ``RequestError`` for untranslatable parts.
+    """
     if not _MODEL.fullmatch(request.model):
         raise UnknownModel("The model's name contains invalid characters. Correct 'model'.", param="model")
     body = _parsed(request.body)
@@ -298,12 +302,9 @@ def arguments(provider: str, request: Outgoing) -> dict[str, Any]:
     chosen = {name: body[name] for name in PARAMETERS & body.keys() if body[name] is not None}
     if not request.stream:
         chosen.pop("stream_options", None)
-    return {
-        **chosen,
-        "model": f"{provider}/{request.model}",
-        "messages": [_message(provider, f"messages[{number}]", message) for number, message in enumerate(messages)],
-        "stream": request.stream,
-    }
+    chosen["messages"] = [_message(provider, f"messages[{number}]", message) for number, message in enumerate(messages)]
+    edited = apply(chosen, (*known(request.family or f"{provider}/{request.model}"), *request.edits))
+    return {**chosen, "model": f"{provider}/{request.model}", "stream": request.stream}, edited
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
@@ -326,6 +327,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
 def _message(provider: str, path: str, message: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as LiteLLM takes it. Raises ``RequestError`` if LiteLLM would drop a part of it."""
     kept = {key: message[key] for key in message if key in MESSAGE_FIELDS}
+    if isinstance(kept.get("tool_calls"), list):
+        kept["tool_calls"] = [_parsable(call) for call in kept["tool_calls"]]
     audio = message.get("role") != "tool" and provider not in WITHOUT_AUDIO
     taken = PARTS | {"input_audio"} if audio else PARTS
     content, refused = kept.get("content"), kept.pop("refusal", None)
@@ -342,6 +345,18 @@ def _message(provider: str, path: str, message: Mapping[str, Any]) -> dict[str, 
                 where = f"{path}.{name}[{number}]"
                 raise RequestError(LOST.format(path=where), param=where)
     return kept
+
+
+def _parsable(call: Any) -> Any:
+    """Return a call with arguments in JSON. A limit on the output may have cut them, and LiteLLM parses them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(given := function.get("arguments"), str) or not given:
+        return call
+    try:
+        msgspec.json.decode(given)
+    except (ValueError, RecursionError):
+        return {**call, "function": {**function, "arguments": json.dumps({"incomplete": given})}}
+    return call
 
 
 def _said(part: Any) -> Any:

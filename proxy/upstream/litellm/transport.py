@@ -21,6 +21,7 @@ from proxy.http import sse
 from proxy.upstream.litellm import answers
 from proxy.upstream.litellm import library as litellm_library
 from proxy.upstream.litellm.library import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
+from proxy.upstream.traits import Refused
 from proxy.upstream.transport import EVENT_STREAM, HELD_SECONDS, JSON, Answer, Headers, Outgoing, Transport
 
 CLIENT_PROVIDERS = frozenset({"anthropic", "gemini", "vertex_ai", "vertex_ai_beta"})
@@ -62,9 +63,10 @@ class LiteLLMTransport(Transport):
         if key is None and self._provider not in CREDENTIAL_FROM_ENVIRONMENT:
             return _refused(NotAuthenticated(NO_KEY))
         try:
-            call = arguments(self._provider, request)
+            call, edited = arguments(self._provider, request)
         except RequestError as error:
             return _refused(error)
+        sent = call.copy()
         call |= {"api_base": api_base(self._provider, self._base_url), "api_key": key, "timeout": request.timeout}
         call |= {"extra_headers": dict(self._headers), "max_retries": 0, "num_retries": 0, "drop_params": True}
         # Otherwise LiteLLM imports its server's MCP client for each request with tools, and fails if it is missing.
@@ -75,7 +77,9 @@ class LiteLLMTransport(Transport):
             call["client"] = self._http_client()
         try:
             async with asyncio.timeout(request.timeout):
-                return await (self._stream(litellm, call) if request.stream else _whole(litellm, call))
+                made = await (self._stream(litellm, call) if request.stream else _whole(litellm, call))
+                made.edited = edited
+                return made
         except TimeoutError as error:
             raise UpstreamTimeout(answers.TIMEOUT) from error
         except UpstreamError:
@@ -85,7 +89,9 @@ class LiteLLMTransport(Transport):
             # LiteLLM raises anything from OpenAI's classes to a bare KeyError. If the provider didn't return an error,
             # the client gets a 400 or 502.
             refusal = answers.refusal(error, hidden=answers.hidden_texts(self._base_url, self._api_key, key))
-            return Answer.whole(refusal.status, refusal.headers, refusal.body)
+            made = Answer.whole(refusal.status, refusal.headers, refusal.body)
+            made.edited, made.refused = edited, Refused(refusal.status, refusal.body, msgspec.json.encode(sent))
+            return made
         finally:
             self._busy -= 1
             await self._close_if_done()

@@ -212,7 +212,7 @@ CUSTOM = {"id": "c", "type": "custom", "custom": {"name": "p", "input": "x"}}
 def test_parts_that_litellm_drops_are_refused_by_their_path(provider: str, message: dict[str, Any], where: str) -> None:
     request = outgoing({"messages": [message]})
     if not where:
-        assert arguments(provider, request)["messages"] == [message]
+        assert arguments(provider, request)[0]["messages"] == [message]
         return
     with pytest.raises(RequestError, match="loses it") as raised:
         arguments(provider, request)
@@ -222,5 +222,5 @@ def test_parts_that_litellm_drops_are_refused_by_their_path(provider: str, messa
 def test_refusals_become_text() -> None:
     part = {"type": "refusal", "refusal": "No."}
     turns = [{"role": "assistant", "content": None, "refusal": "No."}, {"role": "assistant", "content": [part]}]
-    sent = arguments("gemini", outgoing({"messages": turns}))["messages"]
+    sent = arguments("gemini", outgoing({"messages": turns}))[0]["messages"]
     assert [turn["content"] for turn in sent] == ["No.", [{"type": "text", "text": "No."}]]
