@@ -24,7 +24,7 @@ from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
 from proxy.pipeline.features.recall import Recall, RecallState, reserved
 from proxy.pipeline.features.server_state import ServerState
-from proxy.pipeline.features.traits import CAUSE, EDITS, STATUSES, Traits
+from proxy.pipeline.features.traits import CAUSE, EDITS, Traits
 from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, is_encoded
@@ -181,8 +181,7 @@ class Answering:
         refused = self.traits.answered(run, attempt, start)
         if run.refused is not None and run.took_tool and (refused or (run.recall and run.recall.found)):
             self.recall.refuse(exchange, run.refused.answer.status)  # or its rounds, which stay without the tool
-        if run.refused is not None and not start.succeeded and start.answer.status in STATUSES:
-            return run.refused  # the client's own words may be at fault, and this refusal is about them
+        start = self.traits.refusal(run, start)
         if run.recall is None:
             return start
         again = partial(resend, exchange, transport, request)

@@ -351,6 +351,7 @@ class ExchangeModels(SummaryModels):
             place=key,
             traits=runtime.traits,
             family=profile.family,
+            takes_effort=profile.reasons,
             on_missing=partial(
                 exchange.configuration.upstreams.missing(route.upstream).add, caller=f"{caller.tenant} {route.model}"
             ),

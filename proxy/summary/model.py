@@ -12,6 +12,7 @@ import msgspec
 
 from proxy.compaction.format import TextCounter
 from proxy.config.upstreams import Api
+from proxy.constants import UNDECODABLE
 from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.errors import UpstreamError
 from proxy.http.headers import Credential, Headers
@@ -67,7 +68,8 @@ class UpstreamSummaryModel:
     caller's key if the upstream has none of its own. After an overflow, ``on_overflow`` gets the overflow and the
     request's input and output tokens as counted here. ``calls`` charges and records each call.
     ``conditions`` returns the conditions of the client's request for a call by an API.
-    ``traits`` remembers what the upstream takes, by ``place``. ``family`` is that of ``Profile``.
+    ``traits`` remembers what the upstream takes, by ``place``. ``family`` and
+    ``takes_effort`` are ``family`` and ``reasons`` of its ``Profile``.
     ``headers`` and ``query`` are those of the calls, by default the form's.
     ``form`` is the API to use. If the upstream doesn't have it, ``others`` follow, and ``on_missing`` gets its name.
     """
@@ -90,6 +92,7 @@ class UpstreamSummaryModel:
     traits: Memory = field(default_factory=Memory)
     place: Place = ("", "", "")
     family: str = ""
+    takes_effort: bool = False
     headers: Headers | None = None
     query: str = ""
 
@@ -140,6 +143,8 @@ class UpstreamSummaryModel:
             status, body = await self._paid(way, messages, most, most, tried)
         if status == _OK:
             self.traits.learn(self.place, tried)
+        elif status in _REFUSED:
+            self.traits.acquit(self.place, tried)
         overflow = recognise(status, body)
         if overflow is None and status in _INVALID_REQUEST and any(name.encode() in body for name in form.limits):
             # The limit is too high for the model, or the server names the field differently. Try without a limit.
@@ -164,7 +169,7 @@ class UpstreamSummaryModel:
     def _body(
         self, way: Way, messages: list[dict[str, Any]], limit: int | None, tried: tuple[Edit, ...]
     ) -> dict[str, Any]:
-        fields = {name: msgspec.json.decode(value) for name, value in self.conditions(way[0].api).fields.items()}
+        fields = {name: _decoded(value) for name, value in self.conditions(way[0].api).fields.items()}
         body = {**fields, **way[0].body(self.model, messages, limit)}
         apply(body, (*known(self.family or self.model), *self.traits.edits(self.place), *tried))
         return body
@@ -199,6 +204,9 @@ class UpstreamSummaryModel:
             timeout=self.timeout,
             path=form.path,
             query=query,
+            edits=self.traits.edits(self.place),
+            family=self.family,
+            reasons=self.takes_effort,
         )
         call = nullcontext() if self.calls is None else self.calls(len(body), size, most, span)
         chunks, length = list[bytes](), 0
@@ -224,6 +232,14 @@ def output_limit(model: str, max_tokens: int, max_output: int | None, reasoning:
     """Return the output limit to request for a summary of ``max_tokens``, with at least ``reasoning`` tokens more."""
     limit = int(max_tokens * OUTPUT_MARGIN) + max(reasoning, REASONING_TOKENS if reasons(model) else 0)
     return min(limit, max_output or limit)
+
+
+def _decoded(value: msgspec.Raw) -> Any:
+    """Return a field of a client's request, as bytes if it isn't valid JSON, such as with half of a surrogate pair."""
+    try:
+        return msgspec.json.decode(value)
+    except UNDECODABLE:
+        return value
 
 
 def reasoning_room(edits: Sequence[Edit]) -> int:

@@ -111,7 +111,7 @@ def apply(body: dict[str, Any], edits: Iterable[Edit]) -> tuple[str, ...]:
 def _applied(body: dict[str, Any], edit: Edit) -> bool:
     if edit.kind in _MESSAGES:
         field = "messages" if "messages" in body else "input"
-        if not isinstance(messages := body.get(field), list):
+        if not isinstance(messages := body.get(field), list) or (field == "input" and edit not in _OF_ITEMS):
             return False
         body[field] = _MESSAGES[edit.kind](messages)
         return bool(body[field] != messages)
@@ -272,13 +272,19 @@ _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
     LABELLED_MEDIA.kind: _labelled_media,
 }
 
+_OF_ITEMS = (WITHOUT_REASONING, LABELLED_MEDIA)
+"""Edits of messages that also fit the items of the Responses API."""
+
 # ---- Public habits
 
 _SHORT_IDS = tuple(Edit("shortened", name, LONGEST_USER) for name in ("user", "safety_identifier", "prompt_cache_key"))
 
 _KNOWN: Sequence[tuple[re.Pattern[str], tuple[Edit, ...]]] = (
     (re.compile(r""), (*_SHORT_IDS, Edit("raised", "max_output_tokens", LEAST_OUTPUT))),
-    (re.compile(r"(?:^|/)(?:open-)?(?:co|dev|mini|magi|pix|mix)?(?:mi)?stral"), (ALTERNATING,)),
+    (
+        re.compile(r"(?:^|/)(?:open-)?(?:mistral|codestral|devstral|ministral|magistral|pixtral|mixtral)"),
+        (ALTERNATING,),
+    ),
 )
 """Edits that are public and cost nothing, by the family of the model."""
 
@@ -319,7 +325,7 @@ ROWS: Sequence[tuple[re.Pattern[str], Edit]] = (
     ),
     (
         re.compile(
-            r"(?:image|vision|multi-?modal|audio|video|\bfile|media|document)\w*[^.]{0,60}"
+            r"(?:image|vision|multi-?modal|audio|video|\bfile|media|document)\w{0,12}[^.]{0,60}"
             r"(?:not (?:supported|available|allowed|enabled|valid)|unsupported|only supported|isn't supported)"
             r"|(?:not|n't) (?:support|accept|process|have|a)\b[^.]{0,60}(?:image|vision|multi-?modal|audio|video|file)"
             r"|no endpoints found[^.]{0,40}(?:image|vision|file)"

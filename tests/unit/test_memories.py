@@ -24,6 +24,7 @@ MEMORIES = {
     "pipeline.features.usage_feedback": "what the upstream reported for the last turns",
     "recall.rounds": "the rounds that a client doesn't have, and sends no message of",
     "pipeline.features.recall": "the models that refuse the tool",
+    "upstream.traits": "what upstreams don't take; it hashes the ids of users that are too long",
 }
 
 CACHES = {"ByDigest", "LRUCache", "OrderedDict", "TTLCache", "TenantCache"}

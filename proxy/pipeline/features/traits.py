@@ -86,8 +86,6 @@ class Traits:
         if not added or start.answer.status not in STATUSES or set(added) & set(run.tried):
             return None
         named = attempt.asks_usage and any(name in start.first for name in (b"stream_options", b"include_usage"))
-        if not named and added == (_added("usage"),) and not self._memory.helps(place, added[0]):
-            return None
         if not named and not any(self._memory.helps(place, one) for one in added):
             return None
         run.asks_usage = False
@@ -126,6 +124,15 @@ class Traits:
         if start.answer.status == run.refused.answer.status and _words(start) == _words(run.refused):
             self._memory.acquit(place, run.tried)
         return ()
+
+    def refusal(self, run: Run, start: ResponseStart) -> ResponseStart:
+        """Return the response for the client: after other words for a translation, the first of two refusals.
+
+        The second one may be about what the edits made of the request.
+        """
+        translated = any(edit.kind != "added" for edit in run.tried)
+        refuses = start.answer.status in REFUSALS and start.answer.status < 500
+        return run.refused if run.refused is not None and translated and refuses else start
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         return self._memory.forget(forgotten)

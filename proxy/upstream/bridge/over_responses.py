@@ -24,7 +24,7 @@ from proxy.upstream.bridge.transport import (
     openai_error,
     without_compression,
 )
-from proxy.upstream.traits import apply, known
+from proxy.upstream.traits import STREAMS, apply, known
 from proxy.upstream.transport import RESPONSES_PATH, Outgoing
 
 UNREADABLE = "The upstream's answer isn't a response of /v1/responses. Ask the operator to check the setting 'speaks'."
@@ -213,7 +213,9 @@ def _translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translati
             raise RequestError(LACKING.format(name=name), param=name)
     made = {"model": request.model, "input": [*_items(given.get("messages", ()))], "stream": request.stream}
     made |= {**_fields(given), "store": False}
-    edited = apply(made, (*known(request.family or request.model), *request.edits))
+    edited = apply(
+        made, (*known(request.family or request.model), *(edit for edit in request.edits if edit != STREAMS))
+    )
     body, headers = msgspec.json.encode(made), without_compression(request.headers)
     sent = msgspec.structs.replace(request, body=body, path=RESPONSES_PATH, query="", headers=headers, edited=edited)
     usage = bool((given.get("stream_options") or {}).get("include_usage"))

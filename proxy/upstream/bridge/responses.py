@@ -20,11 +20,8 @@ from proxy.http import sse
 from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, check_role
 from proxy.upstream.bridge.responses_answers import CallItem, ResponseBuilder
 from proxy.upstream.bridge.transport import openai_error
-from proxy.upstream.litellm.library import AtFirstUse
 
 _Object = dict[str, Any]
-
-_SEALING = AtFirstUse("litellm.responses.litellm_completion_transformation.reasoning_items")
 
 _SAME = ("parallel_tool_calls", "safety_identifier", "service_tier", "temperature", "top_p", "user")
 """Fields that both APIs have."""
@@ -121,7 +118,7 @@ class ResponsesTranslation(ChatTranslation):
             return _message(item["role"], item.get("content"), path)
         if row.plays == "reasoning":
             sealed = item.get("encrypted_content")
-            return _thought(item, _SEALING.decode_thinking_blocks(sealed) if sealed else None)
+            return _thought(item, _unsealed(sealed))
         if row.plays == "call" and id:
             name = self._functions.name(item.get("namespace") or "", item.get("name") or kind.removesuffix("_call"))
             call = {"id": id, "type": "function", "function": {"name": name, "arguments": _arguments(item, row)}}
@@ -146,9 +143,7 @@ class ResponsesTranslation(ChatTranslation):
         return f"[failed]\n{text}".rstrip("\n") if item.get("status") == "failed" else text
 
     def builder(self) -> ResponseBuilder:
-        return ResponseBuilder(
-            self._asked, self._functions.calls, lambda blocks: _SEALING.encode_thinking_blocks(blocks)
-        )
+        return ResponseBuilder(self._asked, self._functions.calls, _sealed)
 
 
 class _Functions:
@@ -275,6 +270,26 @@ def _thought(item: _Object, blocks: Iterable[Any] | None) -> list[_Object]:
     fields = {"reasoning_content": "\n".join(filter(None, texts)), "thinking_blocks": list(blocks or ())}
     kept = {name: value for name, value in fields.items() if value}
     return [{"role": "assistant", "content": None, **kept}] if kept else []
+
+
+def _sealed(blocks: Iterable[Any]) -> str | None:
+    """Return blocks of thinking for ``encrypted_content``: those that their writer can verify."""
+    kept = [block for block in blocks if _is_verifiable(block)]
+    return json.dumps(kept, separators=(",", ":")) if kept else None
+
+
+def _unsealed(content: Any) -> list[Any]:
+    """Return the blocks of thinking in ``encrypted_content``. Another provider's is only for that provider."""
+    try:
+        blocks = json.loads(content) if isinstance(content, str) else ()
+    except (ValueError, RecursionError):
+        return []
+    return [block for block in blocks if _is_verifiable(block)] if isinstance(blocks, list) else []
+
+
+def _is_verifiable(block: Any) -> bool:
+    proof = {"thinking": "signature", "redacted_thinking": "data"}
+    return isinstance(block, dict) and bool(block.get(proof.get(str(block.get("type")), "")))
 
 
 def _arguments(item: _Object, row: Part) -> str:

@@ -26,7 +26,6 @@ from proxy.http.decompression import Unpacking
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
 from proxy.overflow.errors import read_errors
-from proxy.upstream.litellm import library as litellm_library
 from proxy.upstream.traits import Refused
 from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
 
@@ -173,7 +172,7 @@ class Bridge(Transport):
 
     async def translate(self, request: Outgoing) -> tuple[Outgoing, Translation]:
         """Return the translated request, and the translation of its answer. Raises ``RequestError``."""
-        if len(request.body) > LARGE or request.expanded is not None or not litellm_library.loaded():
+        if len(request.body) > LARGE or request.expanded is not None:
             return await asyncio.to_thread(self._translate, request)
         return self._translate(request)
 

@@ -31,7 +31,7 @@ import msgspec
 
 from proxy.config.upstreams import TransportChoice
 from proxy.errors import BadBody, ConfigurationError, RequestError, UnknownModel
-from proxy.upstream.traits import apply, known
+from proxy.upstream.traits import apply
 from proxy.upstream.transport import Outgoing
 
 # Read by LiteLLM while it is imported.
@@ -83,22 +83,6 @@ _loaded: list[Any] = []
 async def load() -> Any:
     """Return the ``litellm`` module. The first caller waits for the import, in a thread. Raises ``ImportError``."""
     return _loaded[0] if _loaded else await asyncio.to_thread(_load)
-
-
-def loaded() -> bool:
-    """Return whether LiteLLM is imported."""
-    return bool(_loaded)
-
-
-class AtFirstUse:
-    """A module of LiteLLM, imported when its first function is used."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        _load()
-        return getattr(importlib.import_module(self._name), name)
 
 
 def untested_version() -> str | None:
@@ -303,7 +287,7 @@ def arguments(provider: str, request: Outgoing) -> tuple[dict[str, Any], tuple[s
     if not request.stream:
         chosen.pop("stream_options", None)
     chosen["messages"] = [_message(provider, f"messages[{number}]", message) for number, message in enumerate(messages)]
-    edited = apply(chosen, (*known(request.family or f"{provider}/{request.model}"), *request.edits))
+    edited = apply(chosen, request.edits)  # what is publicly known, LiteLLM knows itself
     return {**chosen, "model": f"{provider}/{request.model}", "stream": request.stream}, edited
 
 
