@@ -37,7 +37,7 @@ _FEWEST_COPIES = 2
 
 _NUMBERS = "[The compaction proxy left out the numbers of the next {count} lines. The first one is {first}]"
 _NUMBERS_LINE = re.compile(
-    r"\[The compaction proxy left out the numbers of the next (\d+) lines\. The first one is (.*)\]"
+    r"\A\[The compaction proxy left out the numbers of the next (\d+) lines\. The first one is (.*)\]"
 )
 _NUMBERED = re.compile(r"( *)(\d{1,7})(→|\t|\| ?)")
 _NUMBER_SIGNS = "→\t|"
