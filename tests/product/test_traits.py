@@ -23,10 +23,11 @@ from tests.kit.three_apis import PATHS, Answer
 class Strict:
     """An upstream that refuses fields by their names."""
 
-    def __init__(self, *fields: str) -> None:
+    def __init__(self, *fields: str, otherwise: int = 200) -> None:
         self.refused: list[str] = []
         self.answered: list[dict[str, Any]] = []
         self._fields = fields
+        self._otherwise = otherwise
         self.app = Starlette(routes=[Route(path, self._answer, methods=["POST"]) for path in PATHS.values()])
 
     async def _answer(self, request: Request) -> Response:
@@ -41,6 +42,8 @@ class Strict:
                     "param": field,
                 }
                 return JSONResponse({"error": error}, 400)
+        if self._otherwise != 200:
+            return JSONResponse({"error": {"message": "Something else."}}, self._otherwise)
         self.answered.append(body)
         return Response(Answer("Noted.").parts(api, stream=False)[1], media_type="application/json")
 
@@ -95,3 +98,14 @@ def served(upstream: Strict, main: dict[str, Any], folder: Path) -> Iterator[tup
         main = {**main, "base_url": f"{url}/v1"}
         with behind(upstream.app, folder, upstreams={"main": main}) as entrance:
             yield http, entrance
+
+
+@pytest.mark.parametrize(("status", "first"), [(400, True), (429, False), (500, False)])
+def test_the_first_of_two_refusals_is_for_the_client(status: int, first: bool, tmp_path: Path) -> None:
+    upstream = Strict("temperature", otherwise=status)
+    main = {"base_url": "", "api_key": "k", "speaks": ["chat"]}
+    body = {"model": "m", "max_tokens": 9, "temperature": 0.5, "messages": [{"role": "user", "content": "hi"}]}
+    with served(upstream, main, tmp_path) as (http, entrance):
+        answer = http.post(f"{entrance}/v1/messages", json=body)
+    assert answer.status_code == status
+    assert ("temperature" in answer.json()["error"]["message"]) is first

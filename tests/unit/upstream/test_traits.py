@@ -15,6 +15,7 @@ from proxy.upstream.traits import (
     Edit,
     Memory,
     apply,
+    known,
     read,
 )
 
@@ -124,3 +125,19 @@ def test_a_memory_forgets_a_tenant_and_replaces_the_opposite() -> None:
     assert not memory.helps(place, Edit("without", "user"))
     assert memory.forget(lambda tenant: tenant == "t") == {"t"}
     assert memory.edits(place) == ()
+
+
+@pytest.mark.parametrize(
+    "family", ["mistral/codestral-latest", "openrouter/mistralai/pixtral-12b", "/open-mixtral-8x22b"]
+)
+def test_families_are_known_by_their_names(family: str) -> None:
+    assert ALTERNATING in known(family)
+    assert ALTERNATING not in known("openai/gpt-5")
+
+
+def test_items_of_the_responses_api_keep_their_order() -> None:
+    items = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}, {"type": "reasoning", "summary": []}]
+    body = {"input": list(items)}
+    assert apply(body, [ALTERNATING]) == ()
+    assert apply(body, [WITHOUT_REASONING]) == ("without_reasoning",)
+    assert body["input"] == items[:2]
