@@ -157,11 +157,15 @@ def _tools_within(conversation: msgspec.Raw) -> Iterator[msgspec.Raw]:
                     yield from (within for inner, within in _item(part) if inner == "tools")
 
 
+_SHORTEST_WITH_TOOLS = len(b'{"tools":1}')
+"""Bytes of an object with tools. A body may have a million shorter ones, which needn't be read."""
+
+
 def _item(raw: msgspec.Raw) -> list[tuple[str, msgspec.Raw]]:
     """Return the fields of an item by the letters of their names. Raises ``ModelNotAllowed``."""
-    if not bytes(raw).startswith(b"{"):
+    if len(plain := bytes(raw)) < _SHORTEST_WITH_TOOLS or not plain.startswith(b"{"):
         return []
-    if (pairs := _pairs(bytes(raw))) is None:
+    if (pairs := _pairs(plain)) is None:
         raise _unreadable()
     return [(_letters(name), value) for name, value in pairs]
 
