@@ -6,18 +6,19 @@ separates a call from its result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.pressure import COMMA
-from proxy.compaction.render import OutgoingMessage, RenderedConversation, clip_marker
+from proxy.compaction.render import REMEMBERED_BYTES, STEPS, OutgoingMessage, RenderedConversation, clip_marker
 from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import evict_results, media, truncate_args
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.turn import PROGRAM, Forms, Turn
+from proxy.compaction.turn import PROGRAM, Facts, Forms, Turn
 
 NAME = "fit"
 
@@ -70,6 +71,52 @@ def fit(
     if all(made is piece for made, piece in zip(pieces, rendered.pieces, strict=True)):
         return rendered
     return RenderedConversation(pieces, (*rendered.steps, NAME))
+
+
+def label_oldest(
+    rendered: RenderedConversation, kinds: frozenset[str], most: int, rules: Rules, format: Format
+) -> RenderedConversation:
+    """Replace the oldest media of these kinds with labels if there are more than ``most``.
+
+    They go in steps of a quarter of ``most``, so that most requests begin like the one before. System messages and
+    pinned ones keep theirs.
+    """
+    pieces, step = list(rendered.pieces), max(1, most // 4)
+    counts = [sum(kind in kinds for kind in _kinds(piece, format)) for piece in pieces]
+    left = math.ceil((sum(counts) - most) / step) * step
+    if left <= 0:
+        return rendered
+    for index, piece in enumerate(pieces):
+        if (
+            piece.turn
+            and not piece.pinned
+            and piece.turn.facts.kind != "system"
+            and (taken := min(left, counts[index]))
+        ):
+            pieces[index] = _with_labels(piece, piece.turn, kinds, taken, rules, format)
+            left -= taken
+    steps = {*rendered.steps, media.NAME}
+    return RenderedConversation(pieces, tuple(name for name in (*STEPS, NAME) if name in steps))
+
+
+def _kinds(piece: OutgoingMessage, format: Format) -> Sequence[str]:
+    """Return the kinds of the media that a message still has."""
+    if piece.turn is None or not piece.turn.facts.media or not piece.changed:
+        return () if piece.turn is None else piece.turn.facts.media
+    return format.media_kinds(piece.raw)
+
+
+def _with_labels(
+    piece: OutgoingMessage, turn: Turn, kinds: frozenset[str], most: int, rules: Rules, format: Format
+) -> OutgoingMessage:
+    forms, key = turn.facts.forms, (media.NAME, (rules.archive, kinds, most))
+    form = None if piece.changed else forms.get(key)
+    if form is None:
+        raw = media.labeled(piece.raw, turn, format, archive=rules.archive, kinds=kinds, most=most)
+        form = Turn(raw, Facts("", "", format.tokens(raw, turn.facts), b""))
+        if not piece.changed and len(raw) <= REMEMBERED_BYTES:
+            forms[key] = form
+    return OutgoingMessage(form.raw, form.facts.tokens, turn)
 
 
 def _tokens(piece: OutgoingMessage) -> int:
@@ -231,9 +278,7 @@ def _level(
 
 def _labeled(piece: OutgoingMessage, format: Format) -> bool:
     """Return whether labels have replaced the media of a message."""
-    if piece.turn is None or not piece.turn.facts.media or not piece.changed:
-        return False
-    return not format.has_media(piece.raw)
+    return piece.turn is not None and bool(piece.turn.facts.media) and not _kinds(piece, format)
 
 
 def _text_of(piece: OutgoingMessage, format: Format) -> OutgoingMessage:

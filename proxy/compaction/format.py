@@ -112,16 +112,16 @@ class Format(ABC):
         """Replace the arguments of calls. Return ``raw`` itself if ``rewrite`` keeps them all."""
 
     @abstractmethod
-    def has_media(self, raw: bytes) -> bool:
-        """Return whether a unit contains an image, audio, video, or file."""
+    def media_kinds(self, raw: bytes) -> tuple[str, ...]:
+        """Return the kind of each image, audio, video, and file in a unit, in order."""
 
     @abstractmethod
     def without_media(self, raw: bytes) -> bytes:
         """Return a unit without its media parts."""
 
     @abstractmethod
-    def with_labels(self, raw: bytes, label: Callable[[str], str]) -> bytes:
-        """Replace each media part with a text. ``label`` takes the kind of the part, such as ``image``."""
+    def with_labels(self, raw: bytes, label: Callable[[str], str | None]) -> bytes:
+        """Replace media parts with texts. ``label`` takes the kind of a part, such as ``image``; ``None`` keeps it."""
 
     @abstractmethod
     def user_text(self, raw: bytes) -> list[tuple[str, str]]:

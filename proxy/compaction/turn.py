@@ -118,7 +118,7 @@ class Facts:
     - ``digest`` identifies the content. It doesn't depend on how the JSON is written.
     - ``calls`` are the tool calls in the unit. ``answers`` is the id of the call that a result answers.
     - ``length`` is the length of a result's text in characters. ``said`` is a digest of its content only.
-    - ``media`` means that there are media parts; ``apart`` is their share of ``tokens``.
+    - ``media`` is the kind of each media part, in order; ``apart`` is their share of ``tokens``.
     - ``estimated`` means that the tokens of some media can't be derived from their bytes.
     - ``foreign`` means that a user's unit contains another tool's summary.
     - ``empty`` means that the unit is an assistant's and has neither content nor calls.
@@ -144,7 +144,7 @@ class Facts:
     answers: str | None = None
     length: int = 0
     said: bytes = b""
-    media: bool = False
+    media: tuple[str, ...] = ()
     apart: int = 0
     estimated: bool = False
     foreign: bool = False
@@ -198,9 +198,9 @@ class Turn(msgspec.Struct, frozen=True):
         tokens = format.tokens(raw, self.facts)
         if tokens >= self.facts.tokens:
             return None
-        media = self.facts.media and format.has_media(raw)
-        forms = Forms(self.facts.forms.charge)
-        return Turn(raw, replace(self.facts, tokens=tokens, media=media, apart=self.facts.apart * media, forms=forms))
+        media = format.media_kinds(raw) if self.facts.media else ()
+        apart, forms = self.facts.apart if media else 0, Forms(self.facts.forms.charge)
+        return Turn(raw, replace(self.facts, tokens=tokens, media=media, apart=apart, forms=forms))
 
 
 def head_length(turns: Sequence[Turn]) -> int:

@@ -324,7 +324,7 @@ class Units(Format, Generic[Unit]):
             digest=digest(self.identity(unit), large=large),
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
-            media=has_remote_media(raw) and self.media_in(unit),
+            media=self.media_in(unit) if has_remote_media(raw) else (),
             foreign=kind == "user" and self.summary_in(unit) is not None,
             empty=kind == "assistant" and self.is_empty(unit),
             links=self.links(unit),
@@ -347,17 +347,17 @@ class Units(Format, Generic[Unit]):
     def text_tokens(self, text: str) -> int:
         return self._text_tokens(text)
 
-    def media_in(self, unit: Unit) -> bool:
-        """Return whether a unit contains an image, audio, video, or file."""
-        found = False
+    def media_in(self, unit: Unit) -> tuple[str, ...]:
+        """Return the kind of each image, audio, video, and file in a unit."""
+        found: list[str] = []
 
         def look(part: Any) -> Any:
-            nonlocal found
-            found = found or is_media(part, self.TABLE)
+            if is_media(part, self.TABLE):
+                found.append(label_of(part))
             return part
 
         self.walked(unit, None, look)
-        return found
+        return tuple(found)
 
     def bare(self, unit: Unit) -> Unit:
         """Return a unit without its media."""
@@ -376,7 +376,7 @@ class Units(Format, Generic[Unit]):
         unit = self.decoded(raw)
         return None if self.kind(unit) == "assistant" else self.visible_text(unit)
 
-    def has_media(self, raw: bytes) -> bool:
+    def media_kinds(self, raw: bytes) -> tuple[str, ...]:
         return self.media_in(self.decoded(raw))
 
     def texts(self, raw: bytes) -> list[str]:
@@ -396,13 +396,13 @@ class Units(Format, Generic[Unit]):
     def without_media(self, raw: bytes) -> bytes:
         return self._mapped(raw, None, self._unless_media)
 
-    def with_labels(self, raw: bytes, label: Callable[[str], str]) -> bytes:
+    def with_labels(self, raw: bytes, label: Callable[[str], str | None]) -> bytes:
         def labeled(part: Any) -> Any:
-            if not is_media(part, self.TABLE):
+            if not is_media(part, self.TABLE) or (note := label(label_of(part))) is None:
                 return part
             marks = {key: part[key] for key in self.MARKS if key in part}
             named = [text for name, text in strings(part, self.TABLE) if name]
-            return {"type": self.TEXT_PART, "text": "\n".join([label(label_of(part)), *named]), **marks}
+            return {"type": self.TEXT_PART, "text": "\n".join([note, *named]), **marks}
 
         return self._mapped(raw, None, labeled)
 

@@ -15,16 +15,17 @@ prompt, or the response had no room.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote_plus
 
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.overflow import general, patterns
+from proxy.overflow import general, media, patterns
 from proxy.overflow.errors import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, read_errors
 from proxy.overflow.figures import Overflow, OverflowReading, amounts
+from proxy.overflow.media import MediaLimit
 from proxy.overflow.patterns import (
     AMBIGUOUS_STATUS,
     CODE_SHAPE,
@@ -39,7 +40,7 @@ from proxy.overflow.patterns import (
     excluded,
 )
 
-__all__ = ["EchoedRequest", "Overflow", "recognise", "refuses_bytes"]
+__all__ = ["EchoedRequest", "MediaLimit", "Overflow", "media_limit", "recognise", "refuses_bytes"]
 
 _INPUT_FIELDS = ("max_input", "max_prompt")
 _CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
@@ -114,6 +115,13 @@ def refuses_bytes(body: bytes) -> bool:
     texts = [text.lower() for error in read_errors(413, body) for text in error.texts]
     named = any(patterns.LARGE_BODY.search(text) for text in texts)
     return (named or not texts) and not any(patterns.NOT_BODY.search(text) for text in texts)
+
+
+def media_limit(status: int, body: bytes, request: EchoedRequest, sent: Sequence[str]) -> MediaLimit | None:
+    """Return the limit in the refusal of a request with media of the kinds ``sent``; ``None`` if it has none."""
+    texts = [text for error in read_errors(status, body) for text in error.texts] if status in media.STATUS else []
+    readings = (text for text in texts if media.read(text, sent))
+    return next((found for text in readings if (found := media.read(request.without(text) or text, sent))), None)
 
 
 def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:

@@ -176,7 +176,7 @@ class Answering:
             if not attempt.changes and exchange.record.never_overflowed:
                 exchange.record.fits = True  # whatever the proxy knows of the limit
             self.budgets.succeeded(exchange)
-            self.overflows.succeeded(exchange)
+            self.overflows.succeeded(exchange, attempt.input)
             self.reasoning.succeeded(exchange, attempt.outcome, kept=attempt.input.keeps_reasoning)
         refused = self.traits.answered(run, attempt, start)
         if run.refused is not None and run.took_tool and (refused or (run.recall and run.recall.found)):
@@ -249,6 +249,7 @@ class _Run(Run):
             keeps_reasoning=self._answering.reasoning.demanded(exchange),
             request=exchange.record.id,
             deadline=exchange.configuration.settings.server.deadline,
+            media=self._answering.overflows.media(exchange),
         )
 
     def _writers(self) -> tuple[SummaryWriter, ...]:

@@ -131,7 +131,8 @@ class Run(ABC):
         record = self.exchange.record
         reason = record.reason or before.reason
         if reason is None or before.verdict != "compacted":
-            reason = Reason(cause, record.calls[-1].limit, after.before)
+            crowded = after.reason is not None and after.reason.trigger == "media"
+            reason = after.reason if crowded else Reason(cause, record.calls[-1].limit, after.before)
         self.retries.append(cause)
         record.reason = reason
 

@@ -40,7 +40,6 @@ from proxy.pipeline.job import (
     needs_repair,
     parts_of,
     planned,
-    reason_for,
     tokens_at_most,
 )
 from proxy.pipeline.summaries import CheckpointSummaries
@@ -106,10 +105,11 @@ class Compactor:
         if not worth_it:
             return outcome
         work = await self._work(case, turns, fixed, before)
-        if not any_trigger(case, before, len(turns)):
+        reason = any_trigger(case, before, turns)
+        if reason is None:
             self._summaries.prepare(work)
             return outcome
-        reason, checkpoints = reason_for(case, before, len(turns)), len(work.plan.checkpoints)
+        checkpoints = len(work.plan.checkpoints)
         received = outcome.received and replace(outcome.received, shared=_shared(turns, fixed))
         outcome = replace(outcome, reason=reason, checkpoints=checkpoints, received=received)
         if case.mode == "shadow":
@@ -141,7 +141,7 @@ class Compactor:
         case = within_hope(case, turns, fixed)
         work = await self._work(case, turns, fixed, before)
         size = await self._summaries.expected_size(work)
-        forecast = _forecast(work, size) if any_trigger(case, before, len(turns)) else None
+        forecast = _forecast(work, size) if any_trigger(case, before, turns) else None
         after, steps = (before, ()) if forecast is None else (forecast.after, forecast.steps)
         parts = parts_of(turns, fixed)
         if live := work.plan.state.tokens:
@@ -161,6 +161,11 @@ class Compactor:
     async def turns(self, case: CompactionInput) -> list[Turn]:
         """Return the messages of a request with their facts."""
         return await self._turns(case.body, case.counter, case.tenant)
+
+    async def media(self, case: CompactionInput, outcome: Outcome) -> list[str]:
+        """Return the kind of each image, audio, video, and file of a request as the proxy sent it."""
+        raws = case.body.units if outcome.messages is None else outcome.messages
+        return [kind for turn in await self._facts.turns(raws, case.counter, case.tenant) for kind in turn.facts.media]
 
     async def parts(self, case: CompactionInput, outcome: Outcome) -> dict[str, int]:
         """Return the sizes of the parts of the request as the proxy sent it, in tokens."""
@@ -307,7 +312,7 @@ def _judged(
     case: CompactionInput, turns: Sequence[Turn], fixed: int, told: int
 ) -> tuple[CompactionInput, Outcome, bool]:
     """Return the input to work on, the outcome so far, and whether there is something to do."""
-    case, sizes, units = within_bytes(case, turns), [turn.facts.tokens for turn in turns], len(turns)
+    case, sizes = within_bytes(case, turns), [turn.facts.tokens for turn in turns]
     before, last = fixed + sum(sizes), turns[-1].facts if turns else None
     stays = fixed + sum(sizes[: head_length(turns)])
     bound = case.counter.format.binds_reasoning == "always"
@@ -320,12 +325,12 @@ def _judged(
     )
     if last is not None and case.largest_budget is not None and hopeless(case, last, stays):
         case = replace(case, budget=case.largest_budget)
-    if last is None or not _reached(case, before, units):
+    if last is None or not _reached(case, before, turns):
         return case, outcome, False
     if not hopeless(case, last, stays):
         return case, outcome, True
     # The request can't fit. The proxy sends it unchanged, and the upstream decides.
-    return case, replace(outcome, reason=reason_for(case, before, units)), False
+    return case, replace(outcome, reason=any_trigger(case, before, turns)), False
 
 
 def _bytes(turns: Sequence[Turn]) -> int:
@@ -337,12 +342,12 @@ def _prompt(turns: Sequence[Turn]) -> Prompt:
     return Prompt(tuple(turn.facts.digest for turn in turns), answers)
 
 
-def _reached(case: CompactionInput, tokens: int, messages: int) -> bool:
-    rules, budget = case.rules, case.budget
+def _reached(case: CompactionInput, tokens: int, turns: Sequence[Turn]) -> bool:
+    rules, budget, messages = case.rules, case.budget, len(turns)
     prepare = any_met(rules.prepare, tokens, messages, budget)
     # Only the bound on messages matters here. Bytes are mostly images, which the proxy removes without a summary.
     prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, keeps.NEARING))
-    return (prepare and case.mode == "enforce") or any_trigger(case, tokens, messages)
+    return (prepare and case.mode == "enforce") or any_trigger(case, tokens, turns) is not None
 
 
 def within_hope(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> CompactionInput:

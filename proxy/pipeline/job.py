@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from proxy.compaction import keeps
-from proxy.compaction.fit import fit
+from proxy.compaction.fit import fit, label_oldest
 from proxy.compaction.named_files import argument_text
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, SEPARATOR, part
@@ -25,6 +25,7 @@ from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request, value_of
 from proxy.dialects.units import ByDigest
+from proxy.overflow import MediaLimit
 from proxy.summary.allowance import Allowance
 from proxy.summary.store import Checkpoint, Origin, StoredSummary
 from proxy.summary.writer import SummaryWriter
@@ -155,7 +156,8 @@ class CompactionInput(msgspec.Struct, eq=False):
     ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
     Bound reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it. With
     ``keeps_reasoning`` none is removed, because the upstream demands it.
-    ``deadline`` is the seconds that a summary may take if no request waits for it.
+    ``deadline`` is the seconds that a summary may take if no request waits for it. ``media`` are the known limits on
+    the number of images and files.
     """
 
     body: Request
@@ -176,6 +178,7 @@ class CompactionInput(msgspec.Struct, eq=False):
     attempt: int = 0
     largest_budget: int | None = None
     deadline: float = 0.0
+    media: tuple[MediaLimit, ...] = ()
 
 
 FormKey = tuple[str, object]
@@ -234,7 +237,10 @@ class CompactionJob:
         free = (budget or 0) // keeps.STRICT_DIVISOR if self.case.strict else 0
         room = None if budget is None else budget - self.fixed - free
         byte_room = None if most is None else most - around_messages(self.case.body)
-        return fit(rendered, room, self.case.rules, format, byte_room)
+        rendered = fit(rendered, room, self.case.rules, format, byte_room)
+        for limit in self.case.media:
+            rendered = label_oldest(rendered, limit.kinds, limit.most, self.case.rules, format)
+        return rendered
 
     def summary_piece(self, entry: StoredSummary) -> OutgoingMessage:
         """Return the summary of the last checkpoint as a message, with its index.
@@ -303,7 +309,7 @@ class CompactionJob:
 
     def gains(self, rendered: RenderedConversation) -> bool:
         """Return whether these messages make the request smaller, in tokens or in an exceeded bound."""
-        if rendered.tokens + self.fixed < self.before:
+        if rendered.tokens + self.fixed < self.before or over_media(self.case, self.turns):
             return True
         bounds, came = self.case.rules.bounds, self.case.body
         crowded = bounds.reached(len(came.units), 0) and len(rendered.pieces) < len(came.units)
@@ -381,9 +387,16 @@ def tokens_at_most(case: CompactionInput) -> float:
     return case.counter.at_most(case.body.raw) + case.body.hidden * case.counter.profile.token_ratio
 
 
-def any_trigger(case: CompactionInput, tokens: int, messages: int) -> bool:
-    """Return whether a request meets the condition of the policy or of a stage."""
-    return reason_for(case, tokens, messages) is not None
+def any_trigger(case: CompactionInput, tokens: int, turns: Sequence[Turn]) -> Reason | None:
+    """Return the condition of the policy, a stage, or the upstream that a request meets; ``None`` if it meets none."""
+    return reason_for(case, tokens, len(turns)) or over_media(case, turns)
+
+
+def over_media(case: CompactionInput, turns: Sequence[Turn]) -> Reason | None:
+    """Return the limit on images and files that a request exceeds."""
+    kinds = [kind for turn in turns for kind in turn.facts.media] if case.media else []
+    counts = ((limit.most, limit.count(kinds)) for limit in case.media)
+    return next((Reason("media", most, count) for most, count in counts if count > most), None)
 
 
 def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
@@ -433,7 +446,7 @@ def last_prompt(
     size = job.fixed + sum(turn.facts.tokens for turn in turns)
     pieces = [OutgoingMessage(turn.raw, turn.facts.tokens, turn) for turn in turns]
     case = msgspec.structs.replace(job.case, body=body)
-    if any_trigger(case, size, len(turns)):
+    if any_trigger(case, size, turns):
         prior = planned(case, turns, job.fixed, size, needs_repair(case, turns))
         cut, summary = prior.plan.cut, None
         if cut:

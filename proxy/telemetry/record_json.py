@@ -207,6 +207,8 @@ def reason_text(reason: Reason) -> str:
             return f"The request had {size} tokens; the policy's trigger is {level}."
         case "messages" | "bytes" as unit:
             return f"The request had {size} {unit}; the proxy compacts at {level}, by the policy or the model's limit."
+        case "media":
+            return f"The request had {size} images or files; the upstream takes {level}."
         case "stage":
             return f"The request had {size} tokens; a stage of the policy starts at {level}."
         case "overflow":

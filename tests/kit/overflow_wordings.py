@@ -197,3 +197,53 @@ def _read(error: Any) -> Refused | None:
     output = parts.pop("completion", 0)
     total = _TOTAL.search(error["message"])
     return Refused(int(total[1]) if total else sum(parts.values()), int(limit[1]), output)
+
+
+MEDIA_WORDINGS = (
+    "too many {nouns}: {count} + 0 > {most}",
+    "Too much media: {count} {nouns} > {most}",
+    "request contains {count} {nouns}, exceeding the maximum of {most} allowed per request",
+    "too many {nouns}: maximum allowed for model gpt-4.1 is {most}, got {count}",
+    "too many {nouns}; at most {most} are allowed",
+    "At most {most} {noun}(s) may be provided in one prompt.",
+    "Too many {nouns} provided. This model supports up to {most} {nouns}",
+    "You set {noun}={most} (or defaulted to 1) in `--limit-mm-per-prompt`, but passed {count} {noun} items.",
+    "Maximum number of {nouns} exceeded: {count} > {most}",
+    "Number of {nouns} ({count}) exceeds the limit of {most}",
+    "You can only include {most} {nouns} per request",
+    "Too many {nouns} in request: {count}. Limit: {most}.",
+    "The maximum number of {nouns} you can have is {most}.",
+    "{most} {nouns} allowed, but {count} provided",
+    "Invalid 'messages': too many {nouns}. Maximum is {most}.",
+    "Expected at most {most} {nouns}, received {count}",
+    "Exceeded the {most} {noun} limit",
+    "{noun} count {count} exceeds {most}",
+    "You provided {count} {nouns} but the maximum is {most}",
+    "A request can have up to {most} {nouns}; this one has {count}.",
+)
+"""How upstreams refuse more than ``most`` images or files. The last figure isn't always the limit."""
+
+MEDIA_NEAR_MISSES = (
+    "Invalid image in message 3",
+    "Image 3 exceeds the maximum allowed size of 5 MB",
+    "messages.0.content.1.image: At least one of the image dimensions exceed max allowed size: 8000 pixels",
+    "image exceeds 5 MB maximum: 6291456 bytes > 5242880 bytes",
+    "This model supports 0 images",
+    "At most 0 image(s) may be provided in one prompt.",
+    "Rate limit reached for images: 5 per minute",
+    "Too many images: limit 10 images per minute",
+    "This model does not support image input",
+    "Only 4 image formats are supported: png, jpeg, gif, webp",
+    "images with up to 4 channels are supported",
+    "the requested image size exceeds the limit of this endpoint",
+    "Image tokens exceed the maximum of 16",
+    "Images must be at most 20 megapixels",
+    "Could not process image 12",
+    "Failed to decode images: 7 of at most 24",
+    "max_tokens must be at most 16",
+    "Too many messages: at most 16",
+    "tools: at most 16 tools",
+    "The maximum image size is 5.",
+    "Maximum number of images exceeded",
+)
+"""Errors about images that fewer images don't mend, or that name no limit."""

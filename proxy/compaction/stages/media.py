@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ class MediaRules(StageRules):
         return MediaStage(self, format, archive=archive)
 
     def is_costly(self, facts: Facts) -> bool:
-        return facts.media
+        return bool(facts.media)
 
 
 class MediaStage(Stage):
@@ -46,9 +47,28 @@ class MediaStage(Stage):
         forms = turn.facts.forms
         key = (NAME, self._archive)
         if key not in forms:
-            kept = kept_as(turn, archive=self._archive)
-            raw = self._format.with_labels(
-                turn.raw, lambda kind: _LABEL.replace("{kind}", kind).replace("{kept}", kept)
-            )
+            raw = labeled(turn.raw, turn, self._format, archive=self._archive)
             forms[key] = turn.rewritten(raw, self._format)
         return forms[key]
+
+
+def labeled(
+    raw: bytes,
+    turn: Turn,
+    format: Format,
+    *,
+    archive: bool,
+    kinds: Container[str] | None = None,
+    most: int = sys.maxsize,
+) -> bytes:
+    """Return a form of a message with labels for its first ``most`` media of these kinds (``None``: of any kind)."""
+    kept, left = kept_as(turn, archive=archive), most
+
+    def label(kind: str) -> str | None:
+        nonlocal left
+        if not left or (kinds is not None and kind not in kinds):
+            return None
+        left -= 1
+        return _LABEL.replace("{kind}", kind).replace("{kept}", kept)
+
+    return format.with_labels(raw, label)

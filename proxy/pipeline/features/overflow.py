@@ -6,6 +6,7 @@ sizes of the parts of its request.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,11 +15,12 @@ import msgspec
 from cachetools import TTLCache
 from msgspec.structs import replace
 
-from proxy.constants import UNDECODABLE
+from proxy.compaction.stages.media import MediaRules
+from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits.budget import CAUTION_PART, enough, may_lower, output_reserve
 from proxy.limits.learned import GUESS_SECONDS, LEARNED_ENTRIES
-from proxy.overflow import Overflow, refuses_bytes
+from proxy.overflow import EchoedRequest, MediaLimit, Overflow, media_limit, refuses_bytes
 from proxy.overflow.errors import message_site
 from proxy.overflow.patterns import TIER_LIMIT
 from proxy.overflow.silent import empty_stream
@@ -54,19 +56,31 @@ class Overflows:
         self._compactor = compactor
         self._stale_after = stale_after
         self._bytes: TTLCache[tuple[str, str, str], int] = TTLCache(LEARNED_ENTRIES, GUESS_SECONDS)
+        self._media: TTLCache[tuple[str, str, str], tuple[MediaLimit, ...]] = TTLCache(LEARNED_ENTRIES, DAY)
 
     def apply(self, exchange: Exchange) -> None:
         """Keep a request below the bytes that its upstream refused within the last hour."""
         if known := self._bytes.get(exchange.place):
             _limit_bytes(exchange, known)
 
-    def succeeded(self, exchange: Exchange) -> None:
-        """Remember the refused bytes, because a request below them succeeded."""
+    def media(self, exchange: Exchange) -> tuple[MediaLimit, ...]:
+        """Return the limits on images and files that the upstream named, and those guessed for the conversation."""
+        if exchange.caller.policy.optional(MediaRules) is None:
+            return ()
+        return (*self._media.get(exchange.place, ()), *self._media.get(_conversation(exchange), ()))
+
+    def succeeded(self, exchange: Exchange, sent: CompactionInput) -> None:
+        """Remember the limits that the upstream refused, because a request within them succeeded."""
         if exchange.refused_bytes is not None:
             self._bytes[exchange.place] = exchange.refused_bytes
+        for limit in sent.media:
+            key = _conversation(exchange) if limit.guessed else exchange.place
+            known = self._media.get(key, ())
+            if limit not in known:
+                self._media[key] = _with(known, limit)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        return drop(self._bytes, forgotten, 2)
+        return drop(self._bytes, forgotten, 2) | drop(self._media, forgotten, 2)
 
     async def early_end(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return the same attempt once, because the upstream ended a stream before it wrote anything.
@@ -90,10 +104,13 @@ class Overflows:
                 start.overflow = overflow = None
         refused = overflow is None and start.answer.status == 413
         refused = refused and refuses_bytes(await readable(start.answer, start.first))
-        if not (overflow or refused) or not _enforced(attempt) or exchange.body.continues:
+        crowd = None if overflow or refused else await self._media_limit(exchange, attempt, start)
+        if not (overflow or refused or crowd) or not _enforced(attempt) or exchange.body.continues:
             return None
         if run.retries.count(OVERFLOW) >= exchange.caller.policy.overflow_retries:
             return None
+        if crowd is not None:
+            return await self._fewer_media(run, attempt, crowd)
         if overflow is None:
             return await self._fewer_bytes(run, attempt)
         # The request already keeps to a limit from an empty response, or to one that an earlier answer contradicts.
@@ -177,6 +194,23 @@ class Overflows:
         again = await run.attempt(attempt.budget, smaller, may_ask=OVERFLOW in run.retries)
         return None if again.outcome.messages is None else again
 
+    async def _media_limit(self, exchange: Exchange, attempt: Attempt, start: ResponseStart) -> MediaLimit | None:
+        """Return the limit on images or files for which the upstream refused a request."""
+        policy, input = exchange.caller.policy, attempt.input
+        if start.error is None or policy.optional(MediaRules) is None or not input.body.has_remote_media():
+            return None
+        sent = await self._compactor.media(input, attempt.outcome)
+        shown, request = await readable(start.answer, start.first), EchoedRequest(input.body.raw)
+        return await asyncio.to_thread(media_limit, start.answer.status, shown, request, sent)
+
+    async def _fewer_media(self, run: Run, attempt: Attempt, limit: MediaLimit) -> Attempt | None:
+        """Return an attempt with labels in place of the oldest images or files; ``None`` if none can go."""
+        input = attempt.input
+        stale, limits = self._stale_after(run.exchange, input), _with(input.media, limit)
+        fewer = replace(input, media=limits, stale_reasoning=stale, attempt=run.next_number)
+        again = await run.attempt(attempt.budget, fewer)
+        return None if again.outcome.messages is None else again
+
     def _less_output(self, exchange: Exchange, attempt: Attempt, overflow: Overflow, sent: int) -> int | None:
         """Return an output with which the prompt of ``sent`` tokens may fit; ``None`` if only a smaller prompt may."""
         body, asked = exchange.body, attempt.output or exchange.body.max_output
@@ -206,6 +240,16 @@ class Overflows:
 
 def _limit_bytes(exchange: Exchange, most: int) -> None:
     exchange.profile = dataclasses.replace(exchange.profile, max_bytes=min(most, exchange.profile.max_bytes or most))
+
+
+def _with(known: tuple[MediaLimit, ...], limit: MediaLimit) -> tuple[MediaLimit, ...]:
+    """Return the limits with a new one, which replaces an earlier one on the same kinds."""
+    return (*(one for one in known if one.kinds != limit.kinds), limit)
+
+
+def _conversation(exchange: Exchange) -> tuple[str, str, str]:
+    tenant, digest = exchange.conversation
+    return digest, "", tenant
 
 
 def _enforced(attempt: Attempt) -> bool:

@@ -98,7 +98,7 @@ def test_arguments_stay_an_object() -> None:
 
 def test_media_in_results_become_labels() -> None:
     raw = result([text("see"), {**IMAGE, **MARK}])
-    assert FORMAT.has_media(raw)
+    assert FORMAT.media_kinds(raw)
     assert content(FORMAT.with_labels(raw, str.upper))[0]["content"] == [text("see"), text("IMAGE", **MARK)]
     assert content(FORMAT.without_media(raw))[0]["content"] == [text("see")]
 
@@ -162,7 +162,7 @@ def test_no_shape_raises(raw: bytes) -> None:
     facts = FORMAT.read(raw)
     assert facts.tokens >= 0
     FORMAT.text(raw), FORMAT.arguments(raw), FORMAT.user_text(raw), FORMAT.foreign_summary(raw)
-    FORMAT.has_media(raw), FORMAT.without_media(raw), FORMAT.without_reasoning(raw)
+    FORMAT.media_kinds(raw), FORMAT.without_media(raw), FORMAT.without_reasoning(raw)
     FORMAT.with_labels(raw, str), FORMAT.with_arguments(raw, lambda name, arguments: None)
     if FORMAT.replaceable_text(raw):
         FORMAT.with_text(raw, "short")

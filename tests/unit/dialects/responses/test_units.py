@@ -103,7 +103,7 @@ def test_media_become_labels_of_the_api() -> None:
     for item, key in ((PARTS, "content"), ({**OUTPUT, "output": PARTS["content"]}, "output")):
         unit = raw(item)
         facts = FORMAT.read(unit)
-        assert FORMAT.has_media(unit)
+        assert FORMAT.media_kinds(unit)
         assert facts.media
         labeled = json.loads(FORMAT.with_labels(unit, "<{}>".format))
         assert labeled[key][1:3] == [
