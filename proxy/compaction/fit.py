@@ -78,21 +78,16 @@ def label_oldest(
 ) -> RenderedConversation:
     """Replace the oldest media of these kinds with labels if there are more than ``most``.
 
-    They go in steps of a quarter of ``most``, so that most requests begin like the one before. System messages and
-    pinned ones keep theirs.
+    They go in steps of a quarter of ``most``, so that most requests begin like the one before. Pinned messages keep
+    theirs, and all do if the policy keeps media.
     """
     pieces, step = list(rendered.pieces), max(1, most // 4)
     counts = [sum(kind in kinds for kind in _kinds(piece, format)) for piece in pieces]
     left = math.ceil((sum(counts) - most) / step) * step
-    if left <= 0:
+    if left <= 0 or rules.stage(media.MediaRules) is None:
         return rendered
     for index, piece in enumerate(pieces):
-        if (
-            piece.turn
-            and not piece.pinned
-            and piece.turn.facts.kind != "system"
-            and (taken := min(left, counts[index]))
-        ):
+        if piece.turn and not piece.pinned and (taken := min(left, counts[index])):
             pieces[index] = _with_labels(piece, piece.turn, kinds, taken, rules, format)
             left -= taken
     steps = {*rendered.steps, media.NAME}
@@ -101,9 +96,8 @@ def label_oldest(
 
 def _kinds(piece: OutgoingMessage, format: Format) -> Sequence[str]:
     """Return the kinds of the media that a message still has."""
-    if piece.turn is None or not piece.turn.facts.media or not piece.changed:
-        return () if piece.turn is None else piece.turn.facts.media
-    return format.media_kinds(piece.raw)
+    kinds = () if piece.turn is None else piece.turn.facts.media
+    return format.media_kinds(piece.raw) if kinds and piece.changed else kinds
 
 
 def _with_labels(

@@ -117,11 +117,13 @@ def refuses_bytes(body: bytes) -> bool:
     return (named or not texts) and not any(patterns.NOT_BODY.search(text) for text in texts)
 
 
-def media_limit(status: int, body: bytes, request: EchoedRequest, sent: Sequence[str]) -> MediaLimit | None:
+def media_limit(status: int, body: bytes, request: bytes, sent: Sequence[str]) -> MediaLimit | None:
     """Return the limit in the refusal of a request with media of the kinds ``sent``; ``None`` if it has none."""
-    texts = [text for error in read_errors(status, body) for text in error.texts] if status in media.STATUS else []
-    readings = (text for text in texts if media.read(text, sent))
-    return next((found for text in readings if (found := media.read(request.without(text) or text, sent))), None)
+    texts = [text for error in read_errors(status, body) for text in error.texts if media.read(text, sent)]
+    if not texts or status not in media.STATUS:
+        return None
+    echoed = EchoedRequest(media.DATA.sub(b"", request))
+    return next((found for text in texts if (found := media.read(echoed.without(text) or text, sent))), None)
 
 
 def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:

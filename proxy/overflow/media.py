@@ -16,6 +16,9 @@ STATUS = frozenset({200, 400, 413, 422})
 MANY_IMAGES = 20
 """Images above which Anthropic takes only smaller ones, by "Vision" in its documentation."""
 
+DATA = re.compile(rb"[\w+/=-]{1000,}")
+"""The data of an image in a request."""
+
 _MANY = re.compile(r"\bpixels\b[^.]{0,60}many[- ]image|many[- ]image\b[^.]{0,60}\bpixels")
 _SEVERAL = r"(?:s\b|\(s\)|(?=[ _-](?:items?|inputs?|parts?|blocks?|count|limit|number|pages)\b))"
 _COUNTED = {

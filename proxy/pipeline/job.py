@@ -309,7 +309,8 @@ class CompactionJob:
 
     def gains(self, rendered: RenderedConversation) -> bool:
         """Return whether these messages make the request smaller, in tokens or in an exceeded bound."""
-        if rendered.tokens + self.fixed < self.before or over_media(self.case, self.turns):
+        fewer_media = over_media(self.case, self.turns) and any(piece.changed for piece in rendered.pieces)
+        if fewer_media or rendered.tokens + self.fixed < self.before:
             return True
         bounds, came = self.case.rules.bounds, self.case.body
         crowded = bounds.reached(len(came.units), 0) and len(rendered.pieces) < len(came.units)

@@ -42,7 +42,7 @@ FIELDS: Mapping[str, str] = {
     "request, its size, what was used, and when requests are accepted again.",
     "verdict": "`none`, `compacted`, `shadow`, `off`, `failed`, `unsupported`, or `refused`.",
     "explanation, reason.text": "The story of the request, and the reason for compaction, in sentences.",
-    "reason.trigger": "The condition: `tokens`, `fraction`, `messages`, `price_step`, `bytes`, or `stage`. "
+    "reason.trigger": "The condition: `tokens`, `fraction`, `messages`, `price_step`, `bytes`, `media`, or `stage`. "
     "Otherwise the cause of a retry, as in `attempts[].result`.",
     "reason.level, reason.size, reason.share": "Threshold, size, and for `fraction` the share of the input budget.",
     "steps": "The applied steps, as in `x-compaction-steps`.",

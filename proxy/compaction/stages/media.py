@@ -53,20 +53,14 @@ class MediaStage(Stage):
 
 
 def labeled(
-    raw: bytes,
-    turn: Turn,
-    format: Format,
-    *,
-    archive: bool,
-    kinds: Container[str] | None = None,
-    most: int = sys.maxsize,
+    raw: bytes, turn: Turn, format: Format, *, archive: bool, most: int = sys.maxsize, kinds: Container[str] = ()
 ) -> bytes:
-    """Return a form of a message with labels for its first ``most`` media of these kinds (``None``: of any kind)."""
+    """Return a form of a message with labels for its first ``most`` media of these kinds (empty: of any)."""
     kept, left = kept_as(turn, archive=archive), most
 
     def label(kind: str) -> str | None:
         nonlocal left
-        if not left or (kinds is not None and kind not in kinds):
+        if not left or (kinds and kind not in kinds):
             return None
         left -= 1
         return _LABEL.replace("{kind}", kind).replace("{kept}", kept)

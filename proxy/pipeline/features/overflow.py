@@ -15,12 +15,11 @@ import msgspec
 from cachetools import TTLCache
 from msgspec.structs import replace
 
-from proxy.compaction.stages.media import MediaRules
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits.budget import CAUTION_PART, enough, may_lower, output_reserve
 from proxy.limits.learned import GUESS_SECONDS, LEARNED_ENTRIES
-from proxy.overflow import EchoedRequest, MediaLimit, Overflow, media_limit, refuses_bytes
+from proxy.overflow import MediaLimit, Overflow, media_limit, refuses_bytes
 from proxy.overflow.errors import message_site
 from proxy.overflow.patterns import TIER_LIMIT
 from proxy.overflow.silent import empty_stream
@@ -65,8 +64,6 @@ class Overflows:
 
     def media(self, exchange: Exchange) -> tuple[MediaLimit, ...]:
         """Return the limits on images and files that the upstream named, and those guessed for the conversation."""
-        if exchange.caller.policy.optional(MediaRules) is None:
-            return ()
         return (*self._media.get(exchange.place, ()), *self._media.get(_conversation(exchange), ()))
 
     def succeeded(self, exchange: Exchange, sent: CompactionInput) -> None:
@@ -104,13 +101,13 @@ class Overflows:
                 start.overflow = overflow = None
         refused = overflow is None and start.answer.status == 413
         refused = refused and refuses_bytes(await readable(start.answer, start.first))
-        crowd = None if overflow or refused else await self._media_limit(exchange, attempt, start)
+        crowd = None if overflow or refused else await self._media_limit(attempt, start)
         if not (overflow or refused or crowd) or not _enforced(attempt) or exchange.body.continues:
             return None
         if run.retries.count(OVERFLOW) >= exchange.caller.policy.overflow_retries:
             return None
         if crowd is not None:
-            return await self._fewer_media(run, attempt, crowd)
+            return await self._less(run, attempt, replace(attempt.input, media=_with(attempt.input.media, crowd)))
         if overflow is None:
             return await self._fewer_bytes(run, attempt)
         # The request already keeps to a limit from an empty response, or to one that an earlier answer contradicts.
@@ -188,27 +185,22 @@ class Overflows:
             return None  # the proxy couldn't keep to the known bound
         exchange.refused_bytes = size
         _limit_bytes(exchange, size)
-        rules = request_rules(exchange, attempt.budget, refused=True)
-        stale = self._stale_after(exchange, input)
-        smaller = replace(input, rules=rules, stale_reasoning=stale, attempt=run.next_number)
-        again = await run.attempt(attempt.budget, smaller, may_ask=OVERFLOW in run.retries)
-        return None if again.outcome.messages is None else again
+        return await self._less(
+            run, attempt, replace(input, rules=request_rules(exchange, attempt.budget, refused=True))
+        )
 
-    async def _media_limit(self, exchange: Exchange, attempt: Attempt, start: ResponseStart) -> MediaLimit | None:
+    async def _media_limit(self, attempt: Attempt, start: ResponseStart) -> MediaLimit | None:
         """Return the limit on images or files for which the upstream refused a request."""
-        policy, input = exchange.caller.policy, attempt.input
-        if start.error is None or policy.optional(MediaRules) is None or not input.body.has_remote_media():
+        body, status = attempt.input.body, start.answer.status
+        if start.error is None or not body.has_remote_media():
             return None
-        sent = await self._compactor.media(input, attempt.outcome)
-        shown, request = await readable(start.answer, start.first), EchoedRequest(input.body.raw)
-        return await asyncio.to_thread(media_limit, start.answer.status, shown, request, sent)
+        sent = await self._compactor.media(attempt.input, attempt.outcome)
+        return await asyncio.to_thread(media_limit, status, await readable(start.answer, start.first), body.raw, sent)
 
-    async def _fewer_media(self, run: Run, attempt: Attempt, limit: MediaLimit) -> Attempt | None:
-        """Return an attempt with labels in place of the oldest images or files; ``None`` if none can go."""
-        input = attempt.input
-        stale, limits = self._stale_after(run.exchange, input), _with(input.media, limit)
-        fewer = replace(input, media=limits, stale_reasoning=stale, attempt=run.next_number)
-        again = await run.attempt(attempt.budget, fewer)
+    async def _less(self, run: Run, attempt: Attempt, less: CompactionInput) -> Attempt | None:
+        """Return an attempt with less than a refused one; ``None`` if nothing can go."""
+        less = replace(less, stale_reasoning=self._stale_after(run.exchange, attempt.input), attempt=run.next_number)
+        again = await run.attempt(attempt.budget, less, may_ask=OVERFLOW in run.retries)
         return None if again.outcome.messages is None else again
 
     def _less_output(self, exchange: Exchange, attempt: Attempt, overflow: Overflow, sent: int) -> int | None:

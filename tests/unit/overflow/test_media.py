@@ -8,7 +8,7 @@ import json
 import pytest
 
 from bench.overflow.lines import CATALOGUE, lines
-from proxy.overflow import EchoedRequest, media_limit, recognise
+from proxy.overflow import media_limit, recognise
 from proxy.overflow.media import MANY_IMAGES, MediaLimit
 from tests.kit.overflow_wordings import MEDIA_NEAR_MISSES, MEDIA_WORDINGS
 
@@ -17,7 +17,7 @@ IMAGES = frozenset({"image"})
 
 def found(text: str, sent: list[str], *, status: int = 400, request: bytes = b"{}") -> MediaLimit | None:
     raw = json.dumps({"error": {"message": text}}).encode()
-    return media_limit(status, b"data: " + raw + b"\n\n" if status == 200 else raw, EchoedRequest(request), sent)
+    return media_limit(status, b"data: " + raw + b"\n\n" if status == 200 else raw, request, sent)
 
 
 @pytest.mark.parametrize("wording", MEDIA_WORDINGS)
@@ -73,6 +73,6 @@ def test_catalogue() -> None:
     if not CATALOGUE.exists():
         pytest.skip("the catalogue of real errors is not here")
     sent = ["image"] * 200 + ["file"] * 100
-    read = [line for line in lines(CATALOGUE) if media_limit(line.status, line.body, EchoedRequest(b"{}"), sent)]
+    read = [line for line in lines(CATALOGUE) if media_limit(line.status, line.body, b"{}", sent)]
     assert not [line.id for line in read if line.overflow]
     assert all(b"many-image" in line.body or b"At most 1 image(s)" in line.body for line in read)
