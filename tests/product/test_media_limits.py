@@ -204,3 +204,14 @@ def test_a_limit_on_large_pictures_holds_for_the_conversation(tmp_path: Path) ->
         assert upstream.statuses == [400, 200, 200]
         assert send(other).status_code == 200
     assert upstream.statuses == [400, 200, 200, 400, 200], "other conversations may have more small pictures"
+
+
+def test_pinned_messages_keep_their_pictures(tmp_path: Path) -> None:
+    upstream = Counting(MEDIA_WORDINGS[0])
+    with behind(upstream, "chat", tmp_path, pinned=["Screenshot 0."]) as send:
+        assert send(conversation("chat", 2 * MOST)).status_code == 200
+        everything = [shown("chat", "Screenshot 0.", range(2 * MOST))]
+        assert send(everything).status_code == 400
+    first = upstream.sent[-1]["messages"][0]
+    assert first == conversation("chat", 1)[0]
+    assert upstream.statuses == [400, 200, 400], "a request that can't have fewer is sent once"
