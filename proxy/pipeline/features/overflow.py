@@ -240,8 +240,8 @@ def _with(known: tuple[MediaLimit, ...], limit: MediaLimit) -> tuple[MediaLimit,
 
 
 def _conversation(exchange: Exchange) -> tuple[str, str, str]:
-    tenant, digest = exchange.conversation
-    return digest, "", tenant
+    tenant, tag = exchange.conversation
+    return tag, "", tenant
 
 
 def _enforced(attempt: Attempt) -> bool:
