@@ -405,7 +405,7 @@ class Planner:
             return gained or any(self._worth(p, self._at(p, end), p.at(cut, end)) for p in pressures)
 
         newest = self._sizes.newest(end)
-        if not worth(newest):
+        if self._rules.rows or not worth(newest):
             return False
         latest = self._sizes.boundary(self._rules.keep, end, self._budget)
         cut = self.pending

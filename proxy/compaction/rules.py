@@ -128,6 +128,7 @@ class Rules:
     - ``role`` is the role of the summary message.
     - ``keep_newest`` are further tools whose newest call is kept as a plan.
     - ``bounds`` are the limits on messages and bytes. Near one of them, a conversation is compacted as at the trigger.
+    - ``rows`` means that the number and the order of the messages stay: no summary replaces them.
     """
 
     trigger: Trigger
@@ -144,6 +145,7 @@ class Rules:
     role: str = "user"
     bounds: Bounds = UNBOUNDED
     keep_newest: frozenset[str] = frozenset()
+    rows: bool = False
 
     def stage(self, kind: type[R]) -> R | None:
         """Return the rules of one stage; ``None`` if it's off."""

@@ -82,7 +82,10 @@ def recognized(raw: bytes) -> Dialect:
     if "input" in body and "messages" not in body:
         return RESPONSES
     messages = body.get("messages")
-    contents = [one.get("content") for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    messages = [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    if any("type" in one and ("role" not in one or one["type"] == "message") for one in messages):
+        return RESPONSES
+    contents = [one.get("content") for one in messages]
     blocks = (block for content in contents if isinstance(content, list) for block in content)
     used = any(isinstance(block, dict) and block.get("type") in _BLOCKS for block in blocks)
     return MESSAGES if used or "system" in body else CHAT

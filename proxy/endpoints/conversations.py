@@ -58,13 +58,13 @@ class Conversations:
     def __init__(self, service: Runtime, dialect: Dialect) -> None:
         self._service = service
         self._dialect = dialect
-        self._answering = Answering(service)
-        self.holders = self._answering.holders
+        self.answering = Answering(service)
+        self.holders = self.answering.holders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Sent) -> None:
         record = record_of(scope)
         record.api = self._dialect.name
-        # A list, because `_settle` empties it: a request is settled once, and only if it has an exchange.
+        # A list, because `settle` empties it: a request is settled once, and only if it has an exchange.
         exchanges: list[Exchange] = []
         try:
             service = self._service
@@ -75,16 +75,16 @@ class Conversations:
             with service.access.bodies.lease() as held:
                 async with service.access.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
-                    # `_exchange` empties the list. A variable here would keep the body until the response ends.
+                    # `exchange` empties the list. A variable here would keep the body until the response ends.
                     came = [await read_body(scope, receive, limit, held)]
                     with leaving(receive, send):
                         now, record.phases["body"] = asyncio.get_running_loop().time(), milliseconds_since(started)
-                        exchange = await self._exchange(request, came, held, now)
+                        exchange = await self.exchange(request, came, held, now)
                         exchanges.append(exchange)
                         watch = await self._served(exchange, send, now)
                 if watch is not None:
                     # The client has the whole response, so a disconnect doesn't matter anymore.
-                    await self._settle(exchanges)
+                    await self.settle(exchanges)
                     await watch.learn()
         except ClientLeft:
             return
@@ -93,9 +93,9 @@ class Conversations:
             extra = [(Own.VERDICT, "none"), *policy, (Own.ID, record.id)]
             await answer_error(send, error, extra, shape=self._dialect.errors)
         finally:
-            await self._settle(exchanges)
+            await self.settle(exchanges)
 
-    async def _exchange(self, request: RequestContext, came: list[bytes], held: BodyLease, now: float) -> Exchange:
+    async def exchange(self, request: RequestContext, came: list[bytes], held: BodyLease, now: float) -> Exchange:
         """Parse a body, and find its route, policy, and limits. ``came`` is a list with the body, which gets empty.
 
         ``now`` is when it had arrived.
@@ -174,8 +174,8 @@ class Conversations:
             await exchange.bill.close()
 
     async def _answered(self, exchange: Exchange, send: Send) -> Watch:
-        reply = await self._answering.answer(exchange)
-        watch = self._answering.watch(exchange, reply)
+        reply = await self.answering.answer(exchange)
+        watch = self.answering.watch(exchange, reply)
         start, headers = reply.start, self._headers(exchange, reply)
         hide = without_usage if reply.sent.asks_usage else None
         del reply  # it has the messages that were sent, and a stream may take hours
@@ -212,7 +212,8 @@ class Conversations:
             headers.append((Own.RECALL, str(exchange.record.recalls)))
         return headers
 
-    async def _settle(self, exchanges: list[Exchange]) -> None:
+    async def settle(self, exchanges: list[Exchange]) -> None:
+        """Count what requests cost. The list gets empty."""
         while exchanges:
             await settle(self._service, exchanges.pop())
 

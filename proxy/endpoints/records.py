@@ -228,14 +228,16 @@ PRIVATE = ("cache-control", "private, no-store")
 class ArchiveEndpoint:
     """The archive of the caller's own tenant."""
 
+    METHODS: tuple[str, ...] = ("GET",)
+
     def __init__(self, service: Runtime) -> None:
         self._service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await self._body(scope)
+            body = await self._body(scope, receive)
         except MethodNotAllowed as error:
-            await answer_error(send, error, [("allow", "GET")])
+            await answer_error(send, error, [("allow", ", ".join(self.METHODS))])
         except ProxyError as error:
             await answer_error(send, error, [PRIVATE])
         else:
@@ -243,14 +245,21 @@ class ArchiveEndpoint:
             await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
             await send({"type": "http.response.body", "body": body})
 
-    async def _body(self, scope: Scope) -> bytes:
-        if scope["method"] != "GET":
-            raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use GET.")
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        if scope["method"] not in self.METHODS:
+            raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use {self.METHODS[0]}.")
         context = begin_request(self._service, scope, forwarded=False)
         async with self._service.access.quotas.admit(context.caller):
-            return await self._entry(context.caller.tenant, scope["path_params"]["id"])
+            return await self._answer(scope, receive, context.caller.tenant)
 
-    async def _entry(self, tenant: str, id: str) -> bytes:
+    async def _answer(self, scope: Scope, receive: Receive, tenant: str) -> bytes:
+        id = scope["path_params"]["id"]
+        found = await self.entry(tenant, id)
+        # Encoding megabytes takes too long for the event loop.
+        return await asyncio.to_thread(_answer, id, found)
+
+    async def entry(self, tenant: str, id: str) -> Found:
+        """Return an entry of a tenant's archive. Raises ``NotFound`` or ``ArchiveUnavailable``."""
         if not ARCHIVE_ID.fullmatch(id):
             if REQUEST_ID.fullmatch(id):
                 raise NotFound(f"This is the id of a request, from the header x-compaction-id. {_FIX}")
@@ -265,8 +274,7 @@ class ArchiveEndpoint:
                 "Your key has no archive entry with this id. It may have expired, or belong to another key or team. "
                 "Use the key that sent the conversation, or read the messages from the application's own history."
             )
-        # Encoding megabytes takes too long for the event loop.
-        return await asyncio.to_thread(_answer, id, found)
+        return found
 
 
 def _answer(id: str, found: Found) -> bytes:

@@ -9,6 +9,7 @@ turns a request into attempts. ``Answering.watch`` says what learns from the res
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
@@ -113,6 +114,16 @@ class Answering:
                 if run.refused is None or cause != CAUSE:
                     raise
                 return Reply(run.refused, attempt, run)
+
+    async def compacted(self, exchange: Exchange, adapted: Callable[[CompactionInput], CompactionInput]) -> Attempt:
+        """Return a request's first attempt without sending it, for a caller that sends it itself.
+
+        The exchange must have a counter. ``adapted`` changes the input of the compaction.
+        """
+        run = _Run(self, exchange)
+        await self.runtime.limits.load(*exchange.place)
+        budget = self.budgets.of(exchange)
+        return await run.attempt(budget, adapted(run.input(budget)))
 
     def failed(self, exchange: Exchange, error: Exception) -> None:
         """Report an error of the proxy, after which a request leaves unchanged."""

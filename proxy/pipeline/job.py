@@ -401,7 +401,8 @@ def over_media(case: CompactionInput, turns: Sequence[Turn]) -> Reason | None:
 
 
 def needs_repair(case: CompactionInput, turns: Sequence[Turn]) -> bool:
-    return case.policy.repair and case.counter.format.needs_repair([turn.facts for turn in turns])
+    repairs = case.policy.repair and not case.rules.rows
+    return repairs and case.counter.format.needs_repair([turn.facts for turn in turns])
 
 
 def around_messages(body: Request, separator: int = COMMA) -> int:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from proxy.access.admission import ConcurrencyLimit
 from proxy.config import Loaded, Settings
 from proxy.dialects.apis import DIALECTS
+from proxy.endpoints.compress import COMPRESS, RETRIEVE, Compress, Retrieve
 from proxy.endpoints.conversations import Conversations
 from proxy.endpoints.dashboard import HOME, Dashboard
 from proxy.endpoints.mcp import PATH as MCP
@@ -68,6 +69,10 @@ class Proxy:
         self._conversations = {
             PREFIX + dialect.path: Conversations(self.service, dialect) for dialect in DIALECTS.values()
         }
+        self._compress = Compress(
+            self.service, {dialect.name: self._conversations[PREFIX + dialect.path] for dialect in DIALECTS.values()}
+        )
+        self._retrieve = Retrieve(self.service)
         stores = self.service.stores
         archive = None if stores.archive_store is None else stores.archive_store.unguarded
         self._maintenance = Maintenance(
@@ -154,6 +159,10 @@ class Proxy:
             return _no_websocket
         if method == "POST" and (conversations := self._conversations.get(path)) is not None:
             return conversations
+        if path == COMPRESS:
+            return self._compress
+        if path.startswith(RETRIEVE):
+            return self._retrieve
         if path == MODELS and method == "GET":
             return self._models
         return self._passthrough if path.startswith("/v1/") else self._rest
