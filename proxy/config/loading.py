@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 from pydantic import ValidationError
 
 from proxy.config.checks import cross_check, likely_mistakes
-from proxy.config.document import Node, plain
+from proxy.config.document import Node, parse, plain
 from proxy.config.issues import Issues
 from proxy.config.messages import issues_of
-from proxy.config.policy import effective
+from proxy.config.policy import Policy, effective
 from proxy.config.settings import Settings, WrittenSettings, written_settings
 from proxy.config.sources import Assembly, Sources, files_at
 from proxy.errors import ConfigurationError
@@ -92,6 +93,20 @@ def _attempt(sources: Sources, environ: Mapping[str, str]) -> LoadAttempt:
     except ConfigurationError as error:
         return LoadAttempt(assembly.sources, None, error.message)
     return LoadAttempt(loaded.sources, loaded, "")
+
+
+def policy_from(stated: Mapping[str, object]) -> Policy:
+    """Return a policy with settings as in ``policies.NAME``. Raises ``errors.ConfigurationError``."""
+    try:
+        root = parse(msgspec.json.encode({"policies": {"default": stated}}))
+        written = _written(root)
+        policies = effective(root, written.policies)
+        issues = cross_check(root, written, Settings(policies=policies))
+        if issues:
+            raise Issues(issues)
+    except Issues as found:
+        raise ConfigurationError("\n".join(issue.message for issue in found.issues)) from None
+    return policies["default"]
 
 
 def from_assembly(assembly: Assembly) -> Loaded:

@@ -51,6 +51,18 @@ def _host(host: str) -> str:
     )
 
 
+_PREFIX = re.compile(r"(?:/(?:\*|[A-Za-z0-9._~-]+))+")
+
+
+def _prefix(path: str) -> str:
+    if _PREFIX.fullmatch(path) and not any(name in (".", "..") for name in path.split("/")):
+        return path
+    raise wrong("must be a path without a slash at its end; * stands for one name", fix="prefixes: [/gateway/*]")
+
+
+Prefix = Annotated[Text, AfterValidator(_prefix)]
+"""The beginning of a path, as in ``/gateway/*``."""
+
 Host = Annotated[Text, AfterValidator(_host)]
 """An IP address or a host name, without a port."""
 
@@ -87,6 +99,8 @@ class ServerSettings(Section):
     """Origins of web pages that may call the proxy from a browser, like https://app.example; * for all origins."""
     hosts: tuple[HostName, ...] = ()
     """Additional host names to accept in the Host header. localhost and 127.0.0.1 are always accepted."""
+    prefixes: tuple[Prefix, ...] = ()
+    """Paths below which the proxy serves the same endpoints, like /api/llm; * stands for one name."""
 
     @property
     def body_memory(self) -> int:

@@ -27,6 +27,7 @@ from proxy.dialects.responses.request import ResponsesRequest
 from proxy.dialects.responses.rounds import ResponsesTool
 from proxy.dialects.responses.units import items_of
 from proxy.dialects.walk import row_of, strings
+from proxy.errors import BadBody
 
 CHAT = Dialect(
     name="chat",
@@ -89,6 +90,25 @@ def recognized(raw: bytes) -> Dialect:
     blocks = (block for content in contents if isinstance(content, list) for block in content)
     used = any(isinstance(block, dict) and block.get("type") in _BLOCKS for block in blocks)
     return MESSAGES if used or "system" in body else CHAT
+
+
+SYSTEM_FIELDS = {"messages": "system", "responses": "instructions"}
+"""The field of each API for instructions outside of the messages. Chat completions have none."""
+
+
+def body_of(
+    dialect: Dialect, model: bytes, messages: bytes, tools: bytes | None = None, system: bytes | None = None
+) -> bytes:
+    """Return a body of an API with a conversation. All arguments are JSON.
+
+    Raises ``BadBody`` if the API has no field for ``system``.
+    """
+    fields = {"model": model, dialect.request.CONVERSATION: messages, "tools": tools}
+    if system is not None:
+        if dialect.name not in SYSTEM_FIELDS:
+            raise BadBody("Chat completions have no 'system'. Send a message with the role system.", param="system")
+        fields[SYSTEM_FIELDS[dialect.name]] = system
+    return msgspec.json.encode({name: msgspec.Raw(raw) for name, raw in fields.items() if raw is not None})
 
 
 def archived_text(raw: bytes) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from proxy.compaction.stages.evict_results import ResultRules
-from proxy.dialects.apis import DIALECTS, archived_text, recognized
+from proxy.dialects.apis import DIALECTS, archived_text, body_of, recognized
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of, listed, value_of
 from proxy.endpoints.conversations import Conversations, identity_headers, outcome_headers
@@ -41,9 +41,6 @@ RETRIEVE = "/v1/retrieve/"
 MODES = ("ccr", "rows", "full")
 """``rows`` keeps the number, order, and roles of messages. ``ccr`` also names archived originals. ``full`` may put a
 summary in the place of messages."""
-
-_SYSTEM = {"messages": "system", "responses": "instructions"}
-"""The field of each API for instructions outside of the messages."""
 
 _UNCOUNTED = "The proxy can't count tokens at the moment. Send the messages unchanged."
 
@@ -79,14 +76,11 @@ class Task(NamedTuple):
             raise BadBody(f"'api' must be one of {', '.join(DIALECTS)}.", param="api")
         mode, frozen = _configured(value_of(fields.get("config", b"")))
         dialect = DIALECTS[name] if name else recognized(raw)
-        body = {"model": fields["model"], dialect.request.CONVERSATION: fields["messages"]}
-        if "tools" in fields:
-            body["tools"] = fields["tools"]
-        if bytes(fields.get("system", b"null")) != b"null":
-            if dialect.name not in _SYSTEM:
-                raise BadBody("Chat completions have no 'system'. Send a message with the role system.", param="system")
-            body[_SYSTEM[dialect.name]] = fields["system"]
-        return cls(dialect, msgspec.json.encode(body), mode, frozen)
+        tools, system = (
+            bytes(fields[name]) if value_of(fields.get(name, b"")) else None for name in ("tools", "system")
+        )
+        body = body_of(dialect, bytes(fields["model"]), bytes(fields["messages"]), tools, system)
+        return cls(dialect, body, mode, frozen)
 
 
 def _configured(config: Any) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""``GET /v1/models``: the upstream's list, with the configured names."""
+"""``GET /v1/models``: the upstream's list, with the configured names and their limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proxy.access.authenticator import may_use
 from proxy.endpoints.passthrough import drained, upstream_url
 from proxy.endpoints.paths import error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
-from proxy.errors import NotFound, ProxyError, UpstreamError
+from proxy.errors import ConfigurationError, NotFound, ProxyError, UpstreamError
 from proxy.http.headers import VIA, encoded, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving
 from proxy.pipeline.exchange import RequestContext, begin_request
@@ -67,11 +67,34 @@ class ModelList:
             if not any(mark in route.match for mark in _WILD):
                 entry = {"id": route.match, "object": "model", "created": 0, "owned_by": route.upstream}
                 listed.setdefault(route.match, entry)
-        data = [entry for model, entry in listed.items() if may_use(caller, model)]
+        data = [await self._sized(context, entry) for model, entry in listed.items() if may_use(caller, model)]
         body = msgspec.json.encode(_page(data) if is_anthropic(scope) else {"object": "list", "data": data})
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
         await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
         await send({"type": "http.response.body", "body": body})
+
+    async def _sized(self, context: RequestContext, entry: dict[str, Any]) -> dict[str, Any]:
+        """Return an entry with the limits of its model, unless the upstream states them, in names that clients read.
+
+        vLLM's clients read ``max_model_len``, Cline ``context_window``, LangChain ``max_input_tokens``, and opencode
+        ``context_length``.
+        """
+        route = context.configuration.settings.route(entry["id"])
+        if route is None:
+            return entry
+        try:
+            profile = await self._service.limits.profile(route, context.configuration)
+        except ConfigurationError:  # logged once, and reported by ``/readyz``
+            return entry
+        window, most = profile.context_window, profile.max_input_tokens or profile.context_window
+        names = {
+            "context_window": window,
+            "context_length": window,
+            "max_model_len": window,
+            "max_input_tokens": most,
+            "max_output_tokens": profile.max_output_tokens,
+        }
+        return {**{name: size for name, size in names.items() if size is not None}, **entry}
 
     async def _ask(self, context: RequestContext, upstream: str) -> ResponseStart:
         scope = context.scope

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from urllib.parse import unquote
 
 from starlette.types import Scope
@@ -37,6 +38,21 @@ _ROOTS = frozenset(
 # Endpoints that people paste as the base URL. The client then appends its own path.
 _ENDPOINTS = (("chat", "completions"), ("completions",), ("embeddings",), ("responses",), ("messages",))
 _APPENDED = (("v1",), ("models",), ("chat", "completions"), ("completions",), ("embeddings",), ("responses",))
+
+
+def below(prefixes: Sequence[str], scope: Scope) -> Scope:
+    """Return the scope with the path that follows one of the prefixes, or the scope itself.
+
+    ``*`` in a prefix stands for one name of the path: ``/gateway/*`` serves ``/gateway/team-a/v1/models``.
+    """
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    names = raw.split(b"?")[0].decode("latin-1").split("/")[1:]
+    for prefix in prefixes:
+        parts = prefix.strip("/").split("/")
+        if len(names) > len(parts) and all(part in ("*", name) for part, name in zip(parts, names, strict=False)):
+            rest = "/" + "/".join(names[len(parts) :])
+            return {**scope, "path": unquote(rest), "raw_path": rest.encode("latin-1")}
+    return scope
 
 
 def canonical(scope: Scope) -> Scope:

@@ -26,7 +26,7 @@ from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.mcp import McpEndpoint
 from proxy.endpoints.models import ModelList
 from proxy.endpoints.passthrough import PassThrough
-from proxy.endpoints.paths import MODELS, PREFIX, canonical, error_shape
+from proxy.endpoints.paths import MODELS, PREFIX, below, canonical, error_shape
 from proxy.endpoints.records import ARCHIVE_PATH, ArchiveEndpoint, RecordEndpoints
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.http.request_body import Sent, answer_error, is_handshake
@@ -113,6 +113,8 @@ class Proxy:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
+        if prefixes := self.service.settings.server.prefixes:
+            scope = below(prefixes, scope)
         web = self.service.configuration.web
         origin, wrong = web.judge(scope)
         if origin is None:

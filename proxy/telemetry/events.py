@@ -15,6 +15,7 @@ MEANINGS: Mapping[str, str] = {
     "background.not_shared": "The store failed, so several processes may count the same response in the background.",
     "compaction.failed": "Compaction failed. The proxy sent the request unchanged.",
     "compaction.invalid_outcome": "Compaction would have damaged the structure. The request left unchanged.",
+    "compress.rows_changed": "Compaction would have removed messages of a gateway. They stay unchanged.",
     "compaction.too_slow": "Compaction took half of the time until the deadline. The request left unchanged.",
     "configuration.needs_restart": "A reload changed settings that apply only after a restart.",
     "configuration.none": "`SIGHUP` arrived, but the proxy runs without a configuration.",

@@ -77,6 +77,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "models": [{"match": "small", "upstream": "main", "profile": {"context_window": 32_000}}],
         "auth": {"mode": "keys"},
         "teams": {name: {"keys": [f"sha256:{digest}"]} for name, digest in keys.items()},
+        "server": {"prefixes": ["/gateway/*"]},
         "store": {"url": f"sqlite:///{folder / 'store.db'}"},
     }
     path = folder / "config.yaml"
@@ -204,3 +205,24 @@ def test_a_record_tells_of_the_compaction(url: str) -> None:
     assert record["verdict"] == "compacted"
     assert record["tokens"]["before"] == answer.json()["tokens_before"]
     assert record["model"] == "small"
+
+
+@pytest.mark.parametrize("prefix", ["", "/gateway/team-a", "/gateway/b%2Fc"])
+def test_prefixes_lead_to_the_same_endpoints(url: str, prefix: str) -> None:
+    answer = Gateway(f"{url}{prefix}").compress(model="small", messages=chat(24))
+    assert answer.status_code == 200
+    hash = answer.json()["ccr_hashes"][0]
+    assert Gateway(f"{url}{prefix}").retrieve(hash).json()["hash"] == hash
+
+
+def test_other_prefixes_lead_nowhere(url: str) -> None:
+    assert Gateway(f"{url}/elsewhere/team-a").compress(model="small", messages=[]).status_code == 404
+    assert Gateway(f"{url}/gateway").compress(model="small", messages=[]).status_code == 404
+
+
+def test_the_list_of_models_states_their_limits(url: str) -> None:
+    with httpx.Client(trust_env=False, timeout=30, headers={"authorization": "Bearer sk-a"}) as http:
+        [entry] = http.get(f"{url}/v1/models").json()["data"]
+    assert entry["id"] == "small"
+    sizes = {name: entry[name] for name in ("context_window", "context_length", "max_model_len", "max_input_tokens")}
+    assert set(sizes.values()) == {32_000}
