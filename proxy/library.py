@@ -19,7 +19,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -67,6 +67,20 @@ class Compacted(msgspec.Struct, frozen=True):
     removed: list[Any]
 
 
+class Options(TypedDict, total=False):
+    """What else is known of a request.
+
+    - ``window`` is the model's context window in tokens, by default that of the built-in table.
+    - ``tools`` and ``system`` are those of the request; chat completions have no ``system``.
+    - ``api`` is ``chat``, ``messages``, or ``responses``, by default the one that the messages fit.
+    """
+
+    window: int | None
+    tools: Sequence[Any] | None
+    system: Any
+    api: str | None
+
+
 class Compaction:
     """What the turns of conversations share: summaries, counts, and the originals of what was removed.
 
@@ -87,37 +101,17 @@ class Compaction:
         self._thread = threading.Thread(target=self._loop.run_forever, name="compaction", daemon=True)
         self._thread.start()
 
-    def compact(
-        self,
-        messages: Sequence[Any],
-        *,
-        model: str,
-        window: int | None = None,
-        tools: Sequence[Any] | None = None,
-        system: Any = None,
-        api: str | None = None,
-    ) -> Compacted:
+    def compact(self, messages: Sequence[Any], *, model: str, **options: Unpack[Options]) -> Compacted:
         """Return a conversation that fits the model, and leaves room for its answer.
 
-        ``window`` is the model's context window in tokens, by default that of the built-in table. ``api`` is ``chat``,
-        ``messages``, or ``responses``, by default the one that the messages fit. ``system`` are the instructions of the
-        last two. Raises ``errors.BadBody`` for messages of no API, and ``ValueError`` for an unknown ``api``.
+        Raises ``errors.BadBody`` for messages of no API, and ``ValueError`` for an unknown ``api``.
         """
-        return self._in_loop(self._compacted(messages, model, window, tools, system, api, None)).result()
+        return self._in_loop(self._compacted(messages, model, options, None)).result()
 
-    async def acompact(
-        self,
-        messages: Sequence[Any],
-        *,
-        model: str,
-        window: int | None = None,
-        tools: Sequence[Any] | None = None,
-        system: Any = None,
-        api: str | None = None,
-    ) -> Compacted:
+    async def acompact(self, messages: Sequence[Any], *, model: str, **options: Unpack[Options]) -> Compacted:
         """See ``compact``. ``summarize`` runs in the caller's event loop if it's a coroutine function."""
         loop = asyncio.get_running_loop()
-        work = self._in_loop(self._compacted(messages, model, window, tools, system, api, loop))
+        work = self._in_loop(self._compacted(messages, model, options, loop))
         return await asyncio.wrap_future(work)
 
     def original(self, id: str) -> str | None:
@@ -152,25 +146,19 @@ class Compaction:
         await self._store.aclose()
 
     async def _compacted(
-        self,
-        messages: Sequence[Any],
-        model: str,
-        window: int | None,
-        tools: Sequence[Any] | None,
-        system: Any,
-        api: str | None,
-        loop: asyncio.AbstractEventLoop | None,
+        self, messages: Sequence[Any], model: str, options: Options, loop: asyncio.AbstractEventLoop | None
     ) -> Compacted:
+        api, system = options.get("api"), options.get("system")
         if api is not None and api not in DIALECTS:
             raise ValueError(f"api must be one of {', '.join(DIALECTS)}, not {api!r}")
         raws = [json.dumps(message, ensure_ascii=False).encode("utf-8", "surrogatepass") for message in messages]
         listed = b"[" + b",".join(raws) + b"]"
-        parts = [None if part is None else msgspec.json.encode(part) for part in (tools, system)]
+        parts = [None if part is None else msgspec.json.encode(part) for part in (options.get("tools"), system)]
         outer = b'{"messages":%b%b}' % (listed, b"" if system is None else b',"system":""')
         dialect = DIALECTS[api] if api else recognized(outer)
         body = await dialect.request.read(body_of(dialect, msgspec.json.encode(model), listed, *parts))
         await self._measures.load()
-        profile = self._measures.profiles.find(model, override=SimpleNamespace(context_window=window))
+        profile = self._measures.profiles.find(model, override=SimpleNamespace(context_window=options.get("window")))
         counter, budget = self._measures.counter(profile, dialect), token_budget(profile, body, self._policy)
         input = CompactionInput(
             body=body,
@@ -204,35 +192,29 @@ def compact(
     messages: Sequence[Any],
     *,
     model: str,
-    window: int | None = None,
     policy: Mapping[str, Any] | None = None,
-    tools: Sequence[Any] | None = None,
-    system: Any = None,
-    api: str | None = None,
     summarize: Summarize | None = None,
+    **options: Unpack[Options],
 ) -> Compacted:
     """Compact one conversation once. See ``Compaction``, which reuses summaries over the turns of a conversation.
 
     Notes name no ids of originals, because nothing keeps these. ``removed`` has them.
     """
     with Compaction({**(policy or {}), "archive": None}, summarize=summarize) as compaction:
-        return compaction.compact(messages, model=model, window=window, tools=tools, system=system, api=api)
+        return compaction.compact(messages, model=model, **options)
 
 
 async def acompact(
     messages: Sequence[Any],
     *,
     model: str,
-    window: int | None = None,
     policy: Mapping[str, Any] | None = None,
-    tools: Sequence[Any] | None = None,
-    system: Any = None,
-    api: str | None = None,
     summarize: Summarize | None = None,
+    **options: Unpack[Options],
 ) -> Compacted:
     """See ``compact``."""
     with Compaction({**(policy or {}), "archive": None}, summarize=summarize) as compaction:
-        return await compaction.acompact(messages, model=model, window=window, tools=tools, system=system, api=api)
+        return await compaction.acompact(messages, model=model, **options)
 
 
 class _Own(SummaryModels):
