@@ -36,11 +36,11 @@ from proxy.telemetry.record import record_of
 log = structlog.get_logger(__name__)
 
 COMPRESS = "/v1/compress"
-RETRIEVE = "/v1/retrieve/"
+RETRIEVE = "/v1/retrieve"
 
-MODES = ("ccr", "rows", "full")
+MODES = {"ccr": "ccr", "rows": "rows", "full": "full", "lossy_inline": "rows", "lossless_then_lossy": "rows"}
 """``rows`` keeps the number, order, and roles of messages. ``ccr`` also names archived originals. ``full`` may put a
-summary in the place of messages."""
+summary in the place of messages. Other compressors have the last two."""
 
 _UNCOUNTED = "The proxy can't count tokens at the moment. Send the messages unchanged."
 
@@ -88,8 +88,8 @@ def _configured(config: Any) -> tuple[str, int]:
     if config is not None and not isinstance(config, dict):
         raise BadBody('\'config\' must be an object, such as {"mode": "ccr"}.', param="config")
     config = config or {}
-    mode, frozen = config.get("mode", MODES[0]), config.get("frozen_message_count") or 0
-    if mode not in MODES:
+    mode, frozen = config.get("mode") or "ccr", config.get("frozen_message_count") or 0
+    if not isinstance(mode, str) or mode not in MODES:
         raise BadBody(f"'config.mode' must be one of {', '.join(MODES)}.", param="config.mode")
     if not isinstance(frozen, int) or isinstance(frozen, bool) or frozen < 0:
         raise BadBody(
@@ -97,7 +97,7 @@ def _configured(config: Any) -> tuple[str, int]:
         )
     if frozen and mode == "full":
         raise BadBody("Messages can't stay in the mode full. Use ccr or rows.", param="config.frozen_message_count")
-    return mode, frozen
+    return MODES[mode], frozen
 
 
 class Compress:
@@ -206,13 +206,17 @@ class Retrieve(ArchiveEndpoint):
     METHODS = ("GET", "POST")
 
     async def _answer(self, scope: Scope, receive: Receive, tenant: str) -> bytes:
-        id, query = scope["path"].removeprefix(RETRIEVE), parameters(scope["query_string"], ("query",)).get("query")
+        id: object = scope["path"].removeprefix(RETRIEVE).strip("/")
+        query: object = parameters(scope["query_string"], ("query",)).get("query")
         if scope["method"] == "POST":
             with self._service.access.bodies.lease() as held:
                 raw = await read_body(scope, receive, QUERY_BYTES, held)
-            query = value_of(fields_of(raw or b"{}").get("query", b"")) or query
-            if query is not None and not isinstance(query, str):
-                raise BadBody("'query' must be the words to look for.", param="query")
+            fields = fields_of(raw or b"{}")
+            id, query = id or value_of(fields.get("hash", b"")), value_of(fields.get("query", b"")) or query
+        if not isinstance(id, str) or not id:
+            raise BadBody("'hash' must be a hash from 'ccr_hashes'.", param="hash")
+        if query is not None and not isinstance(query, str):
+            raise BadBody("'query' must be the words to look for.", param="query")
         found = await self.entry(tenant, id)
         text = await asyncio.to_thread(_original, found.messages)
         if query:

@@ -163,7 +163,7 @@ class Proxy:
             return conversations
         if path == COMPRESS:
             return self._compress
-        if path.startswith(RETRIEVE):
+        if path == RETRIEVE or path.startswith(f"{RETRIEVE}/"):
             return self._retrieve
         if path == MODELS and method == "GET":
             return self._models

@@ -87,7 +87,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("mode", ["rows", "ccr"])
+@pytest.mark.parametrize("mode", ["rows", "ccr", "lossy_inline"])
 def test_number_order_and_roles_stay(url: str, api: str, mode: str) -> None:
     sent = APIS[api](24)
     first, again = (Gateway(url).compress(model="small", messages=sent, config={"mode": mode}) for _ in range(2))
@@ -151,6 +151,14 @@ def test_a_query_selects_passages(url: str) -> None:
         found = Gateway(url).retrieve(hash, "module_110.py", method).json()["original_content"]
         assert "module_110.py" in found
         assert len(found) < len(RESULT)
+
+
+def test_the_hash_may_be_in_the_body(url: str) -> None:
+    [hash, *_] = Gateway(url).compress(model="small", messages=chat(24)).json()["ccr_hashes"]
+    with httpx.Client(trust_env=False, timeout=30, headers={"authorization": "Bearer sk-a"}) as http:
+        assert RESULT in http.post(f"{url}/v1/retrieve", json={"hash": hash}).json()["original_content"]
+        wrong = http.post(f"{url}/v1/retrieve", json={})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "hash")
 
 
 def test_another_team_gets_404(url: str) -> None:

@@ -9,8 +9,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -92,8 +92,7 @@ def test_an_object_reuses_summaries() -> None:
         note = next(one for one in json.dumps(prompts[-1].messages).split() if one.startswith("archive"))
         assert note
     continued = sum(
-        json.dumps(later.messages).startswith(json.dumps(earlier.messages)[:-1])
-        for earlier, later in zip(prompts, prompts[1:], strict=False)
+        json.dumps(later.messages).startswith(json.dumps(earlier.messages)[:-1]) for earlier, later in pairwise(prompts)
     )
     assert continued > 25
 

@@ -45,6 +45,8 @@ COVERED = {
     "upstream/bridge/messages_answers upstream/bridge/responses_answers",
     "product/test_continued_summaries.py": "summary/notes",
     "hostile/test_web_pages.py": "access/web_origins",
+    "product/test_compress.py": "endpoints/compress",
+    "product/test_library.py": "library",
     "product/test_mcp.py": "endpoints/mcp endpoints/mcp_tools",
     "product/behaviors": "endpoints/conversations",
     "product/http/test_model_list.py": "endpoints/models",
