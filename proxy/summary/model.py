@@ -51,6 +51,10 @@ _EDITS = 10
 
 UNLIMITED = Edit("unlimited")
 """Leaves out the output limit of a summary call. No other request loses its limit."""
+
+CONTINUED = Edit("continued")
+"""Says that an upstream refuses transcripts, and that the conversation's own model writes notes instead."""
+
 _INVALID_REQUEST = frozenset({400, 422})
 _REFUSED = _INVALID_REQUEST | {500, 501}
 
@@ -167,6 +171,7 @@ class UpstreamSummaryModel:
     ) -> tuple[int, bytes]:
         """Send the body that ``made`` returns. If the server refuses its words, try other ones, and remember them."""
         tried: tuple[Edit, ...] = ()
+        refused = b""
         for left in reversed(range(_EDITS + 1)):
             edits = (*self.traits.edits(self.place), *tried)
             sent = made(edits)
@@ -182,10 +187,10 @@ class UpstreamSummaryModel:
             asked = [one for one in asked if one not in tried and self.traits.helps(self.place, one)]
             if not asked:
                 break
-            tried += tuple(asked)
+            tried, refused = (*tried, *asked), refused or body
         if status == _OK:
             self.traits.learn(self.place, tried)
-        elif status in _REFUSED:
+        elif status in _REFUSED and body == refused:
             self.traits.acquit(self.place, tried)
         return status, body
 

@@ -153,3 +153,81 @@ def test_a_refused_field_is_left_out_if_the_upstream_has_another_api(
     bodies = [(own, conversation(own, seed, **OWN)) for seed in ("one", "two")]
     assert origins(upstream, tmp_path, bodies, speaks=[other]) == ["made", "made"]
     assert len([1 for *_, status in upstream.summaries if status != 200]) <= len(OWN), "remembered"
+
+
+SAYS: Sequence[Refusal] = (
+    (400, {"type": "error", "error": {"type": "invalid_request_error", "message": "Error"}}),
+    (400, {"error": {"message": "system: This credential is only authorized for use with the Agent."}}),
+    (403, {"error": {"message": "Only the Agent may use this plan."}}),
+    (401, {"error": {"type": "authentication_error", "message": "OAuth authentication is currently not supported."}}),
+    (400, {"detail": "Instructions are not valid"}),
+    (422, {"detail": [{"loc": ["body", "system"], "msg": "Value error, unknown client", "type": "value_error"}]}),
+)
+
+
+def head_of(api: str, body: Body) -> str:
+    if api == "chat":
+        first = body["messages"][0]
+        return str(first["content"]) if first["role"] == "system" else ""
+    head = body.get("system", "") if api == "messages" else body.get("instructions", "")
+    return head if isinstance(head, str) else str(head[0]["text"])
+
+
+@pytest.mark.parametrize("says", range(len(SAYS)))
+@pytest.mark.parametrize("api", APIS)
+def test_an_upstream_that_takes_only_the_agents_prompt_continues_it(
+    api: str, says: int, tmp_path: Path, caplog: Any
+) -> None:
+    upstream = Upstream(lambda api, body: None if head_of(api, body).startswith(IDENTITY) else SAYS[says])
+    bodies = [(api, conversation(api, seed)) for seed in ("one", "two", "three")]
+    assert origins(upstream, tmp_path, bodies) == ["made"] * 3
+    statuses = [status for *_, status in upstream.summaries]
+    assert statuses[-3:] == [200, 200, 200]
+    assert len(statuses) <= 4, "the proxy doesn't ask for a transcript again"
+
+
+BACKEND: Sequence[tuple[Callable[[Body], bool], Refusal]] = (
+    (lambda body: not body.get("instructions"), (400, {"detail": "Instructions are required"})),
+    (lambda body: body.get("stream") is not True, (400, {"detail": "Stream must be set to true"})),
+    (lambda body: "max_output_tokens" in body, (400, {"detail": "Unsupported parameter: max_output_tokens"})),
+    (lambda body: body.get("store") is not False, (400, {"detail": "Store must be set to false"})),
+    (
+        lambda body: '"role": "system"' in json.dumps(body["input"]),
+        (400, {"detail": "System messages are not allowed"}),
+    ),
+)
+"""The rules of a login's backend for the Responses API."""
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 1, 0, 3)])
+@pytest.mark.parametrize("method", ["transcript", "continue"])
+@pytest.mark.parametrize("identity", [False, True])
+def test_a_backend_with_several_demands(method: str, order: tuple[int, ...], identity: bool, tmp_path: Path) -> None:
+    def rule(api: str, body: Body) -> Refusal | None:
+        for broken, refusal in (BACKEND[number] for number in order):
+            if broken(body):
+                return refusal
+        return SAYS[4] if identity and not body["instructions"].startswith(IDENTITY) else None
+
+    upstream = Upstream(rule, ["responses"])
+    bodies = [("responses", conversation("responses", seed, stream=True)) for seed in ("one", "two", "three")]
+    assert origins(upstream, tmp_path, bodies, {"method": method}, ["responses"]) == ["made"] * 3
+    assert [status for *_, status in upstream.summaries][-2:] == [200, 200]
+    assert len(upstream.summaries) <= 3 + len(BACKEND) + 2 * identity
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_parts_that_are_asked_at_once_learn_from_each_other(rows: int, tmp_path: Path) -> None:
+    """A window so small that several parts of a transcript are summarized at once."""
+    seen = itertools.count()
+
+    def rule(api: str, body: Body) -> Refusal | None:
+        if not is_summary(body):
+            return None
+        name = next((name for name in ("user", "metadata", "service_tier")[:rows] if name in body), None)
+        next(seen)
+        return None if name is None else (400, {"error": {"message": f"Unknown parameter: '{name}'."}})
+
+    fields = {"user": "u", "metadata": {"a": "b"}, "service_tier": "flex"}
+    bodies = [("chat", conversation("chat", seed, **fields)) for seed in ("one", "two")]
+    assert origins(Upstream(rule, ["chat"]), tmp_path, bodies, {"max_tokens": 300}, ["chat"]) == ["made", "made"]
