@@ -51,7 +51,7 @@ FIELDS: Mapping[str, Reach] = _table(
     "add_generation_prompt continue_final_message",
 )
 """The fields of the APIs and of common servers. Any other field goes as ``UPSTREAM``: it may be a condition, and the
-upstream accepts it."""
+upstream accepts it in the same API."""
 
 HEADERS: Mapping[str, Reach] = _table(
     EVERYWHERE="cf-aig-collect-log cf-aig-skip-cache helicone-omit-request helicone-omit-response",
@@ -75,8 +75,8 @@ class Conditions:
 
     @property
     def need_own_api(self) -> bool:
-        """Return whether only the request's own API is sure to understand the fields. OpenAI's two APIs share them."""
-        return self.api == "messages" and bool(self.fields)
+        """Return whether only the request's own API is sure to understand the fields. OpenAI's two APIs share most."""
+        return bool(self.fields) if self.api == "messages" else not self.fields.keys() <= FIELDS.keys()
 
     @classmethod
     def of(cls, api: str, fields: Mapping[str, msgspec.Raw], headers: Headers, query: str) -> Conditions:

@@ -316,7 +316,9 @@ def encoded(value: object) -> msgspec.Raw:
 
 
 def lower(fields: dict[str, msgspec.Raw], names: Sequence[str], most: int) -> None:
-    """Lower each of the named numbers to at most ``most``."""
+    """Lower each of the named numbers to at most ``most``. If there is none, add the last one."""
+    if not any(name in fields and positive(fields[name]) for name in names):
+        fields[names[-1]] = msgspec.Raw(b"%d" % most)
     for name in names:
         if name in fields and (positive(fields[name]) or 0) > most:
             fields[name] = msgspec.Raw(b"%d" % most)

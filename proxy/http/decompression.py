@@ -29,8 +29,8 @@ MEMBERS = 100
 RATIO = 25
 """How many times its compressed size a body may become. JSON conversations become 3 to 10 times their size."""
 
-RATIO_FLOOR = 1_000_000
-"""Bytes that any body may become, however small it was."""
+RATIO_FLOOR = 16_000_000
+"""Bytes that any body may become, however small it was. A conversation that repeats itself compresses well."""
 
 OVER = "The request body is over this proxy's limit of {limit} bytes. Send less, or have server.body_limit raised."
 OVER_RATIO = "The request body decompresses to more than {ratio} times its size. Send it uncompressed."

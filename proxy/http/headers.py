@@ -182,7 +182,7 @@ def _chooses(name: bytes) -> bool:
 
 def for_other_request(headers: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return a request's headers for another request of the proxy about the same conversation."""
-    return [pair for pair in headers if pair[0] not in _OF_ONE_REQUEST]
+    return [(name, _BY_THE_PROXY.get(name, value)) for name, value in headers if name not in _OF_ONE_REQUEST]
 
 
 def client_query(scope: Scope) -> str:
@@ -192,6 +192,9 @@ def client_query(scope: Scope) -> str:
 
 _OF_ONE_REQUEST = frozenset({"accept-encoding", "idempotency-key"})
 """A server may answer a repeated idempotency key with its first response."""
+
+_BY_THE_PROXY = {"x-initiator": "agent"}
+"""Headers whose values say that the proxy makes a request. GitHub Copilot bills each one of a user."""
 
 _REMEMBERED_NAMES = 1_000
 _forwarded_as: dict[bytes, str] = {}

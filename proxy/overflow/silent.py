@@ -316,6 +316,15 @@ _MANAGED = re.compile(rb'"(?:context_management|truncation|transforms|truncate_p
 """Request fields that ask the upstream to shorten the prompt."""
 
 
+_REMOVES = re.compile(rb'"(?:clear_tool_uses\w*|compact\w*)"')
+"""Kinds of context management that remove content. Those for reasoning hardly make a prompt smaller."""
+
+
+def asks_for_removal(raw: bytes) -> bool:
+    """Return whether a field asks the upstream to remove content before it counts the prompt."""
+    return _REMOVES.search(raw) is not None
+
+
 def asks_for_cuts(raw: bytes) -> bool:
     """Return whether a request body asks the upstream to shorten the prompt."""
     return _MANAGED.search(raw) is not None

@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
+from msgspec.structs import replace
 
 from proxy.config import Policy
+from proxy.constants import DAY
 from proxy.dialects.request import Request
 from proxy.limits.budget import (
+    CAUTION_PART,
     budget,
     clamp_output,
     known_window,
@@ -39,6 +42,9 @@ from proxy.store.forgetting import drop
 PLACES = 1_000
 """Combinations of upstream, model, and tenant with uncertain responses that are remembered, the latest ones."""
 
+UNKNOWN_OUTPUT = 4_096
+"""Tokens of output to state in place of an upstream's default if its refusal names no window."""
+
 FILLED = 4
 """Responses that seemed to fill their window and are remembered for each of these."""
 
@@ -54,6 +60,7 @@ class TokenBudget(msgspec.Struct, frozen=True):
     ``reserved`` those of the response, both as the proxy counts them. ``None`` means unknown. ``factor`` is the
     upstream's tokens per token that the proxy counts. ``largest_input`` is the tokens that the prompt may use if the
     upstream doesn't count the requested output. ``free`` is the tokens that ``input`` leaves free for the response.
+    ``default`` is the output that the upstream was found to add to a request without one.
     """
 
     window: int | None
@@ -63,6 +70,7 @@ class TokenBudget(msgspec.Struct, frozen=True):
     factor: float
     largest_input: int | None = None
     free: int = 0
+    default: int | None = None
 
 
 def token_budget(
@@ -94,22 +102,28 @@ class TokenBudgets:
         self._clock = clock
         self._unconfirmed: LRUCache[tuple[object, ...], float] = LRUCache(PLACES)
         self._filled: LRUCache[tuple[str, str, str], tuple[Filled, ...]] = LRUCache(PLACES)
+        self._defaults: TTLCache[tuple[str, str, str], int] = TTLCache(PLACES, DAY)
         self._budgets: LRUCache[tuple[object, ...], tuple[Profile, Policy, TokenBudget]] = LRUCache(BUDGETS)
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
-        return drop(self._filled, forgotten, 2) | drop(self._unconfirmed, forgotten, 2)
+        return (
+            drop(self._filled, forgotten, 2)
+            | drop(self._unconfirmed, forgotten, 2)
+            | drop(self._defaults, forgotten, 2)
+        )
 
     def of(self, exchange: Exchange) -> TokenBudget:
         """Return the budget of a request with the limits that are known now."""
         learned, factor = self._learned(exchange), self.factor(exchange)
         profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
         fixed = exchange.body.fixed_thinking if may_lower(exchange.body.max_output, policy.output) else 0
-        key = (id(profile), id(policy), asked, fixed, exchange.body.thinking, learned, factor)
+        default = self._defaults.get(exchange.place) if asked is None and policy.output != "keep" else None
+        key = (id(profile), id(policy), asked, fixed, exchange.body.thinking, learned, factor, default)
         known = self._budgets.get(key)
         # An id says which object it is only while the object exists.
         if known is not None and known[0] is profile and known[1] is policy:
             return known[2]
-        result = token_budget(profile, exchange.body, policy, learned, factor)
+        result = replace(token_budget(profile, exchange.body, policy, learned, factor), default=default)
         self._budgets[key] = profile, policy, result
         return result
 
@@ -133,6 +147,8 @@ class TokenBudgets:
         ``after`` is the tokens to send, ``None`` if the request is unchanged and wasn't counted.
         """
         window, asked = budget.shared_window, case.body.max_output
+        if asked is None:
+            window, asked = budget.window, budget.default
         if window is None or asked is None or not case.body.units:
             return None
         if case.mode != "enforce" or outcome.verdict == "failed":
@@ -145,6 +161,23 @@ class TokenBudgets:
         most = case.counter.profile.max_output_tokens
         thinking, fixed = case.body.thinking, case.body.fixed_thinking
         return clamp_output(window, asked, int(sent * budget.factor), most, thinking, fixed)
+
+    def without_default(self, exchange: Exchange, overflow: Overflow, prompt: int, window: int | None) -> int | None:
+        """Return the output to state in a request without one, because the upstream's default doesn't fit.
+
+        ``prompt`` and ``window``, ``None`` if unknown, are in the upstream's tokens. ``None``: the prompt is too long.
+        """
+        if overflow.kind != "input_plus_output" or exchange.caller.policy.output == "keep":
+            return None
+        usable = output_reserve(window or prompt, 0, exchange.profile.max_output_tokens, exchange.body.thinking)
+        margin = 0 if overflow.counted else prompt // CAUTION_PART
+        left = UNKNOWN_OUTPUT if window is None else window - prompt - margin
+        if window is not None and left < usable:
+            return None
+        if overflow.limit is None:
+            left = min(left, UNKNOWN_OUTPUT)
+        self._defaults[exchange.place] = overflow.output or window or left
+        return min(left, exchange.profile.max_output_tokens or left)
 
     def silent(
         self, exchange: Exchange, window: int | None, answer: Finished, counted: int, asked: int | None

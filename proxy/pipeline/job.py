@@ -466,6 +466,21 @@ def last_prompt(
     return None if faults([piece.turn.facts for piece in kept if piece.turn]) else kept
 
 
+def whole_prompt(
+    job: CompactionJob, previous: StoredSummary | None, start: int, position: int
+) -> Sequence[OutgoingMessage] | None:
+    """Return the previous summary, which ends at ``start``, and all messages from there to a checkpoint.
+
+    Return ``None`` if the cut leaves a call without its result.
+    """
+    turns = [*job.turns[: job.head], *job.turns[job.head + start : job.head + position]]
+    pieces = [OutgoingMessage(turn.raw, turn.facts.tokens, turn) for turn in turns]
+    if previous is not None:
+        raw = previous.message
+        pieces.insert(job.head, OutgoingMessage(raw, job.case.counter.format.tokens(raw), None))
+    return None if faults([turn.facts for turn in turns]) else pieces
+
+
 def reason_for(case: CompactionInput, tokens: int, messages: int) -> Reason | None:
     """Return the condition that a request of this size meets; ``None`` if it meets none."""
     rules, budget = case.rules, case.budget

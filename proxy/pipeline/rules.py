@@ -15,7 +15,7 @@ from proxy.config.policy import ArchiveSettings, UnknownModelSettings
 from proxy.limits.profiles import Profile
 from proxy.pipeline.budget import TokenBudget
 from proxy.pipeline.costs import price_step
-from proxy.pipeline.exchange import Exchange, compacts_itself
+from proxy.pipeline.exchange import Exchange, compacts_itself, shortened_upstream
 from proxy.summary.settings import SummarySettings
 
 # With any trigger, the proxy compacts a conversation before it exceeds the budget.
@@ -31,7 +31,7 @@ LATE: Trigger = (Clause(fraction=0.97),)
 
 # The key is the fingerprint, because hashing a policy is slow. The size is bounded because policy files can change any
 # number of times.
-_made: dict[tuple[str, bool, bool, Bounds, bool, int | None], Rules] = {}
+_made: dict[tuple[str, bool, bool, Bounds, Trigger | None, int | None], Rules] = {}
 _MOST = 10_000
 
 
@@ -46,42 +46,44 @@ def rules_for(
     window_known: bool,
     refused: bool = False,
     bounds: Bounds = UNBOUNDED,
-    late: bool = False,
+    only: Trigger | None = None,
     price_step: int | None = None,
 ) -> Rules:
     """Return the rules of a policy. ``window_known`` false selects the policy's ``unknown_model`` settings.
 
     With ``refused``, the upstream reported an overflow, so there is always a trigger. ``bounds`` apply if the policy
-    has a trigger. With ``late``, the only trigger is a request that hardly fits. ``price_step`` is the tokens at which
+    has a trigger, which ``only`` replaces, also those of stages. ``price_step`` is the tokens at which
     ``price_step: true`` compacts, ``None`` if the model's price has no step.
     """
-    key = (policy.fingerprint, window_known, refused, bounds, late, price_step)
+    key = (policy.fingerprint, window_known, refused, bounds, only, price_step)
     rules = _made.get(key)
     if rules is None:
         if len(_made) >= _MOST:
             _made.clear()
         rules = _rules(policy, window_known=window_known, refused=refused, bounds=bounds, price_step=price_step)
-        if late and rules.trigger:
-            rules = _late(rules)
+        if only is not None and rules.trigger:
+            stages = tuple(replace(stage, trigger=only) for stage in rules.stages)
+            rules = replace(rules, trigger=only, prepare=(), stages=stages)
         _made[key] = rules
     return rules
 
 
 def request_rules(exchange: Exchange, budget: TokenBudget, *, refused: bool = False) -> Rules:
-    """Return the rules for a request within its budget. ``refused`` is true after an overflow."""
+    """Return the rules for a request within its budget. ``refused`` is true after an overflow.
+
+    Until then, an upstream that removes content itself decides what fits.
+    """
+    only = None
+    if not refused:
+        only = () if shortened_upstream(exchange) else LATE if compacts_itself(exchange) else None
     return rules_for(
         exchange.caller.policy,
         window_known=refused or budget.input is not None,
         refused=refused,
         bounds=bounds_of(exchange.profile),
-        late=not refused and compacts_itself(exchange),
+        only=only,
         price_step=price_step(exchange, budget.factor),
     )
-
-
-def _late(rules: Rules) -> Rules:
-    """Return rules whose only trigger is ``LATE``, without preparation."""
-    return replace(rules, trigger=LATE, prepare=(), stages=tuple(replace(s, trigger=LATE) for s in rules.stages))
 
 
 def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds, price_step: int | None) -> Rules:

@@ -37,11 +37,11 @@ from proxy.overflow import Overflow
 from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, PriceOf
 from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.job import CompactionJob, last_prompt
+from proxy.pipeline.job import CompactionJob, last_prompt, whole_prompt
 from proxy.summary.allowance import AllowanceSpent
 from proxy.summary.extract import extract
 from proxy.summary.forms import FORMS
-from proxy.summary.model import UpstreamSummaryModel, Way, output_limit, reasoning_room
+from proxy.summary.model import CONTINUED, UpstreamSummaryModel, Way, output_limit, reasoning_room
 from proxy.summary.prompt import Redaction
 from proxy.summary.settings import SummarySettings
 from proxy.summary.single_flight import NothingToAsk, Progress
@@ -211,6 +211,7 @@ class _Span:
             body,
             job.fixed,
             partial(last_prompt, job, body or job.case.body, self.previous, start, self.position),
+            partial(whole_prompt, job, self.previous, start, self.position),
             in_thread,
         )
 
@@ -250,6 +251,7 @@ class ExchangeModels(SummaryModels):
         self._settings = self._policy.section(SummarySettings)
         same_prompt = not exchange.body.references and not exchange.profile.strict_alternation
         self.may_continue = same_prompt and exchange.dialect.name in FORMS
+        self.own = f"{exchange.route.upstream} {exchange.route.model}"
 
     @property
     def any_for_transcript(self) -> bool:
@@ -258,6 +260,14 @@ class ExchangeModels(SummaryModels):
         route = self._exchange.configuration.settings.route
         # The conversation's own model takes the place of the first one.
         return first not in names or any(route(name) for name in names)
+
+    @property
+    def refuses_transcripts(self) -> bool:
+        return CONTINUED in self._runtime.traits.edits(self._exchange.place)
+
+    def refused_transcript(self) -> None:
+        self._runtime.traits.learn(self._exchange.place, (CONTINUED,))
+        log.warning("summary.transcript_refused", policy=self._policy.name)
 
     def with_tool(self, body: bytes) -> bytes:
         tool = self._tool()
@@ -278,6 +288,8 @@ class ExchangeModels(SummaryModels):
             route = self._exchange.configuration.settings.route(name) if isinstance(name, str) else name
             if route is None:
                 log.warning("summary.no_route", model=name, policy=self._policy.name)
+                continue
+            if self.refuses_transcripts and route.upstream == self._exchange.route.upstream:
                 continue
             try:
                 models.append(await self._model(route, max_tokens, CHAT.answers))

@@ -15,7 +15,7 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.answers import json_objects
 from proxy.http.headers import Headers
 from proxy.summary.quality import Written
-from proxy.summary.writer import SummaryFailed
+from proxy.summary.writer import SummaryFailed, SummaryRefused
 from proxy.upstream.transport import output_field
 
 REQUIRED_OUTPUT = 4_096
@@ -23,6 +23,9 @@ REQUIRED_OUTPUT = 4_096
 
 ADAPTIVE_THINKING = 8_000
 """Tokens of output for a model that decides itself how long it thinks."""
+
+_REFUSALS = frozenset({400, 401, 403, 422})
+"""The statuses of requests in a form that an upstream doesn't take."""
 
 _JSON: Headers = [("content-type", "application/json")]
 _TEXT_TYPES = ("text", "output_text", None)
@@ -125,10 +128,8 @@ class _Messages(SummaryForm):
     limits = ("max_tokens",)
 
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
-        system = [message["content"] for message in messages if message["role"] == "system"]
         fields = {"model": model, "max_tokens": most or REQUIRED_OUTPUT, "stream": False}
-        fields["messages"] = [message for message in messages if message["role"] != "system"]
-        return {**fields, "system": "\n\n".join(system)} if system else fields
+        return {**fields, **_apart(messages, "messages", "system")}
 
     def continued(self, fields: Fields, model: str, most: int) -> bool:
         prescribed = "output_format" in fields or "format" in _value(fields, "output_config", {})
@@ -164,7 +165,8 @@ class _Responses(SummaryForm):
     limits = ("max_output_tokens",)
 
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
-        fields = {"model": model, "input": messages, "stream": False, "store": False}
+        # Some servers require instructions, and refuse system messages.
+        fields = {"model": model, "stream": False, "store": False, **_apart(messages, "input", "instructions")}
         return fields if most is None else {**fields, "max_output_tokens": most}
 
     def continued(self, fields: Fields, model: str, most: int) -> bool:
@@ -200,13 +202,21 @@ FORMS: Mapping[str, SummaryForm] = {form.api: form for form in (CHAT, _Messages(
 def read(form: SummaryForm, status: int, body: bytes) -> Written:
     """Return the text of a response. Raises ``SummaryFailed``."""
     if status != 200:
-        raise SummaryFailed(f"the summary model returned status {status}")
+        kind = SummaryRefused if status in _REFUSALS else SummaryFailed
+        raise kind(f"the summary model returned status {status}")
     try:
         events = body.lstrip()[:1] in (b"d", b"e", b":") and [*json_objects(body)]
         written = form.read(form.joined(events) if events else msgspec.json.decode(body))
         return replace(written, thought=_THOUGHT.search(body) is not None)
     except (*UNDECODABLE, KeyError, IndexError, TypeError, AttributeError, StopIteration) as error:
         raise SummaryFailed("the response isn't an answer of the API") from error
+
+
+def _apart(messages: Messages, conversation: str, system: str) -> dict[str, Any]:
+    """Return the fields of a request whose API has a field for the system's messages."""
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    fields = {conversation: [message for message in messages if message["role"] != "system"]}
+    return {**fields, system: "\n\n".join(texts)} if texts else fields
 
 
 def _objects(content: Any) -> list[Mapping[str, Any]]:

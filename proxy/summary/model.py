@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from proxy.compaction.format import TextCounter
 from proxy.config.upstreams import Api
 from proxy.constants import UNDECODABLE
 from proxy.dialects.conditions import NO_CONDITIONS, Conditions
+from proxy.dialects.request import fields_of
 from proxy.errors import UpstreamError
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
@@ -44,7 +46,15 @@ OUTPUT_MARGIN = 1.5
 _ANSWER_LIMIT = 4_000_000
 
 _OK = 200
-_EDITS = 3
+_EDITS = 10
+"""Retries in other words. A client may send several fields that an API refuses one at a time."""
+
+UNLIMITED = Edit("unlimited")
+"""Leaves out the output limit of a summary call. No other request loses its limit."""
+
+CONTINUED = Edit("continued")
+"""Says that an upstream refuses transcripts, and that the conversation's own model writes notes instead."""
+
 _INVALID_REQUEST = frozenset({400, 422})
 _REFUSED = _INVALID_REQUEST | {500, 501}
 
@@ -117,11 +127,12 @@ class UpstreamSummaryModel:
             self.traits.learn(self.place, (Edit("reserved", "reasoning", more),))
 
     async def _asked(self, messages: list[dict[str, Any]], most: int) -> Written:
-        """Send a request for at most ``most`` tokens. If the server refuses its words, try other ones."""
+        """Send a request for at most ``most`` tokens, by the first API that the server has."""
         ways: list[Way] = [(self.form, self.transport), *self.others]
         missing: list[Api] = []
+        size = lambda: sum(self.count(message["content"]) for message in messages)  # noqa: E731 - it's counted in a thread
         for way in ways:
-            status, body = await self._paid(way, messages, most, most)
+            status, body = await self._taken(way, partial(self._body, way, messages, most), size, most)
             if status not in MISSING:
                 for api in missing:
                     self.on_missing(api)
@@ -130,63 +141,67 @@ class UpstreamSummaryModel:
                 break
             if denies_path(body, self.model):
                 missing.append(way[0].api)
-        form = way[0]
-        tried: tuple[Edit, ...] = ()
-        for _ in range(_EDITS):
-            if status not in _REFUSED or recognise(status, body) is not None:
-                break
-            sent = self._body(way, messages, most, tried)
-            edits = tuple(one for one in read_refusal(body, sent) if one not in tried and self._may_help(one))
-            if not edits:
-                break
-            tried += edits
-            status, body = await self._paid(way, messages, most, most, tried)
-        if status == _OK:
-            self.traits.learn(self.place, tried)
-        elif status in _REFUSED:
-            self.traits.acquit(self.place, tried)
         overflow = recognise(status, body)
-        if overflow is None and status in _INVALID_REQUEST and any(name.encode() in body for name in form.limits):
-            # The limit is too high for the model, or the server names the field differently. Try without a limit.
-            status, body = await self._paid(way, messages, None, most, tried)
-            overflow = recognise(status, body)
         if overflow is not None:
-            size = self.count("\n".join(str(message["content"]) for message in messages))
-            self.on_overflow(overflow, size, most)
+            self.on_overflow(overflow, self.count("\n".join(str(message["content"]) for message in messages)), most)
             raise SummaryTooLong("the summary model rejected the transcript as too long")
-        return read(form, status, body)
+        return read(way[0], status, body)
 
     async def continued(self, body: bytes, tokens: int, most: int) -> Written:
         """Send a conversation's own request that ends in a request for notes. Raises ``SummaryFailed``.
 
         ``tokens`` is its size, ``most`` the output that it asks for.
         """
-        status, answer = await self._send((self.form, self.transport), body, lambda: tokens, most)
+
+        def made(edits: Sequence[Edit]) -> dict[str, Any]:
+            # Messages and other parts keep their bytes, so that the prompt cache serves them.
+            parts = {
+                name: value if bytes(value)[:1] in b"[{" else _decoded(value) for name, value in fields_of(body).items()
+            }
+            gone = self.form.limits if UNLIMITED in edits else ()
+            return {name: value for name, value in parts.items() if name not in gone}
+
+        status, answer = await self._taken((self.form, self.transport), made, lambda: tokens, most)
         if recognise(status, answer) is not None:
             raise SummaryFailed("the model rejected the conversation as too long")
         return read(self.form, status, answer)
 
-    def _body(
-        self, way: Way, messages: list[dict[str, Any]], limit: int | None, tried: tuple[Edit, ...]
-    ) -> dict[str, Any]:
+    async def _taken(
+        self, way: Way, made: Callable[[Sequence[Edit]], dict[str, Any]], size: Callable[[], int], most: int
+    ) -> tuple[int, bytes]:
+        """Send the body that ``made`` returns. If the server refuses its words, try other ones, and remember them."""
+        tried: tuple[Edit, ...] = ()
+        refused = b""
+        for left in reversed(range(_EDITS + 1)):
+            edits = (*self.traits.edits(self.place), *tried)
+            sent = made(edits)
+            apply(sent, edits)
+            status, body = await self._send(
+                way, msgspec.json.encode(sent), size, most, streams=bool(sent.get("stream"))
+            )
+            if not left or status not in _REFUSED or recognise(status, body) is not None:
+                break
+            asked = [one for one in read_refusal(body, sent) if apply(dict(sent), (one,))]
+            if not asked and status in _INVALID_REQUEST and any(name.encode() in body for name in way[0].limits):
+                asked = [UNLIMITED]  # the limit is too high for the model, or the server names the field differently
+            asked = [one for one in asked if one not in tried and self.traits.helps(self.place, one)]
+            if not asked:
+                break
+            tried, refused = (*tried, *asked), refused or body
+        if status == _OK:
+            self.traits.learn(self.place, tried)
+        elif status in _REFUSED and body == refused:
+            self.traits.acquit(self.place, tried)
+        return status, body
+
+    def _body(self, way: Way, messages: list[dict[str, Any]], most: int, edits: Sequence[Edit]) -> dict[str, Any]:
         fields = {name: _decoded(value) for name, value in self.conditions(way[0].api).fields.items()}
-        body = {**fields, **way[0].body(self.model, messages, limit)}
-        apply(body, (*known(self.family or self.model), *self.traits.edits(self.place), *tried))
+        body = {**fields, **way[0].body(self.model, messages, None if UNLIMITED in edits else most)}
+        apply(body, known(self.family or self.model))
         return body
 
-    def _may_help(self, edit: Edit) -> bool:
-        return edit not in self.traits.edits(self.place) and self.traits.helps(self.place, edit)
-
-    async def _paid(
-        self, way: Way, messages: list[dict[str, Any]], limit: int | None, most: int, tried: tuple[Edit, ...] = ()
-    ) -> tuple[int, bytes]:
-        """Send a call that writes up to ``most`` tokens, charged to the team. Raises ``SummaryFailed``."""
-        made = self._body(way, messages, limit, tried)
-        size = lambda: sum(self.count(message["content"]) for message in messages)  # noqa: E731 - it's counted in a thread
-        return await self._send(way, msgspec.json.encode(made), size, most, streams=made["stream"])
-
     async def _send(
-        self, way: Way, body: bytes, size: Callable[[], int], most: int, *, streams: bool = False
+        self, way: Way, body: bytes, size: Callable[[], int], most: int, *, streams: bool
     ) -> tuple[int, bytes]:
         """Send a body, charged to the team. ``size`` returns its tokens. Raises ``SummaryFailed``."""
         form, transport = way

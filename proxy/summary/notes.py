@@ -37,7 +37,9 @@ class NotesRequest(NamedTuple):
 
 
 class NotesWriter(SummaryWriter):
-    """Notes by the conversation's own model."""
+    """Notes by the conversation's own model. Only with ``whole``, also if the cache doesn't have their prompt."""
+
+    whole = False
 
     @property
     def available(self) -> bool:
@@ -53,11 +55,33 @@ class NotesWriter(SummaryWriter):
             return ()
         try:
             model = await self.models.for_continuation(task.max_tokens)
-            asked = await task.in_thread(partial(_notes_request, task, task.body, model, self.models))
+            asked = await task.in_thread(partial(_notes_request, task, task.body, model, self.models, self.whole))
         except (SummaryUnasked, ConfigurationError, BadBody) as error:
             log.info("summary.not_continued", reason=str(error))
             return ()
         return (SummaryTry((model.name, "continue"), partial(_write, model, asked, task.max_tokens)),)
+
+
+class NotesAfterRefusal(NotesWriter):
+    """Notes if the upstream refuses transcripts. A login's token may work only with the prompt of its agent."""
+
+    whole = True
+
+    @property
+    def available(self) -> bool:
+        return self.models.refuses_transcripts
+
+    async def tries(self, task: SummaryTask) -> Sequence[SummaryTry]:
+        if self.models.refuses_transcripts or not self.models.may_continue:
+            return await super().tries(task)
+        return (SummaryTry((self.models.own, "continue"), partial(self._write, task), after_refusal=True),)
+
+    async def _write(self, task: SummaryTask) -> str:
+        for _, write, _ in await super().tries(task):
+            text = await write()
+            self.models.refused_transcript()
+            return text
+        raise SummaryUnasked("the conversation can't be continued")
 
 
 async def _write(model: UpstreamSummaryModel, asked: NotesRequest, max_tokens: int) -> str:
@@ -69,13 +93,13 @@ async def _write(model: UpstreamSummaryModel, asked: NotesRequest, max_tokens: i
 
 
 def _notes_request(
-    task: SummaryTask, body: Request, model: UpstreamSummaryModel, models: SummaryModels
+    task: SummaryTask, body: Request, model: UpstreamSummaryModel, models: SummaryModels, whole: bool
 ) -> NotesRequest:
     """Return the request for notes on the messages up to a checkpoint.
 
     Raises ``SummaryUnasked`` if the conversation can't be continued.
     """
-    sent = task.last_prompt()
+    sent = task.last_prompt() or (task.whole_prompt() if whole else None)
     if sent is None:
         raise SummaryUnasked("the last prompt doesn't hold all messages to summarize")
     unit = task.format.summary("user", continuation(task.max_tokens))

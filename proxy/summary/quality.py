@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ _ABOUT_ITSELF = re.compile(
 """Words about the rules of a model, or a question at the end."""
 _PERSON = re.compile(r"\b(?:i|me|my|we|us|our|you|your)\b", re.IGNORECASE)
 _ENGLISH = re.compile(r"\b(?:the|and|of|to|is|was|were|with|they)\b", re.IGNORECASE)
+_json = json.JSONDecoder()
 _SHORT, _COMPARED = 400, 4_000
 """Characters in which errors and refusals show, and that are compared with the transcript."""
 
@@ -78,10 +80,11 @@ _ENVELOPE_KEYS = {"error", "errors", "detail", "exception", "fault", "error_code
 _ENVELOPE_KEYS |= {"message", "code", "status", "statusCode", "type", "param", "title", "success", "object", "path"}
 _ENVELOPE_KEYS |= {"request_id", "requestId", "timestamp"}
 
-# Tool calls as text, from models whose server can't parse their call format.
+# Tool calls as text, from models whose server can't parse them. `_is_call` finds others by their structure.
 _CALL = re.compile(
-    r"```tool_code|(?:```\w{0,10}\s{0,4})?(?:<(?:\w{1,20}:)?tool_calls?>|<function_calls?>|<function=|<invoke\b"
-    r"|\[TOOL_CALLS\]|<\|tool_call|<｜|<\|channel\|>commentary)",
+    r"```tool_code|(?:```\w{0,10}\s{0,4})?(?:<(?:\w{1,20}[:_])?(?:tool|function)_?calls?>|<function=|<invoke\b"
+    r"|<\|\w{0,20}(?:tool|call|action|function|python|plugin)|<｜|\]<\]|\[TOOL_CALLS\]|functools\[|✿"
+    r"|(?:<\|channel\|>)?commentary\b|to=functions|\*{3} Begin Patch)",
     re.IGNORECASE,
 )
 _CALL_END = re.compile(
@@ -90,8 +93,16 @@ _CALL_END = re.compile(
     re.IGNORECASE,
 )
 """A call after other words. Notes that only mention calls end differently."""
-_CALL_KEYS: tuple[set[str], ...] = ({"name", "arguments"}, {"name", "parameters"}, {"name", "input"}, {"tool_calls"})
-_CALL_KEYS += ({"function_call"}, {"type", "function"})
+_CALL_KEY = re.compile(
+    r"tool(?:_?(?:name|calls?|use|input|args))?|function(?:_call|_name)?|action(?:_input)?|cmd|command|recipient_name|input"
+    r"|arg(?:ument)?s?|param(?:eter)?s?",
+    re.IGNORECASE,
+)
+_ACTION = re.compile(r"^Action Input:", re.MULTILINE)
+_CLOSING = re.compile(r"</([^\W\d][\w:.-]{0,60})>\Z")
+_NOTE_LANGUAGES = {"", "json", "markdown", "md", "text", "txt", "yaml", "yml", "html", "xml"}
+_MOST_WORDS = 40
+"""Words before a call. A text with more of them is notes that end with a call."""
 
 _NOTATION = re.compile(
     r"^\[(?:tool result|(?:user|assistant|system|developer)(?: calls [^\]\n]{1,100})?)\] ", re.MULTILINE
@@ -121,11 +132,20 @@ _TAG = re.compile(
     r"([^\W\d][\w:.-]{2,40})(?:\s[^<>\n]{0,200})?[|｜ ]?[>\]▷】)]",
     re.IGNORECASE,
 )
+_TAGS_OF_NOTES = re.compile(
+    rf"</(?:{_HEADS}|notes?|\w*summary|answer|final\w*|output|response|result|text|html|body|main|article|section|table|div|p"
+    r"|h\d|ul|ol|pre|strong|b|em|code|markdown|document|context|conversation|details)>",
+    re.IGNORECASE,
+)
+_LATER = re.compile(rf"(?<=\n)(?:<|◁|\[|<[|｜]){_THOUGHT}[|｜]?[>▷\]]", re.IGNORECASE)
+"""Reasoning that begins at a line after the notes."""
+_KIMI = re.compile(r"<\|(open|close)\|>(\w{1,40})[^<>]{0,400}<\|sep\|>")
 _FINAL = re.compile(r"<\|channel\|>final\b[^<]{0,40}<\|message\|>|assistantfinal", re.IGNORECASE)
 _HARMONY = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>|analysis(?=\S)", re.IGNORECASE)
 _CLOSING_ALONE = re.compile(rf"(?:</|◁/|\[/|<\|end_of_){_THOUGHT}(?:\|?>|▷|\])[ \t]{{0,8}}(?=\n|$)", re.IGNORECASE)
 _FENCED = re.compile(
-    rf"```[ \t]{{0,4}}(?:{_THOUGHT}|(?=\n\s*<{_THOUGHT}>))[^\n]{{0,40}}\n.*?\n```[ \t]*(?:\n|$)",
+    rf"```[ \t]{{0,4}}(?:{_THOUGHT}|(?=\n\s*<{_THOUGHT}>))[^\n]{{0,40}}\n.*?\n```[ \t]*(?:\n|$)"
+    rf"|>[^\w\n]{{0,6}}{_THOUGHT}[^\n]*(?:\n>[^\n]*)*(?:\n|$)",
     re.IGNORECASE | re.DOTALL,
 )
 _LABEL = re.compile(r"[^\w\n]{0,6}(?:think|thought|reasoning)\w{0,9}(?: process)?[^\w\n]{0,3}(?::|\n)", re.IGNORECASE)
@@ -188,7 +208,7 @@ def checked(written: Written, *, transcript: str, source_tokens: int, max_tokens
 
 
 def notes_in(written: Written) -> Written:
-    """Return only the notes in a response, between ``<notes>`` and ``</notes>``.
+    """Return only the notes in a response: between ``<notes>`` and ``</notes>``, or a text that begins like notes.
 
     Raises ``SummaryRejected`` if there are none: the model went on with the conversation instead.
     """
@@ -197,6 +217,8 @@ def notes_in(written: Written) -> Written:
         return written
     _, opened, rest = text.partition("<notes>")
     notes, closed, _ = rest.rpartition("</notes>")
+    if not opened and _SECTION.match(text):
+        return written
     if not opened or not closed:
         raise SummaryRejected("the model didn't write notes")
     return replace(written, text=notes.strip())
@@ -204,7 +226,7 @@ def notes_in(written: Written) -> Written:
 
 def without_thoughts(text: str) -> str:
     """Return the text without the reasoning at its beginning, or ``""`` if the reasoning never ends."""
-    text = text.lstrip()
+    text = _KIMI.sub(lambda tag: f"<{'/' if tag[1] == 'close' else ''}{tag[2]}>", text).lstrip()
     if _HARMONY.match(text) and (final := [*_FINAL.finditer(text)]):
         text = text[final[-1].end() :].partition("<|")[0].lstrip()
     elif text.startswith(("<|channel|>analysis", "<|start|>")):
@@ -225,6 +247,8 @@ def without_thoughts(text: str) -> str:
         text = text[end:].lstrip()
     if _LABEL.match(text) and (section := _SECTION.search(text)):
         text = text[section.start() :].lstrip()
+    if later := _LATER.search(text):
+        text = text[: later.start()] + text[_end_of(_TAG.match(text, later.start()) or later, text) :]
     return text or whole
 
 
@@ -237,13 +261,15 @@ def _end_of(opening: re.Match[str], text: str) -> int:
         rf"([<\[(◁【] ?)(?:({close})|[|｜]?{re.escape(name)})\b[^<>\n]{{0,200}}?[|｜]?[>\])▷】]", re.IGNORECASE
     )
     depth, last = 0, len(text)
-    for tag in tags.finditer(text):
+    for tag in tags.finditer(text, opening.start()):
         depth += -1 if tag[2] else 1
         if tag[2]:
             last = tag.end()
         if depth == 0:
             break
-    return last
+    # Some models close another tag than they opened.
+    other = _CLOSING_ALONE.search(text, opening.end()) if last == len(text) else None
+    return other.end() if other else last
 
 
 def _without_continuation(text: str, transcript: str) -> str:
@@ -295,11 +321,45 @@ def _is_hollow(text: str) -> bool:
 
 
 def _is_call(text: str) -> bool:
-    value = _as_json(text)
-    values = value if isinstance(value, list) else [value]
-    return bool(_CALL.match(text) or _CALL_END.search(text, max(0, len(text) - 100))) or (
-        bool(values) and all(isinstance(one, dict) and any(keys <= one.keys() for keys in _CALL_KEYS) for one in values)
-    )
+    """Return whether a text is a call, or ends with one after a few words."""
+    if _CALL.match(text) or _CALL_END.search(text, max(0, len(text) - 100)):
+        return True
+    words, inner = text, ""
+    if text.endswith("```") and (start := f"\n{text}".rfind("\n```", 0, -3)) >= 0:
+        language, _, inner = text[start + 3 : -3].partition("\n")
+        found = language.strip().lower() not in _NOTE_LANGUAGES or _is_structure(inner.strip())
+        words = text[:start]
+    elif (closing := _CLOSING.search(text, max(0, len(text) - 70))) and (start := text.find(f"<{closing[1]}")) >= 0:
+        found, words, inner = not _TAGS_OF_NOTES.match(closing[0]), text[:start], text[start:]
+    else:
+        found, words = _is_structure(text) or _ACTION.search(text) is not None, ""
+    return found and not _SECTION.search(words + inner) and len(words.split()) <= _MOST_WORDS
+
+
+def _is_structure(text: str) -> bool:
+    """Return whether a text is the JSON of calls, or an expression in Python that calls functions."""
+    values, rest = list[object](), text if text.startswith(("{", "[")) else ""
+    try:
+        while rest:
+            value, end = _json.raw_decode(rest)
+            values += value if isinstance(value, list) else [value]
+            rest = rest[end:].strip()
+    except (ValueError, RecursionError):
+        values = []
+    if values:
+        return all(isinstance(one, dict) and _has_call(one) for one in values)
+    if len(text) > _COMPARED or not text.endswith((")", "]")):
+        return False
+    try:
+        made = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    calls = made.elts if isinstance(made, ast.List) else [made]
+    return bool(calls) and all(isinstance(one, ast.Call) for one in calls)
+
+
+def _has_call(value: dict[str, object]) -> bool:
+    return any(map(_CALL_KEY.fullmatch, value)) and not any(re.fullmatch(_HEADS, key, re.IGNORECASE) for key in value)
 
 
 def _is_error(text: str) -> bool:

@@ -21,6 +21,10 @@ class SummaryFailed(Exception):
     """The model returned no usable summary. The message gives the reason without quoting content."""
 
 
+class SummaryRefused(SummaryFailed):
+    """The upstream refused the request, though it took the conversation's own requests."""
+
+
 class SummaryTooLong(SummaryFailed):
     """The model rejected the request as too long."""
 
@@ -37,8 +41,8 @@ class SummaryTask:
     ``redact`` removes text that no model may read in a transcript.
 
     ``body`` is the client's request, if the writer needs it, and ``fixed`` the tokens of its tools and framing.
-    ``last_prompt`` returns the last prompt up to the checkpoint, see ``pipeline.job``. Call it with ``in_thread``,
-    which runs slow work.
+    ``last_prompt`` returns the last prompt up to the checkpoint, see ``pipeline.job``, and ``whole_prompt`` all
+    messages up to it. Call them with ``in_thread``, which runs slow work.
     """
 
     turns: Sequence[Turn]
@@ -51,26 +55,31 @@ class SummaryTask:
     body: Request | None = None
     fixed: int = 0
     last_prompt: Callable[[], Sequence[OutgoingMessage] | None] = lambda: None
+    whole_prompt: Callable[[], Sequence[OutgoingMessage] | None] = lambda: None
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
 
 
 class SummaryTry(NamedTuple):
     """One try to write a summary: the name of its circuit breaker, and what returns the text.
 
-    ``write`` raises ``SummaryFailed`` or ``SummaryRejected``.
+    ``write`` raises ``SummaryFailed`` or ``SummaryRejected``. With ``after_refusal``, the try is made only if another
+    one raised ``SummaryRefused``.
     """
 
     breaker: tuple[str, ...]
     write: Callable[[], Awaitable[str]]
+    after_refusal: bool = False
 
 
 class SummaryModels(ABC):
     """The models that may write the summaries of one conversation.
 
-    ``may_continue`` is false if ``for_continuation`` raises ``SummaryUnasked`` for each task.
+    ``may_continue`` is false if ``for_continuation`` raises ``SummaryUnasked`` for each task. ``own`` names the
+    conversation's own model.
     """
 
     may_continue: bool = False
+    own: str = ""
 
     @abstractmethod
     async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
@@ -85,6 +94,14 @@ class SummaryModels(ABC):
         Raises ``SummaryUnasked``, or ``ConfigurationError`` if its upstream can't be used.
         """
         raise SummaryUnasked("the conversation can't be continued")
+
+    @property
+    def refuses_transcripts(self) -> bool:
+        """Return whether the conversation's upstream was found to refuse transcripts, but not the conversation."""
+        return False
+
+    def refused_transcript(self) -> None:  # noqa: B027 - models of tests have no memory
+        """Remember that the conversation's upstream refused a transcript, and then wrote notes."""
 
     def with_tool(self, body: bytes) -> bytes:
         """Return a body with the proxy's own tool, if the conversation's requests get it."""

@@ -11,12 +11,12 @@ from pydantic import Field
 
 from proxy.store.guarded import Change, CircuitBreaker
 from proxy.summary.allowance import AllowanceSpent
-from proxy.summary.notes import NotesWriter
+from proxy.summary.notes import NotesAfterRefusal, NotesWriter
 from proxy.summary.quality import SummaryRejected
 from proxy.summary.single_flight import Progress
 from proxy.summary.store import Cause
 from proxy.summary.transcript import TranscriptWriter
-from proxy.summary.writer import SummaryFailed, SummaryTry, SummaryUnasked, SummaryWriter
+from proxy.summary.writer import SummaryFailed, SummaryRefused, SummaryTry, SummaryUnasked, SummaryWriter
 from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
 log = structlog.get_logger(__name__)
@@ -30,7 +30,7 @@ Method = Annotated[
 ]
 
 WRITERS: Mapping[Method, Sequence[type[SummaryWriter]]] = {
-    "transcript": (TranscriptWriter,),
+    "transcript": (TranscriptWriter, NotesAfterRefusal),
     "continue": (NotesWriter, TranscriptWriter),
 }
 """The writers of each method, in the order to try them: from the cheapest to the surest."""
@@ -66,18 +66,21 @@ class SummaryTries:
         asked, clock = False, asyncio.get_running_loop().time
         cause: Cause = "no_model"
         end = clock() + deadline
-        for number, (key, write) in enumerate(tries, 1):
+        waiting = [one for one in tries if not one.after_refusal]
+        others = [one for one in tries if one.after_refusal]
+        while waiting:
+            (key, write, _), *waiting = waiting
             attempt = self._breaker.attempt((tenant, *key))
             if attempt is None:
                 cause = cause if asked else "breaker_open"
                 SUMMARIES.labels(outcome="skipped").inc()
                 continue
-            left = (end - clock()) / (len(tries) - number + 1)
+            left = (end - clock()) / (len(waiting) + 1)
             asked = True
             try:
                 with attempt:
                     # Not wait_for: its task and the error would form a reference cycle with the conversation.
-                    async with progress.trying(max(seconds, left), last=number == len(tries)):
+                    async with progress.trying(max(seconds, left), last=not waiting):
                         text = await write()
             except AllowanceSpent:
                 return None, "over_budget"
@@ -85,6 +88,8 @@ class SummaryTries:
                 cause = "timeout" if isinstance(failure, TimeoutError) or cause == "timeout" else "failed"
                 SUMMARIES.labels(outcome="failed").inc()
                 log.warning("summary.failed", reason=str(failure) or "timeout", policy=policy)
+                if isinstance(failure, SummaryRefused):
+                    waiting, others = [*waiting, *others], []
                 continue
             SUMMARIES.labels(outcome="made").inc()
             return text, cause

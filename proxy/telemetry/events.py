@@ -78,6 +78,7 @@ MEANINGS: Mapping[str, str] = {
     "summary.not_continued": "The conversation's own model can't continue its last prompt, so a transcript leaves.",
     "summary.not_stored": "The proxy stopped before it stored all summaries, or too many of them waited.",
     "summary.not_worth_it": "The last `wasted` summaries of a conversation were hardly used, so none was made.",
+    "summary.transcript_refused": "The upstream refused a transcript. For a day, the model continues the conversation.",
     "summary.timed_out": "The model took longer than a request waits. The request gets a digest; the call continues.",
     "translation.failed": "A `request`, `response`, or `stream` couldn't be translated for another API.",
     "upstream.api_missing": "An upstream lacks an API. The proxy translates the caller's requests for an hour.",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 import structlog
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 EVERY = 900.0
 """Seconds until the proxy asks an upstream again."""
 
-SOON = 60.0
+SOON = 20.0
 """Seconds until the proxy asks again if a model may not be loaded yet, because its window isn't known until then."""
 
 WITHIN = 5.0
@@ -75,6 +75,8 @@ class UpstreamModels:
     loaded: dict[str, ReportedWindow] = field(default_factory=dict)
     everywhere: ReportedWindow | None = None
     shows: bool = False
+    routes: bool = False
+    unloaded: bool = False
     complained: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -85,7 +87,7 @@ class UpstreamModels:
     @property
     def waits(self) -> bool:
         """Return whether a requested model isn't known to be loaded."""
-        return self.shows and any(name not in self.loaded for name in self.shown)
+        return self.unloaded or (self.shows and any(name not in self.loaded for name in self.shown))
 
     def wants(self, model: str, now: float) -> bool:
         """Return whether to ask the upstream now. Adds the model to ``names``."""
@@ -94,7 +96,7 @@ class UpstreamModels:
         if self.task is not None:
             return False
         name = _listed_as(model, self.ids)
-        unseen = self.shows and model in self.names and name in self.ids and name not in self.shown
+        unseen = (self.shows or self.routes) and model in self.names and name in self.ids and name not in self.shown
         return now >= self.due or unseen
 
 
@@ -178,11 +180,23 @@ class LimitDiscovery:
         entries = _entries(await answer("GET", f"{relay.base_url}/models"))
         models.ids = frozenset(entry["id"] for entry in entries) or models.ids
         found = windows(entries, "/models")
-        if not found and len(models.ids) <= 1:
-            models.everywhere = props(await answer("GET", f"{root}/props")) or models.everywhere
+        models.unloaded = False
+        about = {} if found else await answer("GET", f"{root}/props")
+        if about.get("role") == "router":
+            # Source: https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md, "Using multiple models"
+            for name in sorted(models.names & models.ids):
+                url = f"{root}/props?model={quote(name, safe='')}&autoload=false"
+                models.shown[name] = props(await answer("GET", url))
+            found = {name: limit for name, limit in models.shown.items() if limit is not None}
+            models.routes, models.unloaded = True, len(found) < len(models.shown)
+        elif about and len(models.ids) <= 1:
+            models.everywhere = props(about) or models.everywhere
             found = {} if models.everywhere is None else {"": models.everywhere}
-        if not found:
-            found = windows(_entries(await answer("GET", f"{root}/api/v0/models")), "/api/v0/models")
+        if not found and not models.unloaded:
+            entries = _entries(await answer("GET", f"{root}/api/v0/models"))
+            found = windows(entries, "/api/v0/models")
+            # LM Studio loads a model at its first request, often with less than the largest window.
+            models.unloaded = any(one["id"] in models.names and one.get("state") == "not-loaded" for one in entries)
         models.listed = found or models.listed
         if not found:
             found = await self._ask_ollama(models, answer, root)

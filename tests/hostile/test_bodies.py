@@ -33,7 +33,7 @@ LIMIT = 16 * MB
 
 @functools.cache
 def padded(size: int) -> bytes:
-    """A request after white space that compresses to a fourth, as no body may become more than 25 times its size."""
+    """A request after white space that compresses to a fourth, so its size alone decides."""
     blank = random.Random(1).randbytes(size - len(chat())).translate(b" \t\r\n" * 64)
     return blank + chat()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -23,7 +25,13 @@ PRIVATE = {"helicone-omit-request": "true"}
 NOTES = Reply(content="Goal: KEPT answers to the questions. Next step: answer the newest one.")
 
 
-def asked(folder: Path, path: str, body: dict[str, Any], summary: dict[str, Any]) -> tuple[dict[str, Any], Any, str]:
+def asked(
+    folder: Path,
+    path: str,
+    body: dict[str, Any],
+    summary: dict[str, Any],
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[dict[str, Any], Any, str]:
     """Send a long conversation. Return the summary call's body and headers, and the upstream that got it."""
     near, far = EveryApi(), EveryApi()
     turns = [(role, f"{role} {n}: {words(1_000, f'w{n}x')}") for n in range(7) for role in ("user", "assistant")]
@@ -41,7 +49,7 @@ def asked(folder: Path, path: str, body: dict[str, Any], summary: dict[str, Any]
             ],
             "policies": {"default": {"prepare": None, "summary": summary}},
         }
-        headers = {"authorization": "Bearer sk-me", **HEADERS, **PRIVATE}
+        headers = {"authorization": "Bearer sk-me", **HEADERS, **PRIVATE, **more}
         with proxied(settings, folder) as entrance, httpx.Client(trust_env=False, timeout=60) as http:
             sent = {"model": "m", "input" if path == "responses" else "messages": messages, **body}
             answer = http.post(f"{entrance}/v1/{path}", json=sent, headers=headers)
@@ -69,6 +77,17 @@ def test_conditions_go_with_the_call(tmp_path: Path, path: str, own: dict[str, A
     assert {name: headers.get(name) for name in HEADERS | PRIVATE} == HEADERS | PRIVATE
     assert headers["authorization"] == "Bearer sk-me"
     assert method == "continue" or not ANSWER.keys() & body.keys()
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+@pytest.mark.parametrize("method", ["transcript", "continue"])
+@pytest.mark.parametrize("initiator", ["user", "agent", None])
+def test_the_proxy_is_the_initiator(tmp_path: Path, path: str, method: str, initiator: str | None) -> None:
+    most = {"max_tokens": 500} if path == "messages" else {}
+    more = {} if initiator is None else {"x-initiator": initiator, "openai-intent": "conversation-edits"}
+    _, headers, _ = asked(tmp_path, path, most, {"method": method}, more)
+    assert headers.get("x-initiator") == (None if initiator is None else "agent")
+    assert headers.get("openai-intent") == more.get("openai-intent")
 
 
 @pytest.mark.parametrize(

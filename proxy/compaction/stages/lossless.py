@@ -21,6 +21,11 @@ MOST_TOKENS = 200_000
 """A JSON text with more tokens stays as it is, because reading them would take over a tenth of a second."""
 
 # Colors and a hidden cursor. Other escapes move the cursor, so they stay.
+_REDRAWN = re.compile(r"\d ?%|\d ?/ ?\d|\x1b\[\d*K|([#=.█━])\1{3}|[⠀-⣿]|[-\\|/]\s*$")
+"""A state of a progress bar, or of another line that a program draws again."""
+
+_OVERWRITTEN = "[The compaction proxy left out {count} overwritten states of the line above.]"
+
 _COLORS = re.compile(r"\x1b\[(?:[\d;:]*m|\?25[hl])")
 _ERASING = re.compile(r"\x1b\[\d*K")
 # These erase nothing in a line without carriage returns.
@@ -80,17 +85,24 @@ def _without_colors(line: str) -> str:
 
 
 def _without_overwritten(text: str) -> str:
+    if "\n" not in text and not text.startswith("\r") and not _ERASING.search(text):
+        return text  # carriage returns end its lines
     lines = text.split("\n")
-    for place, line in enumerate(lines):
+    made: list[str] = []
+    for line in lines:
         body = line.removesuffix("\r")
-        if "\r" in body:
-            lines[place] = _overwritten(body) + line[len(body) :]
-    return "\n".join(lines)
+        made += [line] if "\r" not in body else _overwritten(body, line[len(body) :])
+    return "\n".join(made)
 
 
-def _overwritten(line: str) -> str:
+def _overwritten(line: str, end: str) -> list[str]:
+    """Return the line without overwritten states, and a note. Return the line itself if that isn't shorter.
+
+    Carriage returns also separate records. So only states that look like progress are left out.
+    """
+    parts = line.split("\r")
     kept: list[tuple[str, int | None]] = []  # with their widths, so that each part is measured once
-    for part in line.split("\r"):
+    for part in parts:
         if _ERASED_LINE.search(part) or _ERASED_REST.match(part):
             kept.clear()
         width = _width(part)
@@ -99,7 +111,10 @@ def _overwritten(line: str) -> str:
                 break  # it also erased a part of those before it
             kept.pop()
         kept.append((part, width))
-    return "\r".join([part for part, _ in kept])
+    shown = "\r".join([part for part, _ in kept])
+    note = _OVERWRITTEN.format(count=len(parts) - len(kept))
+    drawn = all(_REDRAWN.search(part) for part in parts[:-1] if part.strip())
+    return [shown + end, note] if drawn and len(shown) + len(note) < len(line) else [line + end]
 
 
 def _width(part: str) -> int | None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
-from proxy.limits.budget import CAUTION_PART, enough, may_lower, output_reserve
+from proxy.limits.budget import CAUTION_PART, enough, output_reserve
 from proxy.limits.learned import GUESS_SECONDS, LEARNED_ENTRIES
 from proxy.overflow import MediaLimit, Overflow, media_limit, refuses_bytes
 from proxy.overflow.errors import message_site
@@ -154,6 +154,7 @@ class Overflows:
         reserved = attempt.output or attempt.budget.reserved
         lowered = self._less_output(exchange, attempt, overflow, sent)
         if lowered is not None:
+            reserved = max(reserved, self._budgets.of(exchange).default or 0)
             if overflow.limit is not None:
                 self._budgets.overflowed(exchange, overflow, sent, reserved)
             return replace(attempt, budget=self._budgets.of(exchange), output=lowered)
@@ -206,11 +207,13 @@ class Overflows:
     def _less_output(self, exchange: Exchange, attempt: Attempt, overflow: Overflow, sent: int) -> int | None:
         """Return an output with which the prompt of ``sent`` tokens may fit; ``None`` if only a smaller prompt may."""
         body, asked = exchange.body, attempt.output or exchange.body.max_output
-        if asked is None or overflow.kind == "silent" or overflow.scope == "input":
-            return None
-        if not may_lower(body.max_output, exchange.caller.policy.output):
+        if overflow.kind == "silent" or overflow.scope == "input":
             return None
         prompt = overflow.counted or int(sent * attempt.budget.factor)
+        if asked is None:
+            return self._budgets.without_default(exchange, overflow, prompt, overflow.limit or attempt.budget.window)
+        if exchange.caller.policy.output == "keep":
+            return None
         usable = output_reserve(overflow.limit or prompt, asked, None, body.thinking, body.fixed_thinking)
         if overflow.limit is not None and prompt + asked > overflow.limit:
             margin = 0 if overflow.counted else prompt // CAUTION_PART

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction import keeps
@@ -313,3 +314,24 @@ def test_stages_come_cheapest_first_and_can_be_switched_off() -> None:
     assert names() == ["duplicates", "truncate_args", "evict_results", "media"]
     assert names(arguments=False, duplicates=False) == ["evict_results", "media"]
     assert names(arguments=False, results=False, duplicates=False, media=False) == []
+
+
+LEFT_OUT = re.compile(r"\[The compaction proxy left out [^\]]*?\d|\.\.\.\(argument truncated\)")
+TEXTS = st.sampled_from(
+    ["line {n} of a log\n", "{n}% done\r", "a,{n},b\r", "word{n} ", "QUJD", "same\n", '{{"k": {n}}},\n']
+)
+
+
+@given(TEXTS, st.integers(1, 3_000), st.sampled_from(["", "\n", "\r\n", " end"]), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_a_reader_can_tell_that_and_how_much_was_left_out(line: str, count: int, end: str, in_call: bool) -> None:
+    text = "".join(line.format(n=number) for number in range(count)) + end
+    if in_call:
+        form = cut_arguments(assistant(None, call("a", "write_file", content=text)))
+        after = text if form is None else arguments_in(form)["content"]
+    else:
+        form = shorten_result(result("a", text), assistant(None, call("a", "read")))
+        after = text if form is None else text_of(decode(form.raw))
+    gone = len(text) - len(after)
+    undone = re.sub(r"\s", "", text) == re.sub(r"\s", "", after)
+    assert gone <= 0 or undone or LEFT_OUT.search(after)

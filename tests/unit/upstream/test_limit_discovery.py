@@ -22,7 +22,7 @@ from proxy.config import Route, UpstreamSettings
 from proxy.pipeline.runtime import Runtime
 from proxy.server.loopback import serve
 from proxy.upstream import limit_discovery as asking
-from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, reports_limits
+from proxy.upstream.limit_discovery import EVERY, MOST_BYTES, SOON, reports_limits
 from tests.kit.configurations import loads
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.upstream import StandIn
@@ -62,7 +62,8 @@ class Telling:
         request = Request(scope, receive)
         key = request.headers.get("authorization")
         self.asked.append((request.method, request.url.path, key, await request.body()))
-        answer = self.answers.get(request.url.path)
+        model = request.query_params.get("model")
+        answer = self.answers.get(request.url.path + (f"?model={model}" if model else ""))
         response = answer if isinstance(answer, Response) else JSONResponse(answer or {}, 200 if answer else 404)
         await response(scope, receive, send)
 
@@ -231,6 +232,43 @@ async def test_each_of_ollamas_models_is_asked_for_once_and_no_other() -> None:
     shown = {json.loads(body)["model"] for _, path, _, body in upstream.asked if path == "/api/show"}
     assert shown == {"acme", "tiny"}
     assert upstream.paths.count("/v1/models") == 2
+
+
+@pytest.mark.parametrize("kind", ["LM Studio", "llama-server"])
+@running
+async def test_a_model_that_loads_at_its_first_request_is_asked_for_again_soon(kind: str) -> None:
+    now, others = 0.0, [{"id": "tiny"}, {"id": "large"}]
+    answers: dict[str, Any] = {"/v1/models": {"data": [{"id": "acme"}, *others]}}
+    if kind == "LM Studio":
+        idle = [{"id": "acme", "state": "not-loaded", "max_context_length": 131_072}]
+        ready = [{"id": "acme", "state": "loaded", "max_context_length": 131_072, "loaded_context_length": WINDOW}]
+        answers["/api/v0/models"] = {"data": [*idle, *others]}
+        later, known = {"/api/v0/models": {"data": [*ready, *others]}}, 131_072
+    else:
+        answers["/props"] = {"role": "router", "default_generation_settings": {"params": None, "n_ctx": 0}}
+        later, known = {"/props?model=acme": {"default_generation_settings": {"n_ctx": WINDOW}}}, None
+    upstream = Telling(answers)
+    with serve(upstream) as url:
+        service = service_for(url)
+        service.configuration.limit_discovery._clock = lambda: now
+        service.configuration.limit_discovery._upstreams["main"].due = now
+
+        async def window(model: str) -> int | None:
+            await service.profile(Route("main", model, None))
+            await service.configuration.limit_discovery.settled()
+            return (await service.profile(Route("main", model, None))).context_window
+
+        assert await window("acme") == known
+        answers.update(later)
+        now += SOON
+        assert await window("acme") == WINDOW
+        asked = len(upstream.asked)
+        now += SOON
+        assert await window("acme") == WINDOW
+        assert len(upstream.asked) == asked, "a loaded model isn't asked for again"
+        answers["/props?model=tiny"] = {"default_generation_settings": {"n_ctx": 4_096}}
+        assert await window("tiny") == (4_096 if kind == "llama-server" else None)
+        await service.aclose()
 
 
 ASKED: list[tuple[dict[str, Any], bool]] = [
