@@ -197,7 +197,7 @@ class Conversations:
             await heartbeat.stop()
         else:
             headers += identity_headers(exchange)
-        shape, linger = self._dialect.errors, limit_of(exchange.caller) is not None
+        shape, linger = self._dialect.errors, None if limit_of(exchange.caller) is None else exchange.bill.drain
         await send_answer(send, start, headers, tap, shape=shape, hide=hide, heartbeat=heartbeat, linger=linger)
         if tap is not None:
             tap.finish()

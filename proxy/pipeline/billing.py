@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from proxy.compaction.format import TextCounter
 from proxy.constants import DAY
 from proxy.dialects.answers import AnswerTail
+from proxy.dialects.apis import DIALECTS
 from proxy.dialects.usage import usage_of
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
@@ -56,6 +57,8 @@ _WITHOUT_NAMES = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"error"|"type"\s{0,
 INLINE_BYTES = 32_768
 """Characters that are counted on the event loop. More are counted in a thread."""
 
+_TAILS = {dialect.path: dialect.answers.tail for dialect in DIALECTS.values()}
+
 PriceOf = Callable[[Usage, bool], Cost]
 """Returns the price of a usage. The second argument is true for the call that the client gets the answer of."""
 
@@ -66,11 +69,14 @@ class Meter:
     ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
     is that of the answer, 0 before it begins. ``place`` is the index of the call in the record. ``error`` has the names
     of the error that the answer is, or ends with, despite a success status.
-    ``writes`` is false if the answer has no text that was generated.
+    ``writes`` is false if the answer has no text that was generated. If a bridge translates the answer, ``_source`` is
+    the meter of the upstream's own one, whose usage and text count.
     """
 
     __slots__ = (
+        "_body",
         "_end",
+        "_source",
         "_tail",
         "_unpacking",
         "complete",
@@ -93,6 +99,8 @@ class Meter:
         self.status = 0
         self.writes = True
         self._tail = tail
+        self._body: AsyncIterator[bytes] | None = None
+        self._source: Meter | None = None
         self._unpacking: Unpacking | None = None
         self._end: Finished | None = None
 
@@ -100,7 +108,7 @@ class Meter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UpstreamUnreachable) or (isinstance(error, UpstreamInterrupted) and not self.status):
+        if isinstance(error, UpstreamUnreachable) or (isinstance(error, UpstreamInterrupted) and not self._own.status):
             self.free = True
 
     def response_started(self, start: ResponseStart) -> None:
@@ -115,13 +123,28 @@ class Meter:
         failed = start.overflow is not None or (start.error is not None and not start.answers.usage_in(last))
         self.free = self.free or failed
 
-    def watch(self, answer: Answer) -> None:
-        """See the bytes of an answer as they pass."""
-        self.status = answer.status
+    def watch(self, answer: Answer, path: str = "") -> None:
+        """See the bytes of an answer as they pass. ``path`` is that of the upstream's API, if this isn't the client's."""
+        if path:
+            self._source = Meter(_TAILS[path](), self.sent)
+            self._source.watch(answer)
+            return
+        self.status, self._body = answer.status, answer.body
         self.free = answer.status >= 300
         if is_encoded(answer):
             self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES)
         answer.body = _Watched(answer.body, self)
+
+    async def drain(self) -> None:
+        """Read the rest of the upstream's answer, which no client gets anymore. Raises ``UpstreamInterrupted``."""
+        if (body := self._own._body) is not None and not self._own.complete:
+            async for _ in _Watched(body, self._own):
+                pass
+
+    @property
+    def _own(self) -> Meter:
+        """Return the meter of the upstream's own answer."""
+        return self._source or self
 
     def add(self, chunk: bytes) -> None:
         unpacking = self._unpacking
@@ -136,7 +159,7 @@ class Meter:
     @property
     def model(self) -> str:
         """Return the model that the answer names; empty if it names none."""
-        return self._tail.model
+        return self._own._tail.model
 
     @property
     def end(self) -> Finished | None:
@@ -160,17 +183,18 @@ class Meter:
         self, tokens: Callable[[], Awaitable[int | None]], count: TextCounter | None, factor: Callable[[], float]
     ) -> Usage:
         """Return the usage of the call. For the arguments see ``Bill.settle``."""
-        end = self.end
+        own = self._own
+        end = own.end
         usage = Usage() if end is None else usage_of(end) or Usage()
         if not usage.input and self.error is None:
             counted = self.tokens or await tokens()
             prompt = self.sent // BYTES_A_TOKEN if counted is None else round(counted * factor())
             usage = replace(usage, input=prompt, estimated=True)
         # The usage of a stream may be that of its beginning.
-        unsure = not self.complete or self._tail.provisional or self.error is not None
+        unsure = not own.complete or own._tail.provisional or self.error is not None
         partial = unsure and (end is None or end.finish_reason is None)
         if self.writes and (not usage.output or partial):
-            written = round(await self._written(count) * factor())
+            written = round(await own._written(count) * factor())
             if written > (usage.output or 0):
                 usage = replace(usage, output=written, estimated=True)
         return usage
@@ -230,6 +254,11 @@ class Bill:
         answer, self._answer = self._answer, None
         if answer is not None:
             await answer.close()
+
+    async def drain(self) -> None:
+        """Read the rest of the newest answer. See ``Meter.drain``."""
+        if self.last is not None:
+            await self.last.drain()
 
     @property
     def last(self) -> Meter | None:

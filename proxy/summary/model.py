@@ -49,7 +49,7 @@ _INVALID_REQUEST = frozenset({400, 422})
 _REFUSED = _INVALID_REQUEST | {500, 501}
 
 
-Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContextManager[Callable[[Answer], None]]]
+Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContextManager[Callable[..., None]]]
 """Begins a call, and records it at its end. Yields a function that reads the cost from the answer's bytes as they pass.
 
 The arguments are the bytes of its body, a function that counts its prompt in tokens, the most tokens that it writes,
@@ -212,6 +212,7 @@ class UpstreamSummaryModel:
         chunks, length = list[bytes](), 0
         try:
             async with call as watch:
+                request.watch = watch
                 answer = await transport.send(request)
                 try:
                     if watch is not None:
