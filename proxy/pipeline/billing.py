@@ -20,7 +20,7 @@ from proxy.compaction.format import TextCounter
 from proxy.constants import DAY
 from proxy.dialects.answers import AnswerTail
 from proxy.dialects.apis import DIALECTS
-from proxy.dialects.usage import usage_of
+from proxy.dialects.usage import models_of, usage_of
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
 from proxy.overflow.silent import Finished
@@ -124,7 +124,7 @@ class Meter:
         self.free = self.free or failed
 
     def watch(self, answer: Answer, path: str = "") -> None:
-        """See the bytes of an answer as they pass. ``path`` is that of the upstream's API, if this isn't the client's."""
+        """See the bytes of an answer as they pass. ``path`` is that of the upstream's API if it isn't the client's."""
         if path:
             self._source = Meter(_TAILS[path](), self.sent)
             self._source.watch(answer)
@@ -264,6 +264,12 @@ class Bill:
     def last(self) -> Meter | None:
         """Return the meter of the last call that may cost something."""
         return self._meters[-1] if self._meters else None
+
+    @property
+    def models(self) -> set[str]:
+        """Return the models of calls that the provider made for the answers."""
+        ends = [meter._own.end for meter in self._meters if not meter.free]
+        return {model for end in ends if end is not None for model in models_of(end.usage)}
 
     def amount(self, usage: Usage) -> Amount:
         """Return the tokens and the price of a usage, to reserve or to count them."""

@@ -24,7 +24,7 @@ from proxy.telemetry.trace_context import Trace, new_span, with_trace
 from proxy.upstream.learning import MISSING, denies_path
 from proxy.upstream.traits import Edit, Memory, Place, apply, known
 from proxy.upstream.traits import read as read_refusal
-from proxy.upstream.transport import Answer, Outgoing, Transport
+from proxy.upstream.transport import Outgoing, Transport
 
 # Names of reasoning families, whose reasoning counts toward the output. Models that reason only on request (Claude,
 # hybrid models) match if a gateway marks that in the name.
