@@ -29,7 +29,7 @@ def usage_of(end: Finished) -> Usage | None:
     # LiteLLM's chat completions have sums in `prompt_tokens`.
     calls = [] if "prompt_tokens" in usage else list(_calls(usage.get("iterations"), tier, region))
     compactions = [one for type, one in calls if type != _SERVING]
-    reading = _object(usage, "prompt_tokens_details", "input_tokens_details")
+    reading = _object(usage, "prompt_tokens_details", "input_tokens_details", "input_token_details")
     writing = _object(usage, "completion_tokens_details", "output_tokens_details")
     reasoning = _count(writing, "reasoning_tokens")
     return Usage(

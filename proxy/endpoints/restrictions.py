@@ -16,13 +16,16 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.access.authenticator import Caller, may_use
+from proxy.access.spending import Spending, limit_of
 from proxy.constants import UNDECODABLE
 from proxy.dialects.request import without_lone_surrogates
 from proxy.endpoints.paths import CHAT, MODELS
-from proxy.errors import ModelNotAllowed, PathNotAllowed
+from proxy.errors import ModelNotAllowed, PathNotAllowed, SpendingExceeded
+from proxy.pipeline.billing import Bill
 
 _NAMING_MODELS = frozenset(
     {
@@ -104,6 +107,27 @@ async def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
         _check(scope, caller, raw)
     else:
         await asyncio.to_thread(_check, scope, caller, raw)
+
+
+async def check_budget(spending: Spending, scope: Scope, caller: Caller, bill: Bill, model: str, raw: bytes) -> None:
+    """Raise ``SpendingExceeded`` if the caller's team has spent its limit, unless the request can only cost nothing.
+
+    Raise ``ModelNotAllowed`` if the limit is in US dollars and the model's price isn't known.
+    """
+    limit = limit_of(caller)
+    if limit is not None and limit.usd is not None and bill.price_of is None:
+        raise ModelNotAllowed(
+            f"Your team has a budget in US dollars, and the model {model[:100]!r} has no price. Use another model, or "
+            "ask the operator of this proxy to add it to 'prices'.",
+            param="model",
+        )
+    try:
+        await spending.check(caller)
+    except SpendingExceeded:
+        if limit is None or limit.usd is None or not bill.free:
+            raise
+        # The body must not name a model that costs something.
+        await check_body(scope, replace(caller, models=(model,)), raw)
 
 
 def _check(scope: Scope, caller: Caller, raw: bytes) -> None:

@@ -69,8 +69,8 @@ class Meter:
     ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
     is that of the answer, 0 before it begins. ``place`` is the index of the call in the record. ``error`` has the names
     of the error that the answer is, or ends with, despite a success status.
-    ``writes`` is false if the answer has no text that was generated. If a bridge translates the answer, ``_source`` is
-    the meter of the upstream's own one, whose usage and text count.
+    ``writes`` is false if the answer has no text that was generated, ``draws`` is true if its output is images. If a
+    bridge translates the answer, ``_source`` is the meter of the upstream's own one, whose usage and text count.
     """
 
     __slots__ = (
@@ -80,6 +80,7 @@ class Meter:
         "_tail",
         "_unpacking",
         "complete",
+        "draws",
         "error",
         "free",
         "place",
@@ -93,6 +94,7 @@ class Meter:
         self.sent = sent
         self.tokens = tokens
         self.complete = False
+        self.draws = False
         self.error: UpstreamErrorNames | None = None
         self.free = False
         self.place: int | None = None
@@ -190,6 +192,8 @@ class Meter:
             counted = self.tokens or await tokens()
             prompt = self.sent // BYTES_A_TOKEN if counted is None else round(counted * factor())
             usage = replace(usage, input=prompt, estimated=True)
+        if self.draws and usage.image_output is None:
+            usage = replace(usage, image_output=usage.output)
         # The usage of a stream may be that of its beginning.
         unsure = not own.complete or own._tail.provisional or self.error is not None
         partial = unsure and (end is None or end.finish_reason is None)
@@ -270,6 +274,11 @@ class Bill:
         """Return the models of calls that the provider made for the answers."""
         ends = [meter._own.end for meter in self._meters if not meter.free]
         return {model for end in ends if end is not None for model in models_of(end.usage)}
+
+    @property
+    def free(self) -> bool:
+        """Return whether the price is known, and is 0."""
+        return self.price_of is not None and not self.amount(Usage(1, 1)).money
 
     def amount(self, usage: Usage) -> Amount:
         """Return the tokens and the price of a usage, to reserve or to count them."""

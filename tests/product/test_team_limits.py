@@ -219,7 +219,8 @@ def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) ->
         "search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"tokens": 30, "per": "day"}}},
         "other": {"keys": [key_hash(OTHER)], "limits": {"spend": {"usd": 1_000, "per": "month"}}},
     }
-    with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams) as url:
+    prices = {"m": {"input_cost_per_token": 0.000001}}
+    with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams, prices=prices) as url:
         with client(url, SEARCH) as caller:
             assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "30 tokens"
             with pytest.raises(openai.APIStatusError) as caught:
@@ -227,6 +228,58 @@ def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) ->
         assert (caught.value.code, caught.value.type) == ("budget_exceeded", "insufficient_quota")
         with client(url, OTHER) as caller:
             assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "1000.0000 USD"
+
+
+PRICED = {"paid": {"input_cost_per_token": 0.001, "output_cost_per_token": 0.001}}
+FREE_MODEL = {"free": {"input_cost_per_token": 0, "output_cost_per_token": 0}}
+ASKED = {
+    "/v1/chat/completions": {"messages": SHORT},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/embeddings": {"input": "Hello"},
+    "/v1/images/generations": {"prompt": "A house"},
+}
+FORM = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--x--\r\n'
+
+
+def spending(upstream: StandIn, folder: Path, usd: float) -> AbstractContextManager[str]:
+    teams = {"search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"usd": usd, "per": "day"}}}}
+    return behind(upstream, folder, auth={"mode": "keys"}, teams=teams, prices=PRICED | FREE_MODEL)
+
+
+def test_a_budget_in_dollars_refuses_models_without_a_price(tmp_path: Path) -> None:
+    upstream = StandIn()
+    headers = [JSON, ("authorization", f"Bearer {SEARCH}")]
+    with spending(upstream, tmp_path, 1_000) as url:
+        for path, fields in ASKED.items():
+            body = json.dumps({"model": "unpriced", **fields}).encode()
+            refused_one = http(url, path, body, headers)
+            assert (refused_one.status, refused_one.error["code"]) == (403, "model_not_allowed"), path
+            assert "'unpriced' has no price" in refused_one.error["message"]
+        form = ("content-type", "multipart/form-data; boundary=x")
+        assert http(url, "/v1/audio/transcriptions", FORM, [form, headers[1]]).status == 403
+        assert upstream.requests == upstream.others == []
+        assert http(url, body=json.dumps({"model": "paid", "messages": SHORT}).encode(), headers=headers).status == 200
+
+
+def test_a_budget_that_is_used_up_leaves_models_that_cost_nothing(tmp_path: Path) -> None:
+    upstream = StandIn()
+    headers = [JSON, ("authorization", f"Bearer {SEARCH}")]
+
+    def status(path: str, model: str, **more: Any) -> int:
+        return http(url, path, json.dumps({"model": model, **ASKED[path], **more}).encode(), headers).status
+
+    with spending(upstream, tmp_path, 0.001) as url:
+        assert status("/v1/chat/completions", "paid") == 200
+        assert until(lambda: status("/v1/chat/completions", "paid") == 402)
+        for path in ASKED:
+            assert status(path, "free") not in (402, 403), path
+            assert status(path, "paid") == 402, path
+        assert status("/v1/chat/completions", "free", stream=True) == 200
+        sent = len(upstream.requests)
+        twice = json.dumps({"model": "free", "messages": SHORT}).encode().replace(b"{", b'{"model": "paid", ', 1)
+        assert http(url, body=twice, headers=headers).status in (402, 403)
+        assert status("/v1/chat/completions", "free", fallbacks=["paid"]) in (402, 403)
+        assert len(upstream.requests) == sent
 
 
 def test_official_clients_send_one_request_to_a_budget_that_is_used_up(tmp_path: Path) -> None:

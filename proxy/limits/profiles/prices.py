@@ -288,7 +288,9 @@ def _by_size(standard: Mapping[int, _Stated], own: Mapping[int, _Stated], inclus
             values.pop("reasoning", None)
         if "input" not in values:
             return []
-        rates.append((max(0, threshold - inclusive), Rates(**{"output": 0, **values})))
+        # A model that writes only images or audio has no price of text.
+        output = values.get("image_output", values.get("audio_output", 0))
+        rates.append((max(0, threshold - inclusive), Rates(**{"output": output, **values})))
     return rates
 
 
