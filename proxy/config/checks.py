@@ -270,7 +270,7 @@ def _uncounted_spending(settings: Settings) -> Iterator[Finding]:
         found = [match for match in unpriced if globs is None or any(overlap(match, glob) for glob in globs)]
         if found:
             models = ", ".join(f"'{shown(match)}'" for match in found[:5])
-            problem = f"refuses {models}, because no price of these models is known"
+            problem = f"counts nothing for {models}, because no price of these models is known"
             fix = f"prices: {{{found[0]}: {{input_cost_per_token: 0.000001, output_cost_per_token: 0.000004}}}}"
             yield ("teams", name, "limits", "spend", "usd"), problem, f"{fix}, or a budget in tokens"
 
@@ -294,15 +294,12 @@ def _unpriced_routes(settings: Settings) -> Iterator[str]:
     for name, listing in tables.load().items():
         provider, spelled = provider_of(listing.provider), spelling(name)
         if listing.price is not None:
-            listed[provider] |= {name, spelled, f"{provider}/{spelled}"}
+            listed[provider] |= {name, spelled, f"{provider}/{spelled}", name.removeprefix(f"{provider}/")}
     routes = settings.models or (RouteSettings(match="*", upstream=next(iter(settings.upstreams))),)
     for route in routes:
         upstream, named = settings.upstreams.get(route.upstream), route.model or route.match
-        if (
-            upstream is None
-            or not set("*?[") & set(named)
-            or any(fnmatchcase(name, named) for name in listed[upstream.provider])
-        ):
+        known = () if upstream is None else listed[upstream.provider]
+        if upstream is None or not set("*?[") & set(named) or any(fnmatchcase(name, named) for name in known):
             continue
         if not any(overlap(named, glob) for glob in settings.prices):
             yield route.match

@@ -14,7 +14,7 @@ from starlette.types import Send
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, anthropic_type, error_body
 from proxy.http import sse
 from proxy.http.headers import encoded
-from proxy.http.request_body import is_complete, note_complete, note_error
+from proxy.http.request_body import Sent, note_complete, note_error
 from proxy.overflow.errors import as_error
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.pipeline.watching import Tap
@@ -81,7 +81,7 @@ async def send_answer(
         else:
             await _send_bytes(send, start, tap)
     except asyncio.CancelledError:
-        if linger is not None and not is_complete(send):
+        if linger is not None and not (isinstance(send, Sent) and send.complete):
             with contextlib.suppress(TimeoutError, UpstreamInterrupted):
                 async with asyncio.timeout(LINGER_SECONDS):
                     await linger()

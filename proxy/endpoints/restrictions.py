@@ -26,6 +26,7 @@ from proxy.dialects.request import without_lone_surrogates
 from proxy.endpoints.paths import CHAT, MODELS
 from proxy.errors import ModelNotAllowed, PathNotAllowed, SpendingExceeded
 from proxy.pipeline.billing import Bill
+from proxy.telemetry.record import Usage
 
 _NAMING_MODELS = frozenset(
     {
@@ -112,19 +113,14 @@ async def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
 async def check_budget(spending: Spending, scope: Scope, caller: Caller, bill: Bill, model: str, raw: bytes) -> None:
     """Raise ``SpendingExceeded`` if the caller's team has spent its limit, unless the request can only cost nothing.
 
-    Raise ``ModelNotAllowed`` if the limit is in US dollars and the model's price isn't known.
+    It can if its model's price is 0, and the limit is in US dollars.
     """
     limit = limit_of(caller)
-    if limit is not None and limit.usd is not None and bill.price_of is None:
-        raise ModelNotAllowed(
-            f"Your team has a budget in US dollars, and the model {model[:100]!r} has no price. Use another model, or "
-            "ask the operator of this proxy to add it to 'prices'.",
-            param="model",
-        )
     try:
         await spending.check(caller)
     except SpendingExceeded:
-        if limit is None or limit.usd is None or not bill.free:
+        priced = bill.price_of is not None and limit is not None and limit.usd is not None
+        if not priced or bill.amount(Usage(1, 1)).money:
             raise
         # The body must not name a model that costs something.
         await check_body(scope, replace(caller, models=(model,)), raw)
@@ -198,7 +194,7 @@ def _check_conversation(caller: Caller, field: str, raw: msgspec.Raw) -> None:
     """Raise ``ModelNotAllowed`` if an object of a conversation, at any depth, could choose another model."""
     if _MAY_NAME.search(raw):
         try:
-            value = _loaded(bytes(raw), _Object)
+            value = _loaded(bytes(raw), _merged)
         except (ValueError, RecursionError):
             raise _unreadable() from None
         _check_names(caller, field, value, None)
@@ -213,16 +209,16 @@ def _check_names(caller: Caller, field: str, value: Any, names: bool | None) -> 
     left = [(names, value)]
     while left:
         names, inner = left.pop()
-        if isinstance(inner, dict | _Object):
-            pairs = inner if isinstance(inner, _Object) else inner.items()
-            keys = {key for key, _ in pairs}
-            typed = names is not None or ("type" in keys and "role" not in keys)
-            for key, one in pairs:
-                if key in _PARAMETERS and isinstance(one, dict | _Object):
-                    left += [(False, schema) for _, schema in (one if isinstance(one, _Object) else one.items())]
-                elif key in _EXAMPLES or (names is None and (key in _ARGUMENTS or (key == "input" and "name" in keys))):
+        if isinstance(inner, dict):
+            chooses = names is not None or ("type" in inner and "role" not in inner)
+            for key, one in inner.items():
+                if key in _PARAMETERS and isinstance(one, dict):
+                    left += [(False, schema) for schema in one.values()]
+                elif key in _EXAMPLES or (
+                    names is None and (key in _ARGUMENTS or (key == "input" and "name" in inner))
+                ):
                     continue
-                elif typed and _names_model(key):
+                elif chooses and _names_model(key):
                     left.append((True, one))
                 else:
                     left.append((False if names is None and _DEFINES.search(_letters(key)) else names, one))
@@ -233,10 +229,6 @@ def _check_names(caller: Caller, field: str, value: Any, names: bool | None) -> 
             raise ModelNotAllowed(
                 f"This key may not use the model {named}. Send the request without it.", param=field[:100]
             )
-
-
-class _Object(list[tuple[str, Any]]):
-    """The fields of an object in a conversation, repeated ones too."""
 
 
 class _Name:
@@ -321,6 +313,14 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if name in found:
             raise _repeated(name)
         found[name] = value
+    return found
+
+
+def _merged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object with a list of the values of each repeated field."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        found[name] = [found[name], value] if name in found else value
     return found
 
 

@@ -19,7 +19,6 @@ __all__ = [
     "Sent",
     "answer_error",
     "header",
-    "is_complete",
     "is_handshake",
     "leaving",
     "note_complete",
@@ -155,11 +154,6 @@ def note_complete(send: Send) -> None:
     """Remember that the client has the whole response, although the upstream hasn't ended it."""
     if isinstance(send, Sent):
         send.complete = True
-
-
-def is_complete(send: Send) -> bool:
-    """Return whether the client has the whole response."""
-    return isinstance(send, Sent) and send.complete
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLease) -> bytes:

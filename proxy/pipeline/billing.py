@@ -137,12 +137,6 @@ class Meter:
             self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES)
         answer.body = _Watched(answer.body, self)
 
-    async def drain(self) -> None:
-        """Read the rest of the upstream's answer, which no client gets anymore. Raises ``UpstreamInterrupted``."""
-        if (body := self._own._body) is not None and not self._own.complete:
-            async for _ in _Watched(body, self._own):
-                pass
-
     @property
     def _own(self) -> Meter:
         """Return the meter of the upstream's own answer."""
@@ -260,9 +254,11 @@ class Bill:
             await answer.close()
 
     async def drain(self) -> None:
-        """Read the rest of the newest answer. See ``Meter.drain``."""
-        if self.last is not None:
-            await self.last.drain()
+        """Read the rest of the upstream's newest answer, whose client has left. Raises ``UpstreamInterrupted``."""
+        own = None if self.last is None else self.last._own
+        if own is not None and own._body is not None and not own.complete:
+            async for _ in _Watched(own._body, own):
+                pass
 
     @property
     def last(self) -> Meter | None:
@@ -274,11 +270,6 @@ class Bill:
         """Return the models of calls that the provider made for the answers."""
         ends = [meter._own.end for meter in self._meters if not meter.free]
         return {model for end in ends if end is not None for model in models_of(end.usage)}
-
-    @property
-    def free(self) -> bool:
-        """Return whether the price is known, and is 0."""
-        return self.price_of is not None and not self.amount(Usage(1, 1)).money
 
     def amount(self, usage: Usage) -> Amount:
         """Return the tokens and the price of a usage, to reserve or to count them."""

@@ -112,12 +112,12 @@ def price_step(exchange: Exchange, factor: float) -> int | None:
 class Pricing(msgspec.Struct, frozen=True):
     """How to price the calls of a request. ``basis`` is that of the call whose answer the client gets.
 
-    ``others`` are the prices of models that the provider called for an answer.
+    ``others`` are the prices of models that the provider called for an answer. ``None``: unknown, so as ``price``.
     """
 
     price: Price
     basis: Basis = NO_BASIS
-    others: Mapping[str, Price] = {}
+    others: Mapping[str, Price | None] = {}
 
     def __call__(self, usage: Usage, answers: bool) -> Cost:
         """Return the price of a call. ``answers`` is true if the client gets its answer."""
@@ -156,10 +156,9 @@ async def settle(runtime: Runtime, exchange: Exchange) -> None:
     try:
         if (limit := limit_of(exchange.caller)) is not None and limit.usd is not None:
             await _price_by_answer(runtime, exchange)
-        if isinstance(bill.price_of, Pricing):
-            found = {model: await _price_of(runtime, exchange, model) for model in bill.models}
-            others = {model: price for model, price in found.items() if price is not None}
-            bill.price_of = replace(bill.price_of, others=others) if others else bill.price_of
+        if isinstance(bill.price_of, Pricing) and (models := bill.models):
+            others = {model: await _price_of(runtime, exchange, model) for model in models}
+            bill.price_of = replace(bill.price_of, others=others)
         await bill.settle(
             record,
             partial(_counted, runtime, exchange),
@@ -202,7 +201,7 @@ async def _price_of(runtime: Runtime, exchange: Exchange, model: str) -> Price |
     return price_for(exchange.configuration, route, await runtime.limits.profile(route, exchange.configuration))
 
 
-def cost_of(price: Price, usage: Usage, basis: Basis, others: Mapping[str, Price] = NO_OTHERS) -> Cost:
+def cost_of(price: Price, usage: Usage, basis: Basis, others: Mapping[str, Price | None] = NO_OTHERS) -> Cost:
     """Return the price of a request by its reported usage, and the estimates. For ``others`` see ``Price.cost``."""
     answer = usage.without_compactions
     sent = price.cost(usage, others)

@@ -135,13 +135,13 @@ class Price(msgspec.Struct, frozen=True, gc=False):
                 found = rates
         return found
 
-    def cost(self, usage: Usage, others: Mapping[str, Price] = NO_OTHERS) -> int:
+    def cost(self, usage: Usage, others: Mapping[str, Price | None] = NO_OTHERS) -> int:
         """Return the price of a request. Each of the provider's own compactions is a prompt of its own.
 
         ``others`` are the prices of further models that the provider called.
         """
         if usage.compactions:
-            inner = sum(others.get(one.model or "", self).cost(one) for one in usage.compactions)
+            inner = sum((others.get(one.model or "") or self).cost(one) for one in usage.compactions)
             return self.cost(usage.without_compactions) + inner
         tier = self if usage.tier is None else self.tiers.get(usage.tier, self)
         cost = tier.rates(usage.input or 0).cost(usage)

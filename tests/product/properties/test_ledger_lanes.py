@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from proxy.endpoints import reply
 from proxy.server.loopback import serve
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import key_hash, proxied
@@ -280,7 +282,8 @@ def settings(url: str, store: Path) -> dict[str, Any]:
     }
 
 
-def test_the_ledger_agrees_with_the_own_sum(tmp_path: Path, full: bool) -> None:
+def test_the_ledger_agrees_with_the_own_sum(tmp_path: Path, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply, "LINGER_SECONDS", 20.0)
     scripts = [*cases(600 if full else 60)]
     store = tmp_path / "compaction.db"
     with (
