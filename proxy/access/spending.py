@@ -81,9 +81,11 @@ class Spending(TeamAccounts):
     async def reserve(self, caller: Caller, id: str, amount: Amount) -> None:
         """Reserve the probable cost of the request or summary call whose record has this id.
 
-        Raises ``SpendingExceeded``. ``add`` or ``settle`` ends the reservation.
+        Raises ``SpendingExceeded``. ``add`` or ``settle`` ends the reservation. One of nothing is always possible.
         """
         if caller.team is None or (limit := limit_of(caller)) is None or id in self._holding:
+            return
+        if limit.usd is not None and not amount.money:
             return
         account = self._account(caller.team, limit)
         if not await account.reserve(id, amount, lambda total: _below(limit, total)):

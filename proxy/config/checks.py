@@ -6,6 +6,7 @@ on the address that the proxy listens on. Sections of features bring checks of t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date
@@ -24,6 +25,7 @@ from proxy.errors import ConfigurationError
 from proxy.http.headers import LOOPBACK
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.profiles import Profile, Profiles, tables
+from proxy.limits.profiles.lookup import spelling
 from proxy.limits.profiles.prices import below_step, price_of, provider_of, step_of
 
 if TYPE_CHECKING:
@@ -284,15 +286,20 @@ def _estimated_streams(settings: Settings) -> Iterator[Finding]:
 
 
 def _unpriced_routes(settings: Settings) -> Iterator[str]:
-    """Yield the globs of routes whose models all have no price."""
+    """Yield the globs of routes whose models all have no price, as far as the table lists them."""
     for _, route, profile in named_models(settings):
         if price_of(settings.prices, profile.model, profile.price) is None:
             yield route.match
-    listed = {provider_of(listing.provider) for listing in tables.load().values() if listing.price is not None}
+    listed = defaultdict[str, set[str]](set)
+    for name, listing in tables.load().items():
+        provider, spelled = provider_of(listing.provider), spelling(name)
+        if listing.price is not None:
+            listed[provider] |= {name, spelled, f"{provider}/{spelled}", name.removeprefix(f"{provider}/")}
     routes = settings.models or (RouteSettings(match="*", upstream=next(iter(settings.upstreams))),)
     for route in routes:
         upstream, named = settings.upstreams.get(route.upstream), route.model or route.match
-        if upstream is None or not set("*?[") & set(named) or upstream.provider in listed:
+        known = () if upstream is None else listed[upstream.provider]
+        if upstream is None or not set("*?[") & set(named) or any(fnmatchcase(name, named) for name in known):
             continue
         if not any(overlap(named, glob) for glob in settings.prices):
             yield route.match

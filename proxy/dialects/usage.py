@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from proxy.overflow.silent import PLAIN, Finished, cached_tokens, output_tokens, prompt_tokens
 from proxy.telemetry.record import TIERS, Usage
@@ -14,6 +14,9 @@ _REGION_LENGTH = 16
 _LARGEST = 10_000_000
 """The largest count of searches or of one kind of token. A larger one is an error."""
 
+_SERVING = "fallback_message"
+"""The type of the call that wrote the answer if another model took over. The outer figures include it."""
+
 
 def usage_of(end: Finished) -> Usage | None:
     """Return the reported usage, or ``None`` if the response has none."""
@@ -22,9 +25,11 @@ def usage_of(end: Finished) -> Usage | None:
     usage = end.usage
     if end.tier is None and not end.searches and usage.keys() <= PLAIN:
         return Usage(end.prompt, end.output, end.cache_read, end.cache_write)
+    tier, region = _tier(end, usage), _region(usage.get("inference_geo"))
     # LiteLLM's chat completions have sums in `prompt_tokens`.
-    compactions = () if "prompt_tokens" in usage else _compactions(usage.get("iterations"))
-    reading = _object(usage, "prompt_tokens_details", "input_tokens_details")
+    calls = [] if "prompt_tokens" in usage else list(_calls(usage.get("iterations"), tier, region))
+    compactions = [one for type, one in calls if type != _SERVING]
+    reading = _object(usage, "prompt_tokens_details", "input_tokens_details", "input_token_details")
     writing = _object(usage, "completion_tokens_details", "output_tokens_details")
     reasoning = _count(writing, "reasoning_tokens")
     return Usage(
@@ -39,10 +44,15 @@ def usage_of(end: Finished) -> Usage | None:
         _count(reading, "image_tokens"),
         _count(writing, "image_tokens"),
         _searches(usage, reading) or end.searches or None,
-        _tier(end, usage),
-        _region(usage.get("inference_geo")),
-        compactions,
+        tier,
+        region,
+        tuple(one for _, one in calls),
     )
+
+
+def models_of(usage: Object) -> Iterator[str]:
+    """Yield the models of the calls that Anthropic made besides the answer's own."""
+    return (one.model for _, one in _calls(usage.get("iterations"), None, None) if one.model is not None)
 
 
 def _output(end: Finished, usage: Object, reasoning: int | None) -> int | None:
@@ -52,15 +62,19 @@ def _output(end: Finished, usage: Object, reasoning: int | None) -> int | None:
     return end.output
 
 
-def _compactions(iterations: object) -> tuple[Usage, ...]:
-    """Return the calls that Anthropic made besides the answer's own. The outer figures exclude them."""
-    found = []
+def _calls(iterations: object, tier: str | None, region: str | None) -> Iterator[tuple[object, Usage]]:
+    """Yield the types and the usage of calls that Anthropic made besides the answer's own, or of another model.
+
+    The outer figures exclude all but ``_SERVING``.
+    """
     for call in iterations if isinstance(iterations, list) else ():
         if isinstance(call, Mapping) and call.get("type") not in (None, "message"):
             counts = prompt_tokens(call), output_tokens(call), *cached_tokens(call)
             if any(counts) and max(count or 0 for count in counts) <= _LARGEST:
-                found.append(Usage(*counts, _written_for_an_hour(call, {}, counts[-1])))
-    return tuple(found)
+                model = call.get("model") if isinstance(call.get("model"), str) else None
+                hour = _written_for_an_hour(call, {}, counts[-1])
+                own = Usage(*counts, hour, tier=None if model else tier, region=region, model=model)
+                yield call.get("type"), own
 
 
 def _written_for_an_hour(usage: Object, details: Object, written: int | None) -> int | None:

@@ -26,7 +26,7 @@ from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
 from proxy.endpoints.reply import Hide, send_answer, send_error_event
-from proxy.endpoints.restrictions import check_body, check_path
+from proxy.endpoints.restrictions import check_body, check_budget, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.headers import Own
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
@@ -71,7 +71,6 @@ class Conversations:
             request = begin_request(service, scope)
             started = perf_counter()
             check_path(scope, request.caller)
-            await service.money.spending.check(request.caller)
             with service.access.bodies.lease() as held:
                 async with service.access.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
@@ -111,6 +110,7 @@ class Conversations:
         caller, route, profile, counter = await self._decided(request, body)
         record.policy = caller.policy.name
         request.bill.price_of = pricing(price_for(configuration, route, profile))
+        await check_budget(self._service.money.spending, scope, caller, request.bill, body.model or "", body.raw)
         return Exchange(
             record=record,
             configuration=configuration,
@@ -197,7 +197,7 @@ class Conversations:
             await heartbeat.stop()
         else:
             headers += identity_headers(exchange)
-        shape, linger = self._dialect.errors, limit_of(exchange.caller) is not None
+        shape, linger = self._dialect.errors, None if limit_of(exchange.caller) is None else exchange.bill.drain
         await send_answer(send, start, headers, tap, shape=shape, hide=hide, heartbeat=heartbeat, linger=linger)
         if tap is not None:
             tap.finish()

@@ -27,8 +27,8 @@ from proxy.dialects.counting import Counter
 from proxy.dialects.request import leniently
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
-from proxy.endpoints.restrictions import check_body, check_path
-from proxy.errors import ConfigurationError, NotFound, ProxyError
+from proxy.endpoints.restrictions import check_body, check_budget, check_path
+from proxy.errors import ConfigurationError, ModelNotAllowed, NotFound, ProxyError
 from proxy.http.decompression import Unpacking
 from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, body_time, header, leaving, read_body
@@ -43,6 +43,11 @@ from proxy.telemetry.record import Usage, record_of, shown_model
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
+
+NO_PRICE = (
+    "Your team has a budget in US dollars, and the model '{model}' has no price. Use another model, or ask the "
+    "operator of this proxy to add it to 'prices'."
+)
 
 _OF_THE_BODY = ("content-encoding", "content-length")
 _DOTS = frozenset({".", ".."})
@@ -81,8 +86,6 @@ class PassThrough:
         upload = Upload(receive)
         model: str | None = scope.get(DEPLOYMENT)
         paid = may_cost(scope["method"], path, body=has_body(scope)) or b"_method" in scope["query_string"].lower()
-        if paid:
-            await self._service.money.spending.check(caller)
         body: bytes | AsyncIterator[bytes] | None
         if caller.models is not None or (is_json(scope) and (model is not None or relay.names_model(path))):
             body, model = await self._read(scope, upload, caller, held)
@@ -94,7 +97,8 @@ class PassThrough:
         pending = None if read is None else await self._service.money.background.find(caller.tenant, read)
         call = ForwardedCall(self._service, context, upstream, body if isinstance(body, bytes) else b"")
         if paid or pending is not None:
-            await call.begin(model if pending is None else pending.model, reserves=paid)
+            raw = body if isinstance(body, bytes) else b""
+            await call.begin(model if pending is None else pending.model, raw, reserves=paid)
             if context.bill.price_of is not None or limit_of(caller) is not None:
                 headers = [pair for pair in headers if pair[0] != "accept-encoding"]
         headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
@@ -106,6 +110,7 @@ class PassThrough:
             with leaving(upload.after, send):
                 with context.bill.call(tail_of(path), 0) as meter:
                     meter.free, meter.writes = not counts, not path.startswith("/embeddings")
+                    meter.draws = path.startswith("/images")
                     answer = await relay.request(scope["method"], url, headers, body, timeout)
                     if counts:
                         meter.watch(answer)
@@ -115,7 +120,8 @@ class PassThrough:
                 context.record.verdict = "unsupported"
                 start = ResponseStart(answer, b"", False, None, CHAT.answers)
                 headers = [(Own.VERDICT, "unsupported"), (Own.ID, context.record.id)]
-                await send_answer(send, start, headers, shape=error_shape(scope))
+                linger = context.bill.drain if counts and limit_of(caller) is not None else None
+                await send_answer(send, start, headers, shape=error_shape(scope), linger=linger)
         finally:
             end = await call.settle(upload.size, bytes(upload.head))
             if read is not None and pending is not None:
@@ -279,14 +285,21 @@ class ForwardedCall:
         self._body = body[:SAMPLE_BYTES]
         self._counter: Counter | None = None
 
-    async def begin(self, model: str | None, *, reserves: bool) -> None:
-        """Find the price of the request, and reserve its probable cost. Raises ``SpendingExceeded``."""
+    async def begin(self, model: str | None, raw: bytes, *, reserves: bool) -> None:
+        """Find the price of the request, and reserve its probable cost. ``raw`` is the body if it's there.
+
+        Raises ``SpendingExceeded``, and ``ModelNotAllowed`` for a model without a price.
+        """
         context = self._context
         self._model = model or self._model
         context.bill.price_of = pricing(await self._price())
         if reserves:
+            limit, spending = limit_of(context.caller), self._service.money.spending
+            if context.bill.price_of is None and limit is not None and limit.usd is not None:
+                raise ModelNotAllowed(NO_PRICE.format(model=self._model[:100]), param="model")
+            await check_budget(spending, context.scope, context.caller, context.bill, self._model, raw)
             usage = Usage(self._size // BYTES_A_TOKEN, EXPECTED_OUTPUT)
-            await self._service.money.spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
+            await spending.reserve(context.caller, context.record.id, context.bill.amount(usage))
 
     async def settle(self, sent: int, head: bytes) -> Finished | None:
         """Add the cost to the record, and return the end of the answer.
@@ -303,7 +316,7 @@ class ForwardedCall:
             guessed = "" if guess is None else guess[1].decode("utf-8", "replace")
             self._model = model_in(head, self._kind) or meter.model or guessed
             if self._model:
-                context.bill.price_of = pricing(await self._price())
+                context.bill.price_of = pricing(await self._price()) or context.bill.price_of
         context.record.model = shown_model(self._model) if self._model else None
         if self._counter is not None and not self._counter.ready:
             await asyncio.to_thread(self._counter.text, "")  # loads the encoding

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from starlette.types import Send
@@ -14,7 +14,7 @@ from starlette.types import Send
 from proxy.errors import ErrorShape, ProxyError, UpstreamInterrupted, anthropic_type, error_body
 from proxy.http import sse
 from proxy.http.headers import encoded
-from proxy.http.request_body import note_complete, note_error
+from proxy.http.request_body import Sent, note_complete, note_error
 from proxy.overflow.errors import as_error
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.pipeline.watching import Tap
@@ -48,13 +48,13 @@ async def send_answer(
     shape: ErrorShape = "openai",
     hide: Hide | None = None,
     heartbeat: sse.Heartbeat | None = None,
-    linger: bool = False,
+    linger: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Forward an answer as it arrives, with further headers. Close the upstream's request at the end, or on an error.
 
     ``tap`` receives the bytes that arrive. ``shape`` is that of the error event which ends an interrupted stream.
-    ``hide`` changes the events of a stream, and ``heartbeat`` fills its silences. With ``linger``, the rest of a stream
-    is read for ``LINGER_SECONDS`` after the client has left, because the usage comes last.
+    ``hide`` changes the events of a stream, and ``heartbeat`` fills its silences. ``linger`` reads the rest of the
+    upstream's answer. It has ``LINGER_SECONDS`` after the client has left, because the usage comes last.
 
     If the heartbeat has sent the head of an event stream, a comment reports ``extra``, the headers that weren't known
     then. A response that isn't a stream becomes an error event.
@@ -77,9 +77,15 @@ async def send_answer(
         elif start.complete:
             await send({"type": "http.response.body", "body": _shown(start, hide)})
         elif start.is_stream:
-            await _send_events(send, start, tap, shape, hide, heartbeat, linger=linger)
+            await _send_events(send, start, tap, shape, hide, heartbeat)
         else:
             await _send_bytes(send, start, tap)
+    except asyncio.CancelledError:
+        if linger is not None and not (isinstance(send, Sent) and send.complete):
+            with contextlib.suppress(TimeoutError, UpstreamInterrupted):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    await linger()
+        raise
     finally:
         await answer.close()
 
@@ -146,14 +152,6 @@ def _shown(start: ResponseStart, hide: Hide | None) -> bytes:
     return start.first if hide is None or not start.is_stream else hide(start.first)
 
 
-async def _drained(start: ResponseStart) -> None:
-    """Read the rest of an answer for a while."""
-    with contextlib.suppress(TimeoutError, UpstreamInterrupted):
-        async with asyncio.timeout(LINGER_SECONDS):
-            async for _ in start.answer.body:
-                pass
-
-
 async def _send_events(
     send: Send,
     start: ResponseStart,
@@ -161,8 +159,6 @@ async def _send_events(
     shape: ErrorShape,
     hide: Hide | None,
     heartbeat: sse.Heartbeat | None,
-    *,
-    linger: bool,
 ) -> None:
     buffer = sse.EventBuffer()
     feed = buffer.feed if hide is None else lambda chunk: hide(buffer.feed(chunk))
@@ -187,8 +183,6 @@ async def _send_events(
         # Some clients disconnect at the last event, although the upstream hasn't ended the stream yet.
         if _ENDS.search(sent):
             note_complete(send)
-        elif linger:
-            await _drained(start)
         raise
     except UpstreamInterrupted as error:
         # The proxy drops the incomplete event and sends an error event.

@@ -9,18 +9,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
+from msgspec.structs import replace
 from starlette.types import Scope
 
 from proxy.access.authenticator import Caller, may_use
+from proxy.access.spending import Spending, limit_of
 from proxy.constants import UNDECODABLE
 from proxy.dialects.request import without_lone_surrogates
 from proxy.endpoints.paths import CHAT, MODELS
-from proxy.errors import ModelNotAllowed, PathNotAllowed
+from proxy.errors import ModelNotAllowed, PathNotAllowed, SpendingExceeded
+from proxy.pipeline.billing import Bill
+from proxy.telemetry.record import Usage
 
 _NAMING_MODELS = frozenset(
     {
@@ -46,7 +52,12 @@ _CHECKED = frozenset({"model", "tools", "provider", "extra_body"})
 _FORBIDS = frozenset({"data_collection", "zdr", "require_parameters", "enforce_distillable_text"})
 
 _CONVERSATION = frozenset({"messages", "input", "system", "instructions", "prompt"})
-"""Fields with texts, calls, and results. Of these, only their tools are read."""
+"""Fields with texts, calls, and results. Of these, only objects that could choose a model are read."""
+
+# In a conversation: endings of names of fields that define tools, by their letters, and fields with arguments of calls.
+_DEFINES = re.compile(r"(?:tools?|toolsets?|toolchanges?|definitions?)$")
+_ARGUMENTS = frozenset({"arguments", "args"})
+_MAY_NAME = re.compile(rb"model|fallback|\\u", re.I)
 
 # Endings of names of fields, anywhere in a body, whose texts are models.
 _NAMES_MODELS = ("model", "models", "modelid", "modelname", "fallback", "fallbacks")
@@ -99,6 +110,22 @@ async def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
         await asyncio.to_thread(_check, scope, caller, raw)
 
 
+async def check_budget(spending: Spending, scope: Scope, caller: Caller, bill: Bill, model: str, raw: bytes) -> None:
+    """Raise ``SpendingExceeded`` if the caller's team has spent its limit, unless the request can only cost nothing.
+
+    It can if its model's price is 0, and the limit is in US dollars.
+    """
+    limit = limit_of(caller)
+    try:
+        await spending.check(caller)
+    except SpendingExceeded:
+        priced = bill.price_of is not None and limit is not None and limit.usd is not None
+        if not priced or bill.amount(Usage(1, 1)).money:
+            raise
+        # The body must not name a model that costs something.
+        await check_body(scope, replace(caller, models=(model,)), raw)
+
+
 def _check(scope: Scope, caller: Caller, raw: bytes) -> None:
     fields = _fields(raw)
     if fields is None:
@@ -136,38 +163,13 @@ def _check_fields(caller: Caller, fields: Mapping[str, msgspec.Raw]) -> None:
     """Raise ``ModelNotAllowed`` if a field names a model that the caller may not use, or chooses a provider."""
     for name, raw in fields.items():
         if name in _CONVERSATION:
-            for tools in _tools_within(raw):
-                _check_value(caller, "tools", tools)
+            _check_conversation(caller, name, raw)
         elif name != "metadata":
             value = _check_value(caller, name, raw)
             if name == "provider" and not (isinstance(value, dict) and _FORBIDS.issuperset(value)):
                 raise ModelNotAllowed(
                     f"With this key, 'provider' can have only {', '.join(sorted(_FORBIDS))}.", param="provider"
                 )
-
-
-def _tools_within(conversation: msgspec.Raw) -> Iterator[msgspec.Raw]:
-    """Yield the lists of tools that items of a conversation, or the parts of messages, bring along."""
-    for item in _decoded(conversation, list[msgspec.Raw]) or []:
-        for name, value in _item(item):
-            if name == "tools":
-                yield value
-            elif bytes(value).startswith(b"["):
-                for part in _decoded(value, list[msgspec.Raw]) or []:
-                    yield from (within for inner, within in _item(part) if inner == "tools")
-
-
-_SHORTEST_WITH_TOOLS = len(b'{"tools":1}')
-"""Bytes of an object with tools. A body may have a million shorter ones, which needn't be read."""
-
-
-def _item(raw: msgspec.Raw) -> list[tuple[str, msgspec.Raw]]:
-    """Return the fields of an item by the letters of their names. Raises ``ModelNotAllowed``."""
-    if len(plain := bytes(raw)) < _SHORTEST_WITH_TOOLS or not plain.startswith(b"{"):
-        return []
-    if (pairs := _pairs(plain)) is None:
-        raise _unreadable()
-    return [(_letters(name), value) for name, value in pairs]
 
 
 def _check_value(caller: Caller, field: str, raw: msgspec.Raw) -> Any:
@@ -184,23 +186,49 @@ def _check_value(caller: Caller, field: str, raw: msgspec.Raw) -> Any:
             )
         if any(len(tool) > MOST_FIELDS for tool in value if isinstance(tool, dict)):
             raise _too_many()
-    left = [(_names_model(field), value)]
+    _check_names(caller, field, value, _names_model(field))
+    return value
+
+
+def _check_conversation(caller: Caller, field: str, raw: msgspec.Raw) -> None:
+    """Raise ``ModelNotAllowed`` if an object of a conversation, at any depth, could choose another model."""
+    if _MAY_NAME.search(raw):
+        try:
+            value = _loaded(bytes(raw), _merged)
+        except (ValueError, RecursionError):
+            raise _unreadable() from None
+        _check_names(caller, field, value, None)
+
+
+def _check_names(caller: Caller, field: str, value: Any, names: bool | None) -> None:
+    """Raise ``ModelNotAllowed`` if a value names a model that the caller may not use.
+
+    ``names`` is true if all texts are models, and false if only those in fields for models are. ``None`` is for a
+    conversation. There, the arguments of calls and the texts of messages choose nothing.
+    """
+    left = [(names, value)]
     while left:
-        models, inner = left.pop()
-        if isinstance(inner, list):
-            left += [(models, one) for one in inner]
-        elif isinstance(inner, dict):
+        names, inner = left.pop()
+        if isinstance(inner, dict):
+            chooses = names is not None or ("type" in inner and "role" not in inner)
             for key, one in inner.items():
                 if key in _PARAMETERS and isinstance(one, dict):
                     left += [(False, schema) for schema in one.values()]
-                elif key not in _EXAMPLES:
-                    left.append((models or _names_model(key), one))
-        elif models and isinstance(inner, str) and not _allowed(caller, inner):
+                elif key in _EXAMPLES or (
+                    names is None and (key in _ARGUMENTS or (key == "input" and "name" in inner))
+                ):
+                    continue
+                elif chooses and _names_model(key):
+                    left.append((True, one))
+                else:
+                    left.append((False if names is None and _DEFINES.search(_letters(key)) else names, one))
+        elif isinstance(inner, list):
+            left += [(names, one) for one in inner]
+        elif names and isinstance(inner, str) and not _allowed(caller, inner):
             named = f"{inner[:100]!r}, named in {field[:100]!r}"
             raise ModelNotAllowed(
                 f"This key may not use the model {named}. Send the request without it.", param=field[:100]
             )
-    return value
 
 
 class _Name:
@@ -265,17 +293,17 @@ def _plain(raw: bytes) -> bytes | None:
         return None
 
 
-def _loaded(raw: bytes) -> Any:
-    """Return the value that Python's parser reads, with zeros for numbers.
+def _loaded(raw: bytes, fields: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Return the value that Python's parser reads, with zeros for numbers. ``fields`` makes an object of its fields.
 
-    Raises ``ModelNotAllowed`` for repeated fields, ``ValueError``, and ``RecursionError``.
+    Raises ``ModelNotAllowed`` for repeated fields unless ``fields`` takes them, ``ValueError``, and ``RecursionError``.
     """
 
     def zero(_: str) -> int:
         return 0
 
     return json.loads(
-        raw, strict=False, object_pairs_hook=_distinct, parse_int=zero, parse_float=zero, parse_constant=zero
+        raw, strict=False, object_pairs_hook=fields or _distinct, parse_int=zero, parse_float=zero, parse_constant=zero
     )
 
 
@@ -285,6 +313,14 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if name in found:
             raise _repeated(name)
         found[name] = value
+    return found
+
+
+def _merged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object with a list of the values of each repeated field."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        found[name] = [found[name], value] if name in found else value
     return found
 
 
@@ -321,6 +357,7 @@ def _names_model(name: str) -> bool:
     return _letters(name).endswith(_NAMES_MODELS)
 
 
+@lru_cache(4_096)
 def _letters(name: str) -> str:
     return "".join(char for char in name.casefold() if char.isalnum())
 

@@ -19,7 +19,8 @@ from msgspec.structs import replace
 from proxy.compaction.format import TextCounter
 from proxy.constants import DAY
 from proxy.dialects.answers import AnswerTail
-from proxy.dialects.usage import usage_of
+from proxy.dialects.apis import DIALECTS
+from proxy.dialects.usage import models_of, usage_of
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
 from proxy.overflow.silent import Finished
@@ -56,6 +57,8 @@ _WITHOUT_NAMES = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"error"|"type"\s{0,
 INLINE_BYTES = 32_768
 """Characters that are counted on the event loop. More are counted in a thread."""
 
+_TAILS = {dialect.path: dialect.answers.tail for dialect in DIALECTS.values()}
+
 PriceOf = Callable[[Usage, bool], Cost]
 """Returns the price of a usage. The second argument is true for the call that the client gets the answer of."""
 
@@ -66,14 +69,18 @@ class Meter:
     ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
     is that of the answer, 0 before it begins. ``place`` is the index of the call in the record. ``error`` has the names
     of the error that the answer is, or ends with, despite a success status.
-    ``writes`` is false if the answer has no text that was generated.
+    ``writes`` is false if the answer has no text that was generated, ``draws`` is true if its output is images. If a
+    bridge translates the answer, ``_source`` is the meter of the upstream's own one, whose usage and text count.
     """
 
     __slots__ = (
+        "_body",
         "_end",
+        "_source",
         "_tail",
         "_unpacking",
         "complete",
+        "draws",
         "error",
         "free",
         "place",
@@ -87,12 +94,15 @@ class Meter:
         self.sent = sent
         self.tokens = tokens
         self.complete = False
+        self.draws = False
         self.error: UpstreamErrorNames | None = None
         self.free = False
         self.place: int | None = None
         self.status = 0
         self.writes = True
         self._tail = tail
+        self._body: AsyncIterator[bytes] | None = None
+        self._source: Meter | None = None
         self._unpacking: Unpacking | None = None
         self._end: Finished | None = None
 
@@ -100,7 +110,7 @@ class Meter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UpstreamUnreachable) or (isinstance(error, UpstreamInterrupted) and not self.status):
+        if isinstance(error, UpstreamUnreachable) or (isinstance(error, UpstreamInterrupted) and not self._own.status):
             self.free = True
 
     def response_started(self, start: ResponseStart) -> None:
@@ -115,13 +125,22 @@ class Meter:
         failed = start.overflow is not None or (start.error is not None and not start.answers.usage_in(last))
         self.free = self.free or failed
 
-    def watch(self, answer: Answer) -> None:
-        """See the bytes of an answer as they pass."""
-        self.status = answer.status
+    def watch(self, answer: Answer, path: str = "") -> None:
+        """See the bytes of an answer as they pass. ``path`` is that of the upstream's API if it isn't the client's."""
+        if path:
+            self._source = Meter(_TAILS[path](), self.sent)
+            self._source.watch(answer)
+            return
+        self.status, self._body = answer.status, answer.body
         self.free = answer.status >= 300
         if is_encoded(answer):
             self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES)
         answer.body = _Watched(answer.body, self)
+
+    @property
+    def _own(self) -> Meter:
+        """Return the meter of the upstream's own answer."""
+        return self._source or self
 
     def add(self, chunk: bytes) -> None:
         unpacking = self._unpacking
@@ -136,7 +155,7 @@ class Meter:
     @property
     def model(self) -> str:
         """Return the model that the answer names; empty if it names none."""
-        return self._tail.model
+        return self._own._tail.model
 
     @property
     def end(self) -> Finished | None:
@@ -160,17 +179,20 @@ class Meter:
         self, tokens: Callable[[], Awaitable[int | None]], count: TextCounter | None, factor: Callable[[], float]
     ) -> Usage:
         """Return the usage of the call. For the arguments see ``Bill.settle``."""
-        end = self.end
+        own = self._own
+        end = own.end
         usage = Usage() if end is None else usage_of(end) or Usage()
         if not usage.input and self.error is None:
             counted = self.tokens or await tokens()
             prompt = self.sent // BYTES_A_TOKEN if counted is None else round(counted * factor())
             usage = replace(usage, input=prompt, estimated=True)
+        if self.draws and usage.image_output is None:
+            usage = replace(usage, image_output=usage.output)
         # The usage of a stream may be that of its beginning.
-        unsure = not self.complete or self._tail.provisional or self.error is not None
+        unsure = not own.complete or own._tail.provisional or self.error is not None
         partial = unsure and (end is None or end.finish_reason is None)
         if self.writes and (not usage.output or partial):
-            written = round(await self._written(count) * factor())
+            written = round(await own._written(count) * factor())
             if written > (usage.output or 0):
                 usage = replace(usage, output=written, estimated=True)
         return usage
@@ -231,10 +253,23 @@ class Bill:
         if answer is not None:
             await answer.close()
 
+    async def drain(self) -> None:
+        """Read the rest of the upstream's newest answer, whose client has left. Raises ``UpstreamInterrupted``."""
+        own = None if self.last is None else self.last._own
+        if own is not None and own._body is not None and not own.complete:
+            async for _ in _Watched(own._body, own):
+                pass
+
     @property
     def last(self) -> Meter | None:
         """Return the meter of the last call that may cost something."""
         return self._meters[-1] if self._meters else None
+
+    @property
+    def models(self) -> set[str]:
+        """Return the models of calls that the provider made for the answers."""
+        ends = [meter._own.end for meter in self._meters if not meter.free]
+        return {model for end in ends if end is not None for model in models_of(end.usage)}
 
     def amount(self, usage: Usage) -> Amount:
         """Return the tokens and the price of a usage, to reserve or to count them."""

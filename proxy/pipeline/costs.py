@@ -8,7 +8,7 @@ possible: a checkpoint changes the prompt, and the next request can't use the ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from proxy.access.spending import limit_of
 from proxy.config import Route
 from proxy.limits.profiles import Profile
-from proxy.limits.profiles.prices import Price, below_step, price_of
+from proxy.limits.profiles.prices import NO_OTHERS, Price, below_step, price_of
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.job import Forecast
 from proxy.pipeline.snapshot import ConfigSnapshot
@@ -110,17 +110,21 @@ def price_step(exchange: Exchange, factor: float) -> int | None:
 
 
 class Pricing(msgspec.Struct, frozen=True):
-    """How to price the calls of a request. ``basis`` is that of the call whose answer the client gets."""
+    """How to price the calls of a request. ``basis`` is that of the call whose answer the client gets.
+
+    ``others`` are the prices of models that the provider called for an answer. ``None``: unknown, so as ``price``.
+    """
 
     price: Price
     basis: Basis = NO_BASIS
+    others: Mapping[str, Price | None] = {}
 
     def __call__(self, usage: Usage, answers: bool) -> Cost:
         """Return the price of a call. ``answers`` is true if the client gets its answer."""
         if answers:
-            return cost_of(self.price, usage, self.basis)
+            return cost_of(self.price, usage, self.basis, self.others)
         # Without the proxy there would have been no other call.
-        return replace(cost_of(self.price, usage, NO_BASIS), as_received=0)
+        return replace(cost_of(self.price, usage, NO_BASIS, self.others), as_received=0)
 
 
 def pricing(price: Price | None, basis: Basis = NO_BASIS) -> Pricing | None:
@@ -152,6 +156,9 @@ async def settle(runtime: Runtime, exchange: Exchange) -> None:
     try:
         if (limit := limit_of(exchange.caller)) is not None and limit.usd is not None:
             await _price_by_answer(runtime, exchange)
+        if isinstance(bill.price_of, Pricing) and (models := bill.models):
+            others = {model: await _price_of(runtime, exchange, model) for model in models}
+            bill.price_of = replace(bill.price_of, others=others)
         await bill.settle(
             record,
             partial(_counted, runtime, exchange),
@@ -182,19 +189,23 @@ async def _price_by_answer(runtime: Runtime, exchange: Exchange) -> None:
         return
     if not meter.model or meter.model == exchange.route.model:
         return
-    route = Route(exchange.route.upstream, meter.model, None)
-    profile = await runtime.limits.profile(route, exchange.configuration)
-    price = price_for(exchange.configuration, route, profile)
+    price = await _price_of(runtime, exchange, meter.model)
     own = known if isinstance(known, Pricing) else None
     if price is not None and dearer(price, None if own is None else own.price):
         exchange.bill.price_of = Pricing(price, NO_BASIS if own is None else own.basis)
 
 
-def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:
-    """Return the price of a request by its reported usage, and the estimates."""
+async def _price_of(runtime: Runtime, exchange: Exchange, model: str) -> Price | None:
+    """Return the price of another model at the upstream of a request."""
+    route = Route(exchange.route.upstream, model, None)
+    return price_for(exchange.configuration, route, await runtime.limits.profile(route, exchange.configuration))
+
+
+def cost_of(price: Price, usage: Usage, basis: Basis, others: Mapping[str, Price | None] = NO_OTHERS) -> Cost:
+    """Return the price of a request by its reported usage, and the estimates. For ``others`` see ``Price.cost``."""
     answer = usage.without_compactions
-    sent = price.cost(usage)
-    others = sent - price.cost(answer) if usage.compactions else 0
+    sent = price.cost(usage, others)
+    extra = sent - price.cost(answer) if usage.compactions else 0
     # The use of a cache matters only if it has a price of its own.
     estimated = usage.estimated or (usage.cache_read is None and price.rates(usage.input or 0).cache_read is not None)
     if basis.before is None or basis.sent is None or not basis.sent:
@@ -203,10 +214,10 @@ def cost_of(price: Price, usage: Usage, basis: Basis) -> Cost:
     as_received = sent
     if basis.before != basis.sent and basis.fits:
         shared = (basis.shared or 0) * ratio
-        as_received = _prompt_cost(price, answer, basis, round(basis.before * ratio), shared) + others
+        as_received = _prompt_cost(price, answer, basis, round(basis.before * ratio), shared) + extra
     forecast = None
     if basis.forecast is not None:
-        forecast = _forecast_cost(price, answer, basis, basis.forecast, ratio) + others
+        forecast = _forecast_cost(price, answer, basis, basis.forecast, ratio) + extra
     return Cost(sent, as_received, forecast, estimated)
 
 

@@ -118,7 +118,7 @@ async def _start(
     try:
         with call as meter:
             async with time.limit():
-                meter.place = len(exchange.record.calls)
+                meter.place, request.watch = len(exchange.record.calls), meter.watch
                 answer = await transport.send(request)
                 exchange.bill.opened(answer, meter)
                 exchange.record.edited = list(answer.edited)

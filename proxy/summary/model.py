@@ -26,7 +26,7 @@ from proxy.telemetry.trace_context import Trace, new_span, with_trace
 from proxy.upstream.learning import MISSING, denies_path
 from proxy.upstream.traits import Edit, Memory, Place, apply, known
 from proxy.upstream.traits import read as read_refusal
-from proxy.upstream.transport import Answer, Outgoing, Transport
+from proxy.upstream.transport import Outgoing, Transport
 
 # Names of reasoning families, whose reasoning counts toward the output. Models that reason only on request (Claude,
 # hybrid models) match if a gateway marks that in the name.
@@ -59,7 +59,7 @@ _INVALID_REQUEST = frozenset({400, 422})
 _REFUSED = _INVALID_REQUEST | {500, 501}
 
 
-Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContextManager[Callable[[Answer], None]]]
+Calls = Callable[[int, Callable[[], int], int, str | None], AbstractAsyncContextManager[Callable[..., None]]]
 """Begins a call, and records it at its end. Yields a function that reads the cost from the answer's bytes as they pass.
 
 The arguments are the bytes of its body, a function that counts its prompt in tokens, the most tokens that it writes,
@@ -227,6 +227,7 @@ class UpstreamSummaryModel:
         chunks, length = list[bytes](), 0
         try:
             async with call as watch:
+                request.watch = watch
                 answer = await transport.send(request)
                 try:
                     if watch is not None:

@@ -69,8 +69,8 @@ TIERS = ("flex", "priority", "balanced", "ultrafast")
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     """The usage that an upstream reported, in its tokens. ``None``: not reported.
 
-    ``tier`` is one of ``TIERS``, or ``fast`` for Anthropic's speed. ``compactions`` are the provider's own compactions
-    during the request, included in the sums.
+    ``tier`` is one of ``TIERS``, or ``fast`` for Anthropic's speed. ``compactions`` are the provider's own
+    compactions and calls of other models during the request, included in the sums. Such a call has a ``model``.
     """
 
     input: int | None = None
@@ -88,6 +88,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     region: str | None = None
     compactions: tuple[Usage, ...] = ()
     estimated: bool = False
+    model: str | None = None
 
     def plus(self, other: Usage) -> Usage:
         return Usage(*(_sum(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__))
@@ -104,7 +105,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
         left: dict[str, int | None] = {}
         for name in ("input", "output", "cache_read", "cache_write", "cache_write_1h"):
             total = getattr(self, name)
-            left[name] = total and total - sum(getattr(one, name) or 0 for one in self.compactions)
+            left[name] = total and max(0, total - sum(getattr(one, name) or 0 for one in self.compactions))
         return msgspec.structs.replace(self, compactions=(), **left)
 
 

@@ -142,6 +142,34 @@ def response(tier: str | None, tools: list[Any], searches: int = 0, **fields: An
     }
 
 
+IMAGE = {"input_cost_per_token": 5e-06, "input_cost_per_image_token": 1e-05, "output_cost_per_image_token": 4e-05}
+TEXT = {"output_cost_per_token": 1e-05}
+HEARD = {"input_cost_per_token": 2e-06, "input_cost_per_audio_token": 6e-06, "output_cost_per_token": 1e-05}
+DRAWN = {"input_tokens": 50, "output_tokens": 4_160, "input_tokens_details": {"text_tokens": 50, "image_tokens": 0}}
+TRANSCRIBED = {"type": "tokens", "input_tokens": 100, "output_tokens": 30}
+
+
+@pytest.mark.parametrize(
+    ("path", "prices", "usage", "usd"),
+    [
+        pytest.param("/v1/images/generations", IMAGE, DRAWN, 0.16665, id="images only"),
+        pytest.param("/v1/images/edits", IMAGE | TEXT, DRAWN, 0.16665, id="images and text"),
+        pytest.param(
+            "/v1/audio/transcriptions",
+            HEARD,
+            TRANSCRIBED | {"input_token_details": {"audio_tokens": 90, "text_tokens": 10}},
+            0.00086,
+            id="audio",
+        ),
+    ],
+)
+def test_images_and_audio_have_the_prices_of_their_tokens(
+    tmp_path: Path, path: str, prices: dict[str, Any], usage: dict[str, Any], usd: float
+) -> None:
+    answer = {"created": 1, "usage": usage}
+    assert price(answer, tmp_path, path, {"model": "own", "prompt": "x"}, prices={"own": prices}) == pytest.approx(usd)
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("tools", [[], TOOLS], ids=["short", "long"])
 @pytest.mark.parametrize(

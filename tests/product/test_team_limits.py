@@ -229,6 +229,58 @@ def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) ->
             assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "1000.0000 USD"
 
 
+PRICED = {"paid": {"input_cost_per_token": 0.001, "output_cost_per_token": 0.001}}
+FREE_MODEL = {"free": {"input_cost_per_token": 0, "output_cost_per_token": 0}}
+ASKED = {
+    "/v1/chat/completions": {"messages": SHORT},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/embeddings": {"input": "Hello"},
+    "/v1/images/generations": {"prompt": "A house"},
+}
+FORM = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--x--\r\n'
+
+
+def spending(upstream: StandIn, folder: Path, usd: float) -> AbstractContextManager[str]:
+    teams = {"search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"usd": usd, "per": "day"}}}}
+    return behind(upstream, folder, auth={"mode": "keys"}, teams=teams, prices=PRICED | FREE_MODEL)
+
+
+def test_a_budget_in_dollars_refuses_other_models_than_conversations_without_a_price(tmp_path: Path) -> None:
+    upstream = StandIn()
+    headers = [JSON, ("authorization", f"Bearer {SEARCH}")]
+    with spending(upstream, tmp_path, 1_000) as url:
+        for path in ("/v1/embeddings", "/v1/images/generations"):
+            body = json.dumps({"model": "unpriced", **ASKED[path]}).encode()
+            refused_one = http(url, path, body, headers)
+            assert (refused_one.status, refused_one.error["code"]) == (403, "model_not_allowed"), path
+            assert "'unpriced' has no price" in refused_one.error["message"]
+        form = ("content-type", "multipart/form-data; boundary=x")
+        assert http(url, "/v1/audio/transcriptions", FORM, [form, headers[1]]).status == 403
+        assert upstream.requests == upstream.others == []
+        assert http(url, body=json.dumps({"model": "paid", "messages": SHORT}).encode(), headers=headers).status == 200
+
+
+def test_a_budget_that_is_used_up_leaves_models_that_cost_nothing(tmp_path: Path) -> None:
+    upstream = StandIn()
+    headers = [JSON, ("authorization", f"Bearer {SEARCH}")]
+
+    def status(path: str, model: str, **more: Any) -> int:
+        return http(url, path, json.dumps({"model": model, **ASKED[path], **more}).encode(), headers).status
+
+    with spending(upstream, tmp_path, 0.001) as url:
+        assert status("/v1/chat/completions", "paid") == 200
+        assert until(lambda: status("/v1/chat/completions", "paid") == 402)
+        for path in ASKED:
+            assert status(path, "free") not in (402, 403), path
+            assert status(path, "paid") == 402, path
+        assert status("/v1/chat/completions", "free", stream=True) == 200
+        sent = len(upstream.requests)
+        twice = json.dumps({"model": "free", "messages": SHORT}).encode().replace(b"{", b'{"model": "paid", ', 1)
+        assert http(url, body=twice, headers=headers).status in (402, 403)
+        assert status("/v1/chat/completions", "free", fallbacks=["paid"]) in (402, 403)
+        assert len(upstream.requests) == sent
+
+
 def test_official_clients_send_one_request_to_a_budget_that_is_used_up(tmp_path: Path) -> None:
     teams = {"search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"tokens": 1, "per": "month"}}}}
     counted = refused("budget")._value.get

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from fnmatch import fnmatchcase
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -104,6 +105,9 @@ def _or(rate: int | None, other: int) -> int:
     return other if rate is None else rate
 
 
+NO_OTHERS: Mapping[str, Price] = MappingProxyType({})
+
+
 class Price(msgspec.Struct, frozen=True, gc=False):
     """The price of a model. A prompt of more tokens than a step's threshold is charged at that step's rates, whole.
 
@@ -131,10 +135,14 @@ class Price(msgspec.Struct, frozen=True, gc=False):
                 found = rates
         return found
 
-    def cost(self, usage: Usage) -> int:
-        """Return the price of a request. Each of the provider's own compactions is a prompt of its own."""
+    def cost(self, usage: Usage, others: Mapping[str, Price | None] = NO_OTHERS) -> int:
+        """Return the price of a request. Each of the provider's own compactions is a prompt of its own.
+
+        ``others`` are the prices of further models that the provider called.
+        """
         if usage.compactions:
-            return self.cost(usage.without_compactions) + sum(self.cost(one) for one in usage.compactions)
+            inner = sum((others.get(one.model or "") or self).cost(one) for one in usage.compactions)
+            return self.cost(usage.without_compactions) + inner
         tier = self if usage.tier is None else self.tiers.get(usage.tier, self)
         cost = tier.rates(usage.input or 0).cost(usage)
         if self.factors:
@@ -280,7 +288,9 @@ def _by_size(standard: Mapping[int, _Stated], own: Mapping[int, _Stated], inclus
             values.pop("reasoning", None)
         if "input" not in values:
             return []
-        rates.append((max(0, threshold - inclusive), Rates(**{"output": 0, **values})))
+        # A model that writes only images or audio has no price of text.
+        output = values.get("image_output", values.get("audio_output", 0))
+        rates.append((max(0, threshold - inclusive), Rates(**{"output": output, **values})))
     return rates
 
 

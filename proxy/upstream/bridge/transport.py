@@ -189,7 +189,10 @@ class Bridge(Transport):
 
     async def exchange(self, request: Outgoing, translation: Translation) -> Answer:
         """Send a translated request, and translate its answer."""
-        answer = _decompressed(await self._transport.send(request))
+        answer = await self._transport.send(request)
+        if request.watch is not None and not isinstance(self._transport, Bridge):
+            request.watch(answer, request.path)
+        answer = _decompressed(answer)
         try:
             if answer.status >= 400:
                 made = await self._error(answer, await self._read(Held(answer)), request)
@@ -282,8 +285,6 @@ class Bridge(Transport):
         except Exception as error:
             log.exception("translation.failed", of="stream")
             raise TranslationFailed(FAILED.format(of="answer")) from error
-        finally:
-            await answer.close()
 
     async def _read(self, body: AsyncIterator[bytes]) -> bytes:
         read = bytearray()

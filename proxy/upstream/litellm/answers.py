@@ -63,7 +63,10 @@ _MESSAGE = (
     *("reasoning_content", "thinking_blocks"),  # clients must send them back, or tools after reasoning fail
 )
 _TOOL_CALL = ("index", "id", "type", "function")
-_USAGE = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details")
+_USAGE = (
+    *("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details"),
+    *("inference_geo", "server_tool_use", "service_tier", "speed"),  # the price depends on them
+)
 
 # Fields that OpenAI always writes, even as null.
 _KEPT_NULLS = frozenset({"content", "finish_reason"})

@@ -136,7 +136,7 @@ class LiteLLMTransport(Transport):
             await self._close_if_done()
 
         # LiteLLM's stream and its log entry refer to the messages.
-        return Answer(200, headers, stream.events(), close, keeps_request=True, start_time=stream.start_time)
+        return Answer(200, headers, stream, close, keeps_request=True, start_time=stream.start_time)
 
 
 async def _whole(litellm: Any, call: dict[str, Any]) -> Answer:
@@ -150,7 +150,11 @@ def _refused(error: RequestError) -> Answer:
 
 
 class LiteLLMStream:
-    """A streamed answer. One task owns the upstream's request from start to end, so canceling it ends the request."""
+    """A streamed answer. One task owns the upstream's request from start to end, so canceling it ends the request.
+
+    Yields server-sent events up to ``[DONE]``. Raises ``UpstreamInterrupted`` if the provider breaks off. It isn't a
+    generator, because a client that leaves would end it, and the usage comes last.
+    """
 
     def __init__(self, litellm: Any, call: dict[str, Any], open_streams: set[LiteLLMStream]) -> None:
         self._litellm = litellm
@@ -171,7 +175,7 @@ class LiteLLMStream:
         return await self._head
 
     async def close(self) -> None:
-        """End the upstream's request, and with it ``events``."""
+        """End the upstream's request, and with it the events."""
         self._open.discard(self)
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -179,18 +183,18 @@ class LiteLLMStream:
         if self._head.done() and not self._head.cancelled():
             self._head.exception()  # Mark the exception as retrieved, because no caller awaits it now.
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events up to ``[DONE]``. Raises ``UpstreamInterrupted`` if the provider breaks off."""
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        event = await self._chunks.get()
+        if isinstance(event, bytes):
+            return event
+        await self.close()
         try:
-            while (event := await self._chunks.get()) is not None:
-                if isinstance(event, UpstreamInterrupted):
-                    try:
-                        raise event
-                    finally:
-                        del event  # avoid a reference cycle through its traceback
-                yield event
+            raise StopAsyncIteration if event is None else event
         finally:
-            await self.close()
+            del event  # avoid a reference cycle through its traceback
 
     async def _run(self) -> None:
         response = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -129,6 +129,65 @@ def test_models_of_a_team(keys: str, upstream: RawUpstream, model: str, status: 
     assert got.header("x-compaction-policy") == "careful"
     named = json.loads(upstream.last.body)["model"]
     assert named == ("gpt-4o-mini" if model == "bot" else model)
+
+
+ADVISOR = {"type": "advisor_20260301", "name": "advisor", "model": "o3"}
+GATEWAY = {"type": "openrouter:advisor", "parameters": {"model": "o3"}}
+TWICE = '{"type": "advisor_20260301", "name": "advisor", "model": "gpt-4o", "model": "o3"}'
+DEFINED: dict[str, Callable[[str], str]] = {
+    "an addition": lambda tool: f'{{"type": "tool_addition", "tool": {tool}}}',
+    "an addition by value": lambda tool: (
+        f'{{"type": "tool_addition", "tool": {{"type": "tool_definition", "definition": {tool}}}}}'
+    ),
+    "changes": lambda tool: f'{{"type": "compaction", "tool_changes": [{{"type": "tool_addition", "tool": {tool}}}]}}',
+    "a list": lambda tool: f'{{"type": "additional_tools", "tools": [{tool}]}}',
+    "another spelling": lambda tool: f'{{"type": "x", "More-Tools": {{"a": [{tool}]}}}}',
+}
+PLACED: dict[str, Callable[[str], str]] = {
+    "a message": lambda part: f'[{{"role": "system", "content": [{part}]}}]',
+    "an item": lambda part: f"[{part}]",
+    "a result": lambda part: (
+        f'[{{"role": "user", "content": [{{"type": "tool_result", "tool_use_id": "t", "content": [{part}]}}]}}]'
+    ),
+    "deep inside": lambda part: f'[{{"role": "user", "content": [{{"type": "x", "y": {{"z": [[{part}]]}}}}]}}]',
+    "no list": lambda part: part,
+}
+LIMITED = {"/v1/messages": "messages", "/v1/responses": "input", CHAT: "messages"}
+
+
+@pytest.mark.parametrize("path", LIMITED)
+@pytest.mark.parametrize("place", PLACED)
+@pytest.mark.parametrize("form", DEFINED)
+def test_models_of_a_team_hold_for_tools_in_the_conversation(
+    keys: str, upstream: RawUpstream, form: str, place: str, path: str
+) -> None:
+    headers = [JSON, ("authorization", f"Bearer {KEY}")]
+    for tool in (json.dumps(ADVISOR), json.dumps(GATEWAY), TWICE, json.dumps(ADVISOR).replace("model", "mod\\u0065l")):
+        units = PLACED[place](DEFINED[form](tool))
+        before = len(upstream.arrived)
+        refused = ask(keys, path, f'{{"model": "gpt-4o", "{LIMITED[path]}": {units}}}'.encode(), headers)
+        assert (refused.status, len(upstream.arrived)) == (403, before), tool
+        assert "'o3'" in refused.body.decode()
+        allowed = units.replace("o3", "gpt-4o-mini")
+        assert ask(keys, path, f'{{"model": "gpt-4o", "{LIMITED[path]}": {allowed}}}'.encode(), headers).status == 200
+
+
+@pytest.mark.parametrize("path", LIMITED)
+def test_a_conversation_may_name_models_that_it_does_not_choose(keys: str, path: str) -> None:
+    call = {"type": "tool_use", "id": "t", "name": "agent", "input": {"type": "x", "model": "o3", "tools": [ADVISOR]}}
+    function = {"name": "agent", "arguments": {"model": "o3", "tools": [{"type": "x", "model": "o3"}]}}
+    units = [
+        {
+            "role": "assistant",
+            "type": "message",
+            "model": "o3-2026",
+            "content": [{"type": "text", "text": "model: o3"}],
+        },
+        {"role": "assistant", "content": [call], "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": '{"model": "o3"}'}]},
+    ]
+    body = json.dumps({"model": "gpt-4o", LIMITED[path]: units}).encode()
+    assert ask(keys, path, body, [JSON, ("authorization", f"Bearer {KEY}")]).status == 200
 
 
 def test_another_name_for_a_model_changes_nothing_else(keys: str, upstream: RawUpstream) -> None:

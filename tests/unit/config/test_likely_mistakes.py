@@ -79,6 +79,11 @@ WARNINGS = {
         "teams.t: the prices of this team's streams of chat completions are estimates, because with mode: off the "
         "proxy doesn't ask for their usage. Fix: give the team a policy with mode: shadow, or a budget",
     ),
+    "a budget for models that the provider doesn't list": (
+        UP + "models:\n  - {match: 'qwen-of-ours*', upstream: main}\n" + SPENDING,
+        8,
+        "teams.t.limits.spend.usd: counts nothing for 'qwen-of-ours*'",
+    ),
     "a budget at a provider without prices": (
         UP.replace("{", "{provider: vllm, ") + SPENDING,
         6,
