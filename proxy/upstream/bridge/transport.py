@@ -395,9 +395,12 @@ def _error_fields(raw: bytes) -> dict[str, Any]:
         value = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
         return {"message": raw.decode("utf-8", "replace").strip(), "type": "upstream_error"}
+    if isinstance(value, list) and value:
+        value = value[0]  # Google's compatible endpoint wraps the error in an array.
     error = value.get("error", value) if isinstance(value, dict) else value
     if isinstance(error, dict):
-        return error if error.get("message") else {**error, "message": msgspec.json.encode(error).decode()}
+        stated = next((error[name] for name in ("message", "Message", "detail") if error.get(name)), error)
+        return {**error, "message": stated if isinstance(stated, str) else msgspec.json.encode(stated).decode()}
     return {"message": error if isinstance(error, str) else raw.decode(), "type": "upstream_error"}
 
 
