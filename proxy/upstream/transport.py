@@ -47,7 +47,7 @@ class Outgoing(msgspec.Struct, eq=False):
     ``edits`` are those that the upstream needs in the proxy's own words. Whoever translates the request applies them,
     after those that ``family`` is known to need. ``family`` is the name of a model with the same habits, by default
     ``model``. ``reasons`` says that the model takes an effort. A translated request has ``edited``: the names of the
-    edits that had an effect.
+    edits that had an effect. ``count`` returns the prompt's tokens, as the proxy counts them.
     """
 
     body: bytes
@@ -64,6 +64,7 @@ class Outgoing(msgspec.Struct, eq=False):
     family: str = ""
     reasons: bool = False
     edited: tuple[str, ...] = ()
+    count: Callable[[], Awaitable[int | None]] | None = None
 
 
 class Answer(msgspec.Struct, eq=False):

@@ -1,0 +1,114 @@
+"""Relay untranslated requests without what only this proxy wrote, because the API's owner refuses it.
+
+A user changes the model in the middle of a session, so the answers of bridges reach upstreams with the client's API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from proxy.constants import UNDECODABLE
+from proxy.dialects.request import fields_of, listed
+from proxy.dialects.units import decode, encode
+from proxy.errors import BadBody
+from proxy.upstream.bridge.returned import MARK, SEALED, is_own, is_unique, is_verifiable
+from proxy.upstream.bridge.transport import LARGE
+from proxy.upstream.traits import SHORT_IDS, known, short_id, with_ids
+from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH, Answer, Outgoing, Transport
+
+_Object = dict[str, Any]
+
+_UNSIGNED = (b'"signature":""', b'"signature": ""')
+_DATA = "__thought__"
+"""What LiteLLM writes between an id and a thought signature of Gemini's."""
+
+
+class Native(Transport):
+    """``verifies`` says that the upstream is Anthropic's, which refuses thinking without its signature."""
+
+    def __init__(self, relay: Transport, *, verifies: bool) -> None:
+        self._relay = relay
+        self._verifies = verifies
+
+    async def send(self, request: Outgoing) -> Answer:
+        body, family = request.body, (request.family or request.model).lower()
+        field: str = "messages"
+        change: Callable[[_Object], _Object | None] | None = None
+        if request.path == MESSAGES_PATH:
+            unsigned = self._verifies and any(mark in body for mark in _UNSIGNED)
+            change = self._verified if unsigned or MARK.encode() in body else None
+        elif request.path == RESPONSES_PATH:
+            own = b"_proxy" in body or SEALED.replace('"', '\\"').encode() in body
+            field, change = "input", _Items(request) if own else None
+        elif _DATA.encode() in body and "gemini" not in family:
+            change = partial(with_ids, change=lambda id: id.partition(_DATA)[0])
+        elif SHORT_IDS in known(family) and b'"tool_call_id"' in body:
+            change = partial(with_ids, change=short_id)
+        if change is not None:
+            changing = partial(_changed, request, field, change)
+            request = await asyncio.to_thread(changing) if len(body) > LARGE else changing()
+        return await self._relay.send(request)
+
+    def _verified(self, message: _Object) -> _Object | None:
+        """Return a message without thinking that bridges wrote; ``None`` if nothing is left."""
+        content = message.get("content")
+        if not isinstance(content, list):
+            return message
+        kept = [block for block in content if not isinstance(block, dict) or self._is_taken(block)]
+        return message if len(kept) == len(content) else {**message, "content": kept} if kept else None
+
+    def _is_taken(self, block: _Object) -> bool:
+        unsigned = self._verifies and block.get("type") == "thinking" and not is_verifiable(block)
+        return not unsigned and not is_own(block)
+
+
+def _changed(request: Outgoing, field: str, change: Callable[[_Object], _Object | None]) -> Outgoing:
+    """Return a request with changed messages or items. Those without a change keep their bytes."""
+    try:
+        fields = fields_of(request.body)
+        raws = msgspec.json.decode(fields[field], type=list[msgspec.Raw])
+    except (BadBody, KeyError, *UNDECODABLE):
+        return request  # the upstream judges it
+    made, bare = list[bytes](), False
+    for raw in raws:
+        before = dict(decode(raw))
+        after = change(before)
+        if after is not None:
+            made.append(raw if after is before else encode(after))
+        bare = after is not before if before.get("role") == "assistant" else bare
+    thinking = fields.get("thinking")
+    if bare and thinking is not None and decode(thinking).get("type") == "enabled":
+        # Older models want the newest round to begin with thinking, unless it's off.
+        fields["thinking"] = msgspec.Raw(b'{"type":"disabled"}')
+    return msgspec.structs.replace(request, body=msgspec.json.encode({**fields, field: listed(made)}))
+
+
+class _Items:
+    """Returns items of ``/v1/responses`` as their owner takes them: without ids, references, and reasoning of bridges.
+
+    A reference to an item that the proxy doesn't have stays, so that the upstream refuses it.
+    """
+
+    def __init__(self, request: Outgoing) -> None:
+        self._request = request
+        self._known: dict[str, _Object] | None = None
+
+    def __call__(self, item: _Object) -> _Object | None:
+        own, kind = is_unique(item.get("id")), item.get("type")
+        if kind == "item_reference" and own:
+            item = self._expanded().get(item["id"], item)
+            kind = item.get("type")
+        if kind == "reasoning" and (own or str(item.get("encrypted_content")).startswith(SEALED)):
+            return None
+        return {name: item[name] for name in item if name != "id"} if own and kind != "item_reference" else item
+
+    def _expanded(self) -> dict[str, _Object]:
+        if self._known is None:
+            raw = self._request.body if self._request.expanded is None else self._request.expanded()
+            self._known = {one["id"]: one for one in decode(raw)["input"] if is_unique(one.get("id"))}
+        return self._known
