@@ -12,7 +12,6 @@ from typing import Literal
 from proxy.config import UpstreamSettings
 from proxy.config.upstreams import SPEAKS_OPENAI, Api, TransportChoice, resolve_transport
 from proxy.errors import NotFound
-from proxy.upstream.bridge.native import Native
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.learning import LearningTransport, MissingApis
 from proxy.upstream.litellm.library import api_base, litellm_choice, load
@@ -163,7 +162,7 @@ class _Upstream:
 
 
 async def _relayed(upstream: _Upstream, client: Api, api: UpstreamApi) -> Transport:
-    return Native(await upstream.relay(chat=client == "chat"), verifies=upstream.settings.provider == ANTHROPIC)
+    return await upstream.relay(chat=client == "chat")
 
 
 async def _by_litellm(upstream: _Upstream, client: Api, api: UpstreamApi) -> Transport:

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 from proxy.errors import UnknownModel
 from proxy.http.headers import Credential
+from proxy.upstream.bridge.native import cleaned
 from proxy.upstream.connections import Connections
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Headers, Outgoing, Transport
 
@@ -68,7 +69,7 @@ def azure_address(base_url: str, api_version: str | None) -> Address:
 
 
 class RelayTransport(Transport):
-    """Sends bodies to one upstream unchanged."""
+    """Sends bodies to one upstream, unchanged unless a bridge wrote a part of them."""
 
     def __init__(self, address: Address, *, upstream: str, api_key: str | None, headers: Mapping[str, str]) -> None:
         """``upstream`` is the name in the configuration, for error messages."""
@@ -95,6 +96,7 @@ class RelayTransport(Transport):
         return self._address.deployments and path in _OF_A_DEPLOYMENT
 
     async def send(self, request: Outgoing) -> Answer:
+        request = await cleaned(request, verifies=self._address.key_header == "x-api-key")
         url = None if request.query else self._urls.get(request.path)
         if url is None:
             url = self.url(request.path, request.query, model=request.model)

@@ -19,7 +19,7 @@ import msgspec
 from pydantic_core import from_json
 
 from proxy.errors import UpstreamInterrupted
-from proxy.upstream.bridge.returned import Writer, merge
+from proxy.upstream.bridge.returned import OPAQUE, Writer, merge
 from proxy.upstream.bridge.transport import ErrorInStream
 
 UNREADABLE = "The upstream's answer isn't a chat completion. Ask the operator to check the setting 'speaks'."
@@ -53,8 +53,6 @@ _ENDS = (
 )
 """Ends of an answer by the words in their reasons. All others are the model's own."""
 
-_OPAQUE = ("reasoning_details", "reasoning_opaque", "extra_content")
-"""Fields of messages that OpenRouter, Copilot, and Google want back."""
 _CALL_FIELDS = frozenset({"index", "id", "type", "function", "name", "arguments"})
 _DATA_ID = 100
 """An id of more characters carries data, such as LiteLLM's ids with thought signatures."""
@@ -199,7 +197,7 @@ def _read(message: Mapping[str, Any], *, whole: bool = False) -> Delta:
         found["reasoning_content"] = [reasoning]
     delta: Delta = {name: "".join(found[name]) for name in ("reasoning_content", "content", "refusal")}
     delta["thinking_blocks"] = _objects(message.get("thinking_blocks"))
-    delta["opaque"] = {name: message[name] for name in _OPAQUE if message.get(name)}
+    delta["opaque"] = {name: message[name] for name in OPAQUE if message.get(name)}
     delta["images"] = [*found["images"], *filter(None, map(_url, _listed(message.get("images"))))]
     calls = _objects(message.get("tool_calls"))
     calls = calls or [{"index": 0, "function": one} for one in _objects(message.get("function_call"))]

@@ -19,7 +19,7 @@ from proxy.errors import BadBody
 from proxy.upstream.bridge.returned import MARK, SEALED, is_own, is_unique, is_verifiable
 from proxy.upstream.bridge.transport import LARGE
 from proxy.upstream.traits import SHORT_IDS, known, short_id, with_ids
-from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH, Answer, Outgoing, Transport
+from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH, Outgoing
 
 _Object = dict[str, Any]
 
@@ -28,43 +28,41 @@ _DATA = "__thought__"
 """What LiteLLM writes between an id and a thought signature of Gemini's."""
 
 
-class Native(Transport):
-    """``verifies`` says that the upstream is Anthropic's, which refuses thinking without its signature."""
+async def cleaned(request: Outgoing, *, verifies: bool) -> Outgoing:
+    """Return a request without what only bridges write.
 
-    def __init__(self, relay: Transport, *, verifies: bool) -> None:
-        self._relay = relay
-        self._verifies = verifies
+    ``verifies`` says that the upstream is Anthropic's, which refuses thinking without its signature.
+    """
+    body, family = request.body, (request.family or request.model).lower()
+    field: str = "messages"
+    change: Callable[[_Object], _Object | None] | None = None
+    if request.path == MESSAGES_PATH:
+        if MARK.encode() in body or (verifies and any(mark in body for mark in _UNSIGNED)):
+            change = partial(_verified, verifies=verifies)
+    elif request.path == RESPONSES_PATH:
+        if b"_proxy" in body or SEALED.replace('"', '\\"').encode() in body:
+            field, change = "input", _Items(request)
+    elif _DATA.encode() in body and "gemini" not in family:
+        change = partial(with_ids, change=lambda id: id.partition(_DATA)[0])
+    elif SHORT_IDS in known(family) and b'"tool_call_id"' in body:
+        change = partial(with_ids, change=short_id)
+    if change is None:
+        return request
+    changing = partial(_changed, request, field, change)
+    return await asyncio.to_thread(changing) if len(body) > LARGE else changing()
 
-    async def send(self, request: Outgoing) -> Answer:
-        body, family = request.body, (request.family or request.model).lower()
-        field: str = "messages"
-        change: Callable[[_Object], _Object | None] | None = None
-        if request.path == MESSAGES_PATH:
-            unsigned = self._verifies and any(mark in body for mark in _UNSIGNED)
-            change = self._verified if unsigned or MARK.encode() in body else None
-        elif request.path == RESPONSES_PATH:
-            own = b"_proxy" in body or SEALED.replace('"', '\\"').encode() in body
-            field, change = "input", _Items(request) if own else None
-        elif _DATA.encode() in body and "gemini" not in family:
-            change = partial(with_ids, change=lambda id: id.partition(_DATA)[0])
-        elif SHORT_IDS in known(family) and b'"tool_call_id"' in body:
-            change = partial(with_ids, change=short_id)
-        if change is not None:
-            changing = partial(_changed, request, field, change)
-            request = await asyncio.to_thread(changing) if len(body) > LARGE else changing()
-        return await self._relay.send(request)
 
-    def _verified(self, message: _Object) -> _Object | None:
-        """Return a message without thinking that bridges wrote; ``None`` if nothing is left."""
-        content = message.get("content")
-        if not isinstance(content, list):
-            return message
-        kept = [block for block in content if not isinstance(block, dict) or self._is_taken(block)]
-        return message if len(kept) == len(content) else {**message, "content": kept} if kept else None
+def _verified(message: _Object, *, verifies: bool) -> _Object | None:
+    """Return a message without thinking that bridges wrote; ``None`` if nothing is left."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    kept = [block for block in content if not isinstance(block, dict) or _is_taken(block, verifies=verifies)]
+    return message if len(kept) == len(content) else {**message, "content": kept} if kept else None
 
-    def _is_taken(self, block: _Object) -> bool:
-        unsigned = self._verifies and block.get("type") == "thinking" and not is_verifiable(block)
-        return not unsigned and not is_own(block)
+
+def _is_taken(block: _Object, *, verifies: bool) -> bool:
+    return not is_own(block) and (not verifies or block.get("type") != "thinking" or is_verifiable(block))
 
 
 def _changed(request: Outgoing, field: str, change: Callable[[_Object], _Object | None]) -> Outgoing:

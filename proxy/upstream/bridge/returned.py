@@ -26,6 +26,9 @@ import msgspec
 MOST_DATA = 131_072
 """Characters of a server's data in one block. Clients send it in each later request, so more isn't kept."""
 
+OPAQUE = ("reasoning_details", "reasoning_opaque", "extra_content")
+"""Fields of messages that OpenRouter, Copilot, and Google want back."""
+
 MARK = "proxy:"
 """Begins a server's data in a block of redacted thinking."""
 
@@ -103,48 +106,54 @@ class Writer:
 def restored(messages: Iterable[dict[str, Any]], model: str, *, signed: bool = False) -> list[dict[str, Any]]:
     """Return chat messages with the server's own ids and data. ``signed`` keeps thinking that its writer can verify.
 
-    Results must be behind their calls. The ids of other servers stay if they're short enough.
+    Results must be behind their calls. The ids of other servers stay if they're short enough, and so do those of calls
+    that the server gave one id in the same message.
     """
     made, own = [], dict[str, str]()
     for message in messages:
-        blocks = message.pop("thinking_blocks", ())
-        data = list(filter(None, (_data(block, model) for block in blocks)))
+        blocks, used = message.pop("thinking_blocks", ()), set[str]()
+        data = [one for block in blocks if (one := _data(block)) is not None and one.by == _tag(model)]
         for call in message.get("tool_calls", ()):
             id = call["id"]
-            for one in data:
-                call |= one.get("calls", {}).get(id, {})
-            own[id] = call["id"] if call["id"] != id else _unsealed(id, call["function"]["name"], model)
-            call["id"] = own[id]
+            extra = {name: value for one in data for name, value in one.calls.get(id, {}).items()}
+            theirs = str(extra.pop("id", "") or _unsealed(id, call["function"]["name"], model))
+            own[id] = fitted(id) if theirs in used else theirs
+            used.add(own[id])
+            call |= {"id": own[id], **{name: extra[name] for name in extra.keys() - call.keys()}}
         if "tool_call_id" in message:
             id = message["tool_call_id"]
             message["tool_call_id"] = own.get(id) or fitted(id)
         for one in data:
-            merge(message, one.get("message", {}))
+            merge(message, {name: one.message[name] for name in OPAQUE if name in one.message})
         kept = [block for block in blocks if signed and is_verifiable(block) and not is_own(block)]
         made.append(message | ({"thinking_blocks": kept} if kept else {}))
     return made
 
 
 def merge(held: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Add opaque fields to those before. The texts of a streamed detail are parts of one."""
+    """Add opaque fields to those before. The texts of a streamed detail become one."""
     for name, value in new.items():
-        if isinstance(value, list):
-            details = held.setdefault(name, [])
-            for one in value:
-                last = details[-1] if details else None
-                if isinstance(one, dict) and isinstance(last, dict) and _continues(last, one):
-                    texts = {field: (last.get(field) or "") + (one.get(field) or "") for field in ("text", "summary")}
-                    given = {field: inner for field, inner in one.items() if inner is not None}
-                    details[-1] = last | given | {field: text for field, text in texts.items() if text}
-                else:
-                    details.append(one)
-        else:
-            held[name] = {**held.get(name, {}), **value} if isinstance(value, dict) else value
+        before = held.get(name)
+        if not isinstance(value, list):
+            held[name] = before | value if isinstance(value, dict) and isinstance(before, dict) else value
+            continue
+        details = held[name] = before if isinstance(before, list) else []
+        for one in value:
+            last = details[-1] if details else None
+            if isinstance(last, dict) and isinstance(one, dict) and _continues(last, one):
+                texts = {
+                    field: last[field] + one[field]
+                    for field in ("text", "summary")
+                    if last.get(field) and one.get(field)
+                }
+                details[-1] = last | {field: inner for field, inner in one.items() if inner is not None} | texts
+            else:
+                details.append(one)
 
 
 def _continues(last: Mapping[str, Any], detail: Mapping[str, Any]) -> bool:
-    same = all(last.get(name) == detail.get(name) for name in ("type", "index")) and "index" in detail
-    return same and not ({"data"} & (last.keys() | detail.keys())) and not last.get("signature")
+    same = "index" in detail and all(last.get(name) == detail.get(name) for name in ("type", "index"))
+    return same and not ("data" in last or "data" in detail or last.get("signature"))
 
 
 def _tag(model: str) -> str:
@@ -166,18 +175,17 @@ def _unsealed(id: str, name: str, model: str) -> str:
     )
 
 
-def _data(block: Any, model: str) -> dict[str, Any] | None:
-    """Return a server's data in a block that a bridge wrote for the same model."""
-    if not isinstance(block, dict) or not is_own(block):
-        return None
-    try:
-        data = msgspec.json.decode(block["data"].removeprefix(MARK), type=_Data)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-    return {"message": data.message, "calls": data.calls} if data.by == _tag(model) else None
-
-
 class _Data(msgspec.Struct):
     by: str = ""
     message: dict[str, Any] = {}
     calls: dict[str, dict[str, Any]] = {}
+
+
+def _data(block: Any) -> _Data | None:
+    """Return a server's data in a block that a bridge wrote."""
+    if not isinstance(block, dict) or not is_own(block):
+        return None
+    try:
+        return msgspec.json.decode(block["data"].removeprefix(MARK), type=_Data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None

@@ -9,7 +9,6 @@ import pytest
 
 from proxy.config import UpstreamSettings
 from proxy.errors import NotFound
-from proxy.upstream.bridge.native import Native
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.learning import LearningTransport
 from proxy.upstream.litellm.transport import LiteLLMTransport
@@ -36,8 +35,6 @@ def described(transport: Transport) -> str:
             return f"bridge of {translator}{again} over {described(transport._transport)}"
         case RelayTransport():
             return f"relay by {transport._address.key_header}"
-        case Native():
-            return described(transport._relay)
         case LiteLLMTransport():
             return f"litellm for {transport._provider}"
     raise AssertionError(type(transport))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from proxy.upstream.bridge.native import Native
+from proxy.upstream.bridge.native import cleaned
 from proxy.upstream.bridge.returned import Writer, unique
-from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Outgoing, Transport
+from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Outgoing
 
 SIGNED = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
 UNSIGNED = {"type": "thinking", "thinking": "Hm.", "signature": ""}
@@ -21,24 +21,11 @@ USER = {"role": "user", "content": "go"}
 RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "1"}]}
 
 
-class Seen(Transport):
-    """Notes the bodies that it sends."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-
-    async def send(self, request: Outgoing) -> Answer:
-        self.bodies.append(request.body)
-        return Answer.whole(200, [], b"{}")
-
-
 def sent(
     body: bytes, path: str, *, verifies: bool = True, model: str = "m", expanded: Callable[[], bytes] | None = None
 ) -> bytes:
-    seen = Seen()
     request = Outgoing(body, model, False, [], None, 1.0, path=path, expanded=expanded)
-    asyncio.run(Native(seen, verifies=verifies).send(request))
-    return seen.bodies[0]
+    return asyncio.run(cleaned(request, verifies=verifies)).body
 
 
 def messages(*content: Any, **fields: Any) -> bytes:
