@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.request import fields_of, listed
+from proxy.dialects.request import fields_of, listed, without_lone_surrogates
 from proxy.dialects.units import decode, encode
 from proxy.errors import BadBody
 from proxy.upstream.bridge.returned import MARK, SEALED, is_own, is_unique, is_verifiable
@@ -68,22 +68,21 @@ def _is_taken(block: _Object, *, verifies: bool) -> bool:
 def _changed(request: Outgoing, field: str, change: Callable[[_Object], _Object | None]) -> Outgoing:
     """Return a request with changed messages or items. Those without a change keep their bytes."""
     try:
-        fields = fields_of(request.body)
+        fields = fields_of(without_lone_surrogates(request.body))
         raws = msgspec.json.decode(fields[field], type=list[msgspec.Raw])
     except (BadBody, KeyError, *UNDECODABLE):
         return request  # the upstream judges it
-    made, bare = list[bytes](), False
-    for raw in raws:
-        before = dict(decode(raw))
-        after = change(before)
-        if after is not None:
-            made.append(raw if after is before else encode(after))
-        bare = after is not before if before.get("role") == "assistant" else bare
-    thinking = fields.get("thinking")
-    if bare and thinking is not None and decode(thinking).get("type") == "enabled":
+    befores = [dict(decode(raw)) for raw in raws]
+    afters = [change(before) for before in befores]
+    if all(after is before for after, before in zip(afters, befores, strict=True)):
+        return request
+    pairs = list(zip(raws, befores, afters, strict=True))
+    newest = next((pair for pair in reversed(pairs) if pair[1].get("role") == "assistant"), pairs[-1])
+    if newest[1] is not newest[2] and decode(fields.get("thinking", b"")).get("type") == "enabled":
         # Older models want the newest round to begin with thinking, unless it's off.
         fields["thinking"] = msgspec.Raw(b'{"type":"disabled"}')
-    return msgspec.structs.replace(request, body=msgspec.json.encode({**fields, field: listed(made)}))
+    kept = [raw if after is before else encode(after) for raw, before, after in pairs if after is not None]
+    return msgspec.structs.replace(request, body=msgspec.json.encode({**fields, field: listed(kept)}))
 
 
 class _Items:
