@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+from collections import deque
 from typing import Any
 
+import msgspec
 import pytest
 
+from proxy.upstream.bridge.completions import Completion
+from proxy.upstream.bridge.messages import MessagesTranslation
+from proxy.upstream.bridge.messages_answers import MessageBuilder
 from proxy.upstream.bridge.returned import MOST_DATA, Writer, is_unique, merge, restored, unique
 
 VALID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
@@ -117,3 +123,74 @@ def test_streamed_details_are_joined() -> None:
 def test_unique_ids_are_valid() -> None:
     assert VALID.fullmatch(unique("call"))
     assert is_unique("fc_proxy" + "0" * 32), "ids of earlier versions"
+
+
+def answered(*deltas: dict[str, Any], taken: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Return the blocks of the message that a stream with these deltas makes, and check that they're valid."""
+    builder = MessageBuilder("m", {}, (), 0)
+    completion = Completion(builder, Writer("m", taken))
+    for delta in deltas:
+        deque(completion.feed({"choices": [{"index": 0, "delta": delta}]}), maxlen=0)
+    deque(completion.feed({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}), maxlen=0)
+    deque(completion.finish(), maxlen=0)
+    content: list[dict[str, Any]] = json.loads(msgspec.json.encode(builder.answer))["content"]
+    return content
+
+
+def back(content: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the chat message for blocks that a client sends back."""
+    made = MessagesTranslation({"model": "m", "messages": [{"role": "assistant", "content": content}]}, reasons=False)
+    [message] = restored(made.request["messages"], "m")
+    return message
+
+
+def call(id: str, arguments: str = "{}", **more: Any) -> dict[str, Any]:
+    return {"index": 0, "id": id, "type": "function", "function": {"name": "run", "arguments": arguments}, **more}
+
+
+EXTRA = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
+DETAIL = {"type": "reasoning.encrypted", "data": "c2ln", "index": 0}
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [{"tool_calls": [call("functions.run:0", **EXTRA)]}],
+        [
+            {"tool_calls": [call("functions.run:0", "{")]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": "}"}, **EXTRA}]},
+        ],
+        [{"tool_calls": [call("functions.run:0")]}, {"tool_calls": [{"index": 0, "function": {}, **EXTRA}]}],
+    ],
+)
+def test_data_of_a_call_comes_back_wherever_a_stream_has_it(deltas: list[dict[str, Any]]) -> None:
+    [made] = back(answered(*deltas))["tool_calls"]
+    assert (made["id"], made["extra_content"]) == ("functions.run:0", EXTRA["extra_content"])
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_details_of_a_message_come_back(early: bool) -> None:
+    parts = [{"reasoning_details": [DETAIL]}, {"content": "I run it."}, {"tool_calls": [call("call_1")]}]
+    content = answered(*(parts if early else reversed(parts)))
+    assert back(content)["reasoning_details"] == [DETAIL]
+    assert back(answered({**parts[0], **parts[1], **parts[2]}))["reasoning_details"] == [DETAIL]
+
+
+def test_a_text_stays_the_last_block_of_an_answer() -> None:
+    assert [block["type"] for block in answered({"content": "Hi"}, {"reasoning_details": [DETAIL]})] == ["text"]
+    content = answered({"reasoning": "Hm.", "reasoning_details": [DETAIL], "content": "Hi"})
+    assert [block["type"] for block in content] == ["thinking", "redacted_thinking", "text"]
+    assert back(content) | {"content": ""} == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm.",
+        "reasoning_details": [DETAIL],
+    }
+
+
+def test_an_id_that_carries_data_comes_back() -> None:
+    id = "call_1__thought__" + "c2ln+/" * 1_000
+    content = answered({"tool_calls": [call(id)]})
+    assert VALID.fullmatch(content[-1]["id"])
+    assert back(content)["tool_calls"][0]["id"] == id
+    assert back(content[-1:])["tool_calls"][0]["id"] == content[-1]["id"], "without the block, it's lost"
