@@ -40,7 +40,7 @@ class Address:
     ``key_header`` is ``authorization`` (with "Bearer "), Azure's ``api-key`` or Anthropic's ``x-api-key``.
     ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``official`` says that the
     address is the provider's own. A server at any other address may take keys in Anthropic's header on Anthropic's
-    paths.
+    paths. ``short_ids`` says that ids of calls have nine letters and digits.
     """
 
     base_url: str
@@ -48,6 +48,7 @@ class Address:
     key_header: KeyHeader = "authorization"
     deployments: bool = False
     official: bool = False
+    short_ids: bool = False
 
     @property
     def prefix(self) -> str:
@@ -96,7 +97,8 @@ class RelayTransport(Transport):
         return self._address.deployments and path in _OF_A_DEPLOYMENT
 
     async def send(self, request: Outgoing) -> Answer:
-        request = await cleaned(request, verifies=self._address.key_header == "x-api-key")
+        verifies, short_ids = self._address.key_header == "x-api-key", self._address.short_ids
+        request = await cleaned(request, verifies=verifies, short_ids=short_ids)
         url = None if request.query else self._urls.get(request.path)
         if url is None:
             url = self.url(request.path, request.query, model=request.model)

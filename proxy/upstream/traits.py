@@ -97,7 +97,7 @@ _MEDIA_PARTS = {
     **dict.fromkeys(("video_url", "input_video", "video"), "video"),
 }
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
-_UNCHECKED = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+_UNCHECKED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
 """See https://ai.google.dev/gemini-api/docs/thought-signatures: for calls that another model wrote."""
 LABEL = "[{kind} omitted: this model takes text only]"
 
@@ -246,11 +246,14 @@ def _with_reasoning(messages: Messages) -> Messages:
 
 def with_ids(message: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
     """Return a chat message with other ids of its calls, or of the call that it answers."""
-    made = {**message}
-    if isinstance(id := message.get("tool_call_id"), str):
-        made["tool_call_id"] = change(id)
-    if calls := message.get("tool_calls"):
-        made["tool_calls"] = [{**call, "id": change(call["id"])} if "id" in call else call for call in calls]
+
+    def changed(holder: Any, name: str) -> Any:
+        id = holder.get(name) if isinstance(holder, dict) else None
+        return {**holder, name: change(id)} if isinstance(id, str) else holder
+
+    made: dict[str, Any] = changed(message, "tool_call_id")
+    if isinstance(calls := message.get("tool_calls"), list):
+        made = {**made, "tool_calls": [changed(call, "id") for call in calls]}
     return message if made == message else made
 
 
@@ -265,13 +268,12 @@ def _short_ids(messages: Messages) -> Messages:
 
 def _signed_calls(messages: Messages) -> Messages:
     """Add Google's substitute for a thought signature to the first call of each message that has none."""
-    bare = [one for one in messages if one.get("tool_calls") and "extra_content" not in one["tool_calls"][0]]
-    return [
-        {**one, "tool_calls": [{**one["tool_calls"][0], "extra_content": _UNCHECKED}, *one["tool_calls"][1:]]}
-        if one in bare
-        else one
-        for one in messages
-    ]
+    return list(map(_signed, messages))
+
+
+def _signed(message: dict[str, Any]) -> dict[str, Any]:
+    first, *others = message.get("tool_calls") or [{"extra_content": None}]
+    return message if "extra_content" in first else {**message, "tool_calls": [first | _UNCHECKED, *others]}
 
 
 def _labelled_media(messages: Messages) -> Messages:

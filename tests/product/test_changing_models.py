@@ -117,6 +117,7 @@ def test_no_request_is_refused_and_each_server_gets_back_what_it_attached(lane: 
             name: {"base_url": f"{behind}/{name}/v1", "api_key": "k", "speaks": SPEAKS.get(name, ["chat"])}
             for name in MODELS
         }
+        upstreams["mistral"]["provider"] = "mistral"
         upstreams["claude"] = {"base_url": f"{behind}/claude/v1", "api_key": "k", "provider": "anthropic"}
         models = [{"match": model, "upstream": name, "profile": PROFILE} for name, model in MODELS.items()]
         with (

@@ -18,7 +18,7 @@ from proxy.dialects.units import decode, encode
 from proxy.errors import BadBody
 from proxy.upstream.bridge.returned import MARK, SEALED, is_own, is_unique, is_verifiable
 from proxy.upstream.bridge.transport import LARGE
-from proxy.upstream.traits import SHORT_IDS, known, short_id, with_ids
+from proxy.upstream.traits import short_id, with_ids
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH, Outgoing
 
 _Object = dict[str, Any]
@@ -28,12 +28,13 @@ _DATA = "__thought__"
 """What LiteLLM writes between an id and a thought signature of Gemini's."""
 
 
-async def cleaned(request: Outgoing, *, verifies: bool) -> Outgoing:
+async def cleaned(request: Outgoing, *, verifies: bool, short_ids: bool) -> Outgoing:
     """Return a request without what only bridges write.
 
-    ``verifies`` says that the upstream is Anthropic's, which refuses thinking without its signature.
+    ``verifies`` says that the upstream is Anthropic's, which refuses thinking without its signature. ``short_ids`` says
+    that it's Mistral's, which refuses other providers' ids.
     """
-    body, family = request.body, (request.family or request.model).lower()
+    body = request.body
     field: str = "messages"
     change: Callable[[_Object], _Object | None] | None = None
     if request.path == MESSAGES_PATH:
@@ -42,9 +43,9 @@ async def cleaned(request: Outgoing, *, verifies: bool) -> Outgoing:
     elif request.path == RESPONSES_PATH:
         if b"_proxy" in body or SEALED.replace('"', '\\"').encode() in body:
             field, change = "input", _Items(request)
-    elif _DATA.encode() in body and "gemini" not in family:
+    elif _DATA.encode() in body and "gemini" not in (request.family or request.model).lower():
         change = partial(with_ids, change=lambda id: id.partition(_DATA)[0])
-    elif SHORT_IDS in known(family) and b'"tool_call_id"' in body:
+    elif short_ids and b'"tool_call_id"' in body:
         change = partial(with_ids, change=short_id)
     if change is None:
         return request
@@ -107,5 +108,7 @@ class _Items:
     def _expanded(self) -> dict[str, _Object]:
         if self._known is None:
             raw = self._request.body if self._request.expanded is None else self._request.expanded()
-            self._known = {one["id"]: one for one in decode(raw)["input"] if is_unique(one.get("id"))}
+            self._known = {
+                one["id"]: one for one in decode(raw)["input"] if isinstance(one, dict) and is_unique(one.get("id"))
+            }
         return self._known

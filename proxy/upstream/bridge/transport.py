@@ -27,7 +27,7 @@ from proxy.http import sse
 from proxy.http.decompression import Unpacking
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
-from proxy.overflow.errors import cleaned, page_text, read_errors
+from proxy.overflow.errors import page_text, read_errors
 from proxy.upstream.traits import Refused
 from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
 
@@ -417,7 +417,10 @@ def _error_fields(raw: bytes) -> dict[str, Any]:
         value = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
         text = raw.decode("utf-8", "replace").strip()
-        return {"message": cleaned(page_text(text)) if text.startswith("<") else text, "type": "upstream_error"}
+        return {
+            "message": " ".join(page_text(text).split()) if text.startswith("<") else text,
+            "type": "upstream_error",
+        }
     first = value[0] if isinstance(value, list) and value else value  # Google's compatible endpoint sends an array
     error = first.get("error", first) if isinstance(first, dict) else first
     fields = error if isinstance(error, dict) else {"type": "upstream_error"}
