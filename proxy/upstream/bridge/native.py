@@ -109,6 +109,8 @@ class _Items:
         if self._known is None:
             raw = self._request.body if self._request.expanded is None else self._request.expanded()
             self._known = {
-                one["id"]: one for one in decode(raw)["input"] if isinstance(one, dict) and is_unique(one.get("id"))
+                one["id"]: one
+                for one in decode(raw).get("input") or ()
+                if isinstance(one, dict) and is_unique(one.get("id"))
             }
         return self._known
