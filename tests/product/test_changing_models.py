@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,9 +111,9 @@ def _joined(api: str, text: str) -> dict[str, Any]:
     return {"content": blocks}
 
 
-@pytest.mark.parametrize(("lane", "api"), [(lane, api) for lane, orders in ORDERS.items() for api in orders])
-def test_no_request_is_refused_and_each_server_gets_back_what_it_attached(lane: str, api: str, tmp_path: Path) -> None:
-    providers = Providers(lenient=api == "chat")
+@contextmanager
+def entrance(providers: Providers, folder: Path) -> Iterator[httpx.Client]:
+    """Return a client of a proxy in front of all providers."""
     with serve(providers.app) as behind:
         upstreams: dict[str, Any] = {
             name: {"base_url": f"{behind}/{name}/v1", "api_key": "k", "speaks": SPEAKS.get(name, ["chat"])}
@@ -120,13 +122,38 @@ def test_no_request_is_refused_and_each_server_gets_back_what_it_attached(lane: 
         upstreams["mistral"]["provider"] = "mistral"
         upstreams["claude"] = {"base_url": f"{behind}/claude/v1", "api_key": "k", "provider": "anthropic"}
         models = [{"match": model, "upstream": name, "profile": PROFILE} for name, model in MODELS.items()]
+        headers = {"authorization": "Bearer k"}
         with (
-            proxied({"upstreams": upstreams, "models": models}, tmp_path) as url,
-            httpx.Client(base_url=url, trust_env=False, timeout=60, headers={"authorization": "Bearer k"}) as caller,
+            proxied({"upstreams": upstreams, "models": models}, folder) as url,
+            httpx.Client(base_url=url, trust_env=False, timeout=60, headers=headers) as caller,
         ):
-            client, order = Client(caller, api), ORDERS[lane][api]
-            for number in range(REQUESTS):
-                client.go_on(MODELS[order[number * len(order) // REQUESTS]], stream=number % 2 == 1)
+            yield caller
+
+
+@pytest.mark.parametrize(("lane", "api"), [(lane, api) for lane, orders in ORDERS.items() for api in orders])
+def test_no_request_is_refused_and_each_server_gets_back_what_it_attached(lane: str, api: str, tmp_path: Path) -> None:
+    providers = Providers(lenient=api == "chat")
+    with entrance(providers, tmp_path) as caller:
+        client, order = Client(caller, api), ORDERS[lane][api]
+        for number in range(REQUESTS):
+            client.go_on(MODELS[order[number * len(order) // REQUESTS]], stream=number % 2 == 1)
     learned = [(name, re.sub(r"\d+", "", words)) for name, words in providers.refused]
     assert len(learned) == len({*learned}), "a server's rule is learned once"
     assert all(providers.returned[name] > 10 for name in order), providers.returned
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_references_to_translated_items_reach_openai_as_items(stream: bool, tmp_path: Path) -> None:
+    providers = Providers(lenient=False)
+    with entrance(providers, tmp_path) as caller:
+        client = Client(caller, "responses")
+        own = []
+        for number in range(6):
+            client.go_on(MODELS["kimi" if number < 3 else "openai"], stream=stream)
+            own += [one for one in client.history if "_proxy" in str(one.get("id")) and "item" not in one["type"]]
+            client.history = [
+                {"type": "item_reference", "id": one["id"]} if one in own else one for one in client.history
+            ]
+        assert {one["type"] for one in own} == {"reasoning", "function_call", "message"}
+    assert providers.refused == []
+    assert providers.returned["openai"] == 3

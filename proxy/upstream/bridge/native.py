@@ -97,11 +97,12 @@ class _Items:
         self._known: dict[str, _Object] | None = None
 
     def __call__(self, item: _Object) -> _Object | None:
-        own, kind = is_unique(item.get("id")), item.get("type")
-        if kind == "item_reference" and own:
+        own = is_unique(item.get("id"))
+        if item.get("type") == "item_reference" and own:
             item = self._expanded().get(item["id"], item)
-            kind = item.get("type")
-        if kind == "reasoning" and (own or str(item.get("encrypted_content")).startswith(SEALED)):
+        kind = item.get("type")
+        sealed = kind == "reasoning" and str(item.get("encrypted_content")).startswith(SEALED)
+        if sealed or (own and item["id"].startswith("rs_")):
             return None
         return {name: item[name] for name in item if name != "id"} if own and kind != "item_reference" else item
 

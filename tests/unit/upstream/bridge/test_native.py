@@ -85,14 +85,15 @@ def test_items_of_bridges_lose_their_ids_and_references_become_items() -> None:
     call = {"type": "function_call", "id": unique("fc"), "call_id": "call_1", "name": "run", "arguments": "{}"}
     theirs = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
     unknown = {"type": "item_reference", "id": unique("msg")}
+    thought = {"type": "item_reference", "id": unique("rs")}
     stored = {"type": "item_reference", "id": "msg_1"}
 
     def body(*items: dict[str, Any]) -> bytes:
         return json.dumps({"model": "m", "input": [USER, *items]}).encode()
 
     references = [{"type": "item_reference", "id": one["id"]} for one in (message, reasoning)]
-    given = (*references, call, sealed, theirs, unknown, stored)
-    expanded = body(message, reasoning, call, sealed, theirs, unknown, stored)
+    given = (*references, call, thought, sealed, theirs, unknown, stored)
+    expanded = body(message, reasoning, call, thought, sealed, theirs, unknown, stored)
     made = json.loads(sent(body(*given), RESPONSES_PATH, expanded=lambda: expanded))["input"]
     bare = [{name: one[name] for name in one if name != "id"} for one in (message, call)]
     assert made == [USER, *bare, theirs, unknown, stored]
