@@ -14,11 +14,12 @@ from functools import partial
 from time import perf_counter
 
 import structlog
+from msgspec.structs import replace
 
 from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
 from proxy.pipeline.budget import TokenBudget, TokenBudgets
-from proxy.pipeline.costs import Costs, reserve
+from proxy.pipeline.costs import Costs, reserve, size
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.features.item_references import item_reader, resolve
 from proxy.pipeline.features.overflow import Overflows
@@ -97,7 +98,7 @@ class Answering:
         if attempt is None:
             return await self._unmeasured(transport, run)
         await reserve(self.runtime, exchange, attempt, attempt.budget.factor)
-        request = outgoing(exchange, attempt)
+        request = self._outgoing(exchange, attempt)
         start = await send(exchange, transport, request, attempt.after)
         while True:
             cause, following = await self._recover(run, attempt, start)
@@ -108,7 +109,7 @@ class Answering:
             run.retry(cause, attempt.outcome, following.outcome)
             attempt = following
             try:
-                request = outgoing(exchange, attempt)
+                request = self._outgoing(exchange, attempt)
                 start = await send(exchange, transport, request, attempt.after)  # closes the answer before
             except UpstreamTimeout:
                 if run.refused is None or cause != CAUSE:
@@ -124,6 +125,17 @@ class Answering:
         await self.runtime.limits.load(*exchange.place)
         budget = self.budgets.of(exchange)
         return await run.attempt(budget, adapted(run.input(budget)))
+
+    def _outgoing(self, exchange: Exchange, attempt: Attempt) -> Outgoing:
+        async def count() -> int | None:
+            try:
+                counted = attempt.after or await size(self.runtime, exchange)
+            except ConfigurationError as error:
+                self.failed(exchange, error)
+                return None
+            return counted and round(counted * attempt.budget.factor)
+
+        return replace(outgoing(exchange, attempt), count=count)
 
     def failed(self, exchange: Exchange, error: Exception) -> None:
         """Report an error of the proxy, after which a request leaves unchanged."""

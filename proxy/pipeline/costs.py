@@ -161,7 +161,7 @@ async def settle(runtime: Runtime, exchange: Exchange) -> None:
             bill.price_of = replace(bill.price_of, others=others)
         await bill.settle(
             record,
-            partial(_counted, runtime, exchange),
+            partial(size, runtime, exchange),
             None if counter is None else counter.text,
             partial(runtime.limits.calibration.factor, *exchange.place),
         )
@@ -172,7 +172,7 @@ async def settle(runtime: Runtime, exchange: Exchange) -> None:
         log.exception("counting.failed", error=type(error).__name__)
 
 
-async def _counted(runtime: Runtime, exchange: Exchange) -> int | None:
+async def size(runtime: Runtime, exchange: Exchange) -> int | None:
     """Return the proxy's count of a request that wasn't counted and has its body; ``None`` if it can't count."""
     if exchange.counter is None or not exchange.body.raw:
         return None

@@ -130,7 +130,8 @@ class _Upstream:
         base_url = (choice.base_url or "").rstrip("/")
         if settings.provider == "azure":
             return azure_address(base_url, settings.api_version)
-        return Address(base_url, official=base_url == SPEAKS_OPENAI.get(settings.provider))
+        official = base_url == SPEAKS_OPENAI.get(settings.provider)
+        return Address(base_url, official=official, short_ids=settings.provider == "mistral")
 
     async def choice(self) -> TransportChoice:
         """Return whether to relay to the upstream, and its address. Raises ``ConfigurationError``."""

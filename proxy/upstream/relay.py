@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 from proxy.errors import UnknownModel
 from proxy.http.headers import Credential
+from proxy.upstream.bridge.native import cleaned
 from proxy.upstream.connections import Connections
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Headers, Outgoing, Transport
 
@@ -39,7 +40,7 @@ class Address:
     ``key_header`` is ``authorization`` (with "Bearer "), Azure's ``api-key`` or Anthropic's ``x-api-key``.
     ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``official`` says that the
     address is the provider's own. A server at any other address may take keys in Anthropic's header on Anthropic's
-    paths.
+    paths. ``short_ids`` says that ids of calls have nine letters and digits.
     """
 
     base_url: str
@@ -47,6 +48,7 @@ class Address:
     key_header: KeyHeader = "authorization"
     deployments: bool = False
     official: bool = False
+    short_ids: bool = False
 
     @property
     def prefix(self) -> str:
@@ -68,7 +70,7 @@ def azure_address(base_url: str, api_version: str | None) -> Address:
 
 
 class RelayTransport(Transport):
-    """Sends bodies to one upstream unchanged."""
+    """Sends bodies to one upstream, unchanged unless a bridge wrote a part of them."""
 
     def __init__(self, address: Address, *, upstream: str, api_key: str | None, headers: Mapping[str, str]) -> None:
         """``upstream`` is the name in the configuration, for error messages."""
@@ -95,6 +97,8 @@ class RelayTransport(Transport):
         return self._address.deployments and path in _OF_A_DEPLOYMENT
 
     async def send(self, request: Outgoing) -> Answer:
+        verifies, short_ids = self._address.key_header == "x-api-key", self._address.short_ids
+        request = await cleaned(request, verifies=verifies, short_ids=short_ids)
         url = None if request.query else self._urls.get(request.path)
         if url is None:
             url = self.url(request.path, request.query, model=request.model)

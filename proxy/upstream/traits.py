@@ -64,6 +64,8 @@ WITHOUT_EMPTY = Edit("without_empty")
 WITHOUT_REASONING = Edit("without_reasoning")
 WITH_REASONING = Edit("with_reasoning")
 LABELLED_MEDIA = Edit("labelled_media")
+SHORT_IDS = Edit("short_ids")
+SIGNED_CALLS = Edit("signed_calls")
 STREAMS = Edit("streams")
 
 Place = tuple[str, str, str]
@@ -94,6 +96,9 @@ _MEDIA_PARTS = {
     **dict.fromkeys(("file", "input_file", "document"), "file"),
     **dict.fromkeys(("video_url", "input_video", "video"), "video"),
 }
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+_UNCHECKED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
+"""See https://ai.google.dev/gemini-api/docs/thought-signatures: for calls that another model wrote."""
 LABEL = "[{kind} omitted: this model takes text only]"
 
 
@@ -239,6 +244,38 @@ def _with_reasoning(messages: Messages) -> Messages:
     return [{**one, "reasoning_content": " "} if one in bare else one for one in messages]
 
 
+def with_ids(message: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Return a chat message with other ids of its calls, or of the call that it answers."""
+
+    def changed(holder: Any, name: str) -> Any:
+        id = holder.get(name) if isinstance(holder, dict) else None
+        return {**holder, name: change(id)} if isinstance(id, str) else holder
+
+    made: dict[str, Any] = changed(message, "tool_call_id")
+    if isinstance(calls := message.get("tool_calls"), list):
+        made = {**made, "tool_calls": [changed(call, "id") for call in calls]}
+    return message if made == message else made
+
+
+def short_id(id: str) -> str:
+    """Return an id as Mistral takes it: nine letters and digits. Another one becomes its hash."""
+    return id if _SHORT_ID.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
+
+
+def _short_ids(messages: Messages) -> Messages:
+    return [with_ids(message, short_id) for message in messages]
+
+
+def _signed_calls(messages: Messages) -> Messages:
+    """Add Google's substitute for a thought signature to the first call of each message that has none."""
+    return list(map(_signed, messages))
+
+
+def _signed(message: dict[str, Any]) -> dict[str, Any]:
+    first, *others = message.get("tool_calls") or [{"extra_content": None}]
+    return message if "extra_content" in first else {**message, "tool_calls": [first | _UNCHECKED, *others]}
+
+
 def _labelled_media(messages: Messages) -> Messages:
     """Put labels in the place of images, audio, and files."""
     return [
@@ -270,6 +307,8 @@ _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
     WITHOUT_REASONING.kind: _without_reasoning,
     WITH_REASONING.kind: _with_reasoning,
     LABELLED_MEDIA.kind: _labelled_media,
+    SHORT_IDS.kind: _short_ids,
+    SIGNED_CALLS.kind: _signed_calls,
 }
 
 _OF_ITEMS = (WITHOUT_REASONING, LABELLED_MEDIA)
@@ -283,7 +322,7 @@ _KNOWN: Sequence[tuple[re.Pattern[str], tuple[Edit, ...]]] = (
     (re.compile(r""), (*_SHORT_IDS, Edit("raised", "max_output_tokens", LEAST_OUTPUT))),
     (
         re.compile(r"(?:^|/)(?:open-)?(?:mistral|codestral|devstral|ministral|magistral|pixtral|mixtral)"),
-        (ALTERNATING,),
+        (ALTERNATING, SHORT_IDS),
     ),
 )
 """Edits that are public and cost nothing, by the family of the model."""
@@ -309,6 +348,8 @@ ROLES = re.compile(r"alternat|\broles?\b|after role|last role", re.I)
 """A refusal because of the sequence of roles, unless it's about calls without results."""
 
 ROWS: Sequence[tuple[re.Pattern[str], Edit]] = (
+    (re.compile(r"(?:is missing|without) an? `?thought_?signature", re.I), SIGNED_CALLS),
+    (re.compile(r"call id\b.{0,200}\blength of 9\b", re.I | re.S), SHORT_IDS),
     (
         re.compile(
             r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)", re.I
@@ -354,7 +395,7 @@ _TOO_MANY = re.compile(r"too many|at most \d|more than \d|maximum (?:number )?of
 _MISSING = re.compile(
     r"missing|\brequired\b|must be (?:passed|provided|included|present|sent|echoed)|passed back", re.I
 )
-_NAMES_REASONING = re.compile(rf"(?<![-\w/.])(?:{'|'.join(_REASONING)}|thinking mode)(?![-\w])", re.I)
+_NAMES_REASONING = re.compile(rf"(?:(?<![-\w/.])|(?<=[\d\]]\.))(?:{'|'.join(_REASONING)}|thinking mode)(?![-\w])", re.I)
 _BUDGET = re.compile(r"budget_?tokens|thinking[. _]budget", re.I)
 _UNDONE = re.compile(
     r"unsupported|not? (?:longer )?(?:be )?(?:support|permit|allow|recogni|accept|valid|available|defin|expect|enabl)"

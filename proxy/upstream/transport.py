@@ -48,6 +48,7 @@ class Outgoing(msgspec.Struct, eq=False):
     after those that ``family`` is known to need. ``family`` is the name of a model with the same habits, by default
     ``model``. ``reasons`` says that the model takes an effort. A translated request has ``edited``: the names of the
     edits that had an effect. ``watch`` gets the upstream's own answer and its path, if a bridge translates the answer.
+    ``count`` returns the prompt's tokens, as the proxy counts them.
     """
 
     body: bytes
@@ -65,6 +66,7 @@ class Outgoing(msgspec.Struct, eq=False):
     reasons: bool = False
     edited: tuple[str, ...] = ()
     watch: Callable[[Answer, str], None] | None = None
+    count: Callable[[], Awaitable[int | None]] | None = None
 
 
 class Answer(msgspec.Struct, eq=False):

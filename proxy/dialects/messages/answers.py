@@ -61,6 +61,11 @@ class MessagesAnswers(Answers):
     def has_content(self, event: Object) -> bool:
         return bool(event.get("content")) or event.get("type") in ("content_block_start", "content_block_delta")
 
+    def stated_usage(self, part: Object) -> object:
+        """Return the usage, except the proxy's own count with which a bridge begins a stream."""
+        begins = part.get("stop_reason") is None and str(part.get("id")).startswith("msg_proxy")
+        return None if begins else part.get("usage")
+
     def joined_usage(self, usage: dict[str, Any], newer: Object) -> dict[str, Any]:
         """0 replaces no input, because some servers send it as a placeholder."""
         for name, number in newer.items():

@@ -13,7 +13,7 @@ from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
-from proxy.upstream.bridge.completions import is_unique
+from proxy.upstream.bridge.returned import is_unique
 
 PAUSES = (0.1, 0.2, 0.4)
 """Seconds between reads of items that another process may be writing."""

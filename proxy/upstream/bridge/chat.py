@@ -17,10 +17,12 @@ from proxy.dialects.walk import TEXT_FILE, file_text, row_of
 from proxy.errors import BadBody, ErrorShape, RequestError, UpstreamInterrupted
 from proxy.http import sse
 from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Completion, Event
+from proxy.upstream.bridge.returned import Writer, restored
 from proxy.upstream.bridge.transport import (
     BROKEN,
     Translation,
     Translator,
+    decoded,
     decoded_object,
     event_data,
     without_compression,
@@ -50,8 +52,9 @@ LOST = (
 )
 
 _TEXTS = frozenset({"text", "refusal"})
-_MESSAGE_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"})
-_FOR_TRANSLATION = frozenset({"thinking_blocks", "cache_control"})
+_MESSAGE_FIELDS = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking_blocks"}
+)
 _CALL_FIELDS = ("id", "type", "function")
 
 
@@ -68,6 +71,7 @@ class ChatTranslation(Translation):
     request: Mapping[str, Any]
     given: Mapping[str, Any]
     names: Mapping[str, str]
+    writer: Writer
 
     @abstractmethod
     def builder(self) -> AnswerBuilder:
@@ -75,20 +79,20 @@ class ChatTranslation(Translation):
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
         builder = self.builder()
-        completion = Completion(builder)
+        completion = Completion(builder, self.writer)
         deque(itertools.chain(completion.feed(answer), completion.finish()), maxlen=0)
         return builder.answer
 
     async def joined(self, stream: bytes) -> dict[str, Any]:
         """Return the answer for a chat stream. Raises ``UpstreamInterrupted`` if it has no finish reason."""
         builder = self.builder()
-        async for made in _steps(Completion(builder), Answer.whole(200, [], stream).body):
+        async for made in _steps(Completion(builder, self.writer), Answer.whole(200, [], stream).body):
             deque(made, maxlen=0)
         return builder.answer
 
     async def events(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the events for a chat stream. Raises ``UpstreamInterrupted`` if it has no finish reason."""
-        completion = Completion(self.builder())
+        completion = Completion(self.builder(), self.writer)
         sent = itertools.count(1)
         async for made in _steps(completion, body):
             for event in made:
@@ -127,7 +131,9 @@ def chat_translator(
         made = translation({**body_of(request), "model": request.model}, reasons=request.reasons)
         chat = plain(made.request, request, translated=translated)
         _refuse_loss(made, chat)
-        chat["messages"] = [_joined(message) for message in chat["messages"]]
+        chat["messages"] = restored(map(_joined, chat["messages"]), request.model, signed=translated)
+        calls = (call["id"] for message in made.request["messages"] for call in message.get("tool_calls") or ())
+        made.writer = Writer(request.model, calls)
         if request.stream:
             chat |= {"stream": True, "stream_options": {"include_usage": True}}
         else:
@@ -145,7 +151,7 @@ def chat_translator(
 def body_of(request: Outgoing) -> dict[str, Any]:
     """Return a request's body. Raises ``BadBody`` if it isn't a JSON object."""
     try:
-        body = msgspec.json.decode(request.body if request.expanded is None else request.expanded())
+        body = decoded(request.body if request.expanded is None else request.expanded())
     except (ValueError, RecursionError) as error:
         raise BadBody("The body isn't JSON, so the proxy can't translate it for this upstream.") from error
     if not isinstance(body, dict):
@@ -170,7 +176,7 @@ def plain(request: Mapping[str, Any], going: Outgoing, *, translated: bool) -> d
     """
     body = {name: value for name, value in request.items() if name in FIELDS and value is not None}
     body["model"] = going.model
-    fields = _MESSAGE_FIELDS | _FOR_TRANSLATION if translated else _MESSAGE_FIELDS
+    fields = _MESSAGE_FIELDS | {"cache_control"} if translated else _MESSAGE_FIELDS
     messages = _in_pairs(_message(message, fields) for message in request["messages"])
     body["messages"] = list(messages if translated else _media_after_results(messages))
     tools = [tool for tool in body.pop("tools", ()) if tool.get("type") == "function" and "function" in tool]

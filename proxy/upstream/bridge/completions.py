@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import uuid
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ import msgspec
 from pydantic_core import from_json
 
 from proxy.errors import UpstreamInterrupted
+from proxy.upstream.bridge.returned import OPAQUE, Writer, merge
 from proxy.upstream.bridge.transport import ErrorInStream
 
 UNREADABLE = "The upstream's answer isn't a chat completion. Ask the operator to check the setting 'speaks'."
@@ -53,7 +53,11 @@ _ENDS = (
 )
 """Ends of an answer by the words in their reasons. All others are the model's own."""
 
-_UNIQUE = re.compile(r"[a-z]+_proxy[0-9a-f]{32}")
+_CALL_FIELDS = frozenset({"index", "id", "type", "function", "name", "arguments"})
+_DATA_ID = 100
+"""An id of more characters carries data, such as LiteLLM's ids with thought signatures."""
+
+_THOUGHTS = frozenset({"reasoning_content", "thinking_blocks"})
 _ANY: Any = object()
 
 
@@ -81,11 +85,11 @@ class Completion:
     names the text that it stopped at, it's the ``stop_sequence``.
     """
 
-    def __init__(self, builder: AnswerBuilder) -> None:
+    def __init__(self, builder: AnswerBuilder, writer: Writer) -> None:
         self.reason: str | None = None
         self._stop: Any = None
         self._builder = builder
-        self._order = _Order()
+        self._order = _Order(writer)
         self._index: Any = _ANY
         self._written: defaultdict[str, list[Any]] = defaultdict(list)
 
@@ -193,6 +197,7 @@ def _read(message: Mapping[str, Any], *, whole: bool = False) -> Delta:
         found["reasoning_content"] = [reasoning]
     delta: Delta = {name: "".join(found[name]) for name in ("reasoning_content", "content", "refusal")}
     delta["thinking_blocks"] = _objects(message.get("thinking_blocks"))
+    delta["opaque"] = {name: message[name] for name in OPAQUE if message.get(name)}
     delta["images"] = [*found["images"], *filter(None, map(_url, _listed(message.get("images"))))]
     calls = _objects(message.get("tool_calls"))
     calls = calls or [{"index": 0, "function": one} for one in _objects(message.get("function_call"))]
@@ -242,6 +247,7 @@ def _call(part: Mapping[str, Any], number: int | None) -> dict[str, Any]:
         "id": "" if id is None else str(id),
         "type": "function",
         "function": {"name": str(function.get("name") or ""), "arguments": arguments},
+        "opaque": {name: value for name, value in part.items() if name not in _CALL_FIELDS and value},
     }
 
 
@@ -271,16 +277,6 @@ def is_cut(arguments: str) -> bool:
     return False
 
 
-def is_unique(id: str) -> bool:
-    """Return whether a bridge made an id, so that it never occurs again."""
-    return _UNIQUE.fullmatch(id) is not None
-
-
-def unique(prefix: str) -> str:
-    """Return a new id. Ids of upstreams may be empty, or occur again in other conversations."""
-    return f"{prefix}_proxy{uuid.uuid4().hex}"
-
-
 class _StreamedCall:
     """One call. ``number`` is its position in the answer, whatever the upstream's index."""
 
@@ -289,8 +285,9 @@ class _StreamedCall:
         self.index = index
         self.id = ""
         self.name = ""
+        self.given = ""
+        self.opaque: dict[str, Any] = {}
         self.closed = False
-        self._opened = False
         self._texts: list[str] = []
         self._length = 0
         self._sent = 0
@@ -308,6 +305,7 @@ class _StreamedCall:
             raise UpstreamInterrupted(CONTINUED)
         self.id = self.id or part["id"]
         self.name = self.name or part["function"]["name"]
+        merge(self.opaque, part["opaque"])
         self._texts.append(text)
         self._length += len(text)
         self._complete = None
@@ -336,35 +334,43 @@ class _StreamedCall:
             self._complete = bool(self.name) and _is_object(self.arguments)
         return self._complete
 
-    def release(self, taken: set[str]) -> Iterator[Delta]:
-        """Yield what the client doesn't have yet."""
+    def release(self, writer: Writer) -> Iterator[Delta]:
+        """Yield what the client doesn't have yet. The server's data comes before the call."""
         if not self.name:
             return
         text = "".join(self._texts[self._sent :])
         self._sent = len(self._texts)
-        if not self._opened:
-            self._opened = True
-            id = self.id if self.id and self.id not in taken else unique("call")
-            taken.add(id)
-            opening = {"id": id, "type": "function", "function": {"name": self.name, "arguments": text}}
+        if not self.given:
+            self.given = writer.id(self.id, self.name)
+            if len(self.id) > _DATA_ID:
+                self.opaque["id"] = self.id
+            yield from self.data(writer)
+            opening = {"id": self.given, "type": "function", "function": {"name": self.name, "arguments": text}}
             yield {"tool_calls": [{"index": self.number, **opening}]}
         elif text:
             yield {"tool_calls": [{"index": self.number, "function": {"arguments": text}}]}
+
+    def data(self, writer: Writer) -> Iterator[Delta]:
+        """Yield the server's data that the client doesn't have yet."""
+        opaque, self.opaque = self.opaque, {}
+        if opaque:
+            yield writer.data(calls={self.given: opaque})
 
 
 class _Order:
     """The calls and texts of one answer. Those behind an incomplete call wait."""
 
-    def __init__(self) -> None:
-        self._number = itertools.count()
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._calls: list[_StreamedCall] = []
+        self._opaque: dict[str, Any] = {}
         self._newest: dict[tuple[Any, Any], _StreamedCall] = {}
         self._waiting: deque[_StreamedCall | Delta] = deque()
-        self._taken: set[str] = set()
 
     @property
     def has_calls(self) -> bool:
         """Whether the client has got a call."""
-        return bool(self._taken)
+        return any(call.given for call in self._calls)
 
     @property
     def is_cut(self) -> bool:
@@ -373,22 +379,37 @@ class _Order:
 
     def feed(self, delta: Mapping[str, Any]) -> Iterator[Delta]:
         """Yield the deltas that a delta makes ready."""
-        if rest := {name: value for name, value in delta.items() if name != "tool_calls"}:
-            self._waiting.append(rest)
+        merge(self._opaque, delta.get("opaque") or {})
+        thoughts = {name: delta[name] for name in delta if name in _THOUGHTS}
+        rest = {name: delta[name] for name in delta.keys() - thoughts.keys() - {"tool_calls", "opaque"}}
+        data = [self._data()] if self._opaque and (rest or delta.get("tool_calls")) else []
+        self._waiting += filter(None, [thoughts, *data, rest])
         for part in delta.get("tool_calls") or ():
             self._add(part)
         yield from self._ready(ended=False)
 
     def finish(self) -> Iterator[Delta]:
-        """Yield all that waits. Raises ``UpstreamInterrupted`` for a call that has arguments and no name."""
+        """Yield all that waits. Raises ``UpstreamInterrupted`` for a call that has arguments and no name.
+
+        A server's data isn't put behind a text, because clients take the last block for the answer.
+        """
         yield from self._ready(ended=True)
+        for call in self._calls:
+            yield from call.data(self._writer)
+        if self._opaque and self.has_calls:
+            yield self._data()
+
+    def _data(self) -> Delta:
+        opaque, self._opaque = self._opaque, {}
+        return self._writer.data(message=opaque)
 
     def _add(self, part: Mapping[str, Any]) -> None:
         call = self._call_of(part)
         if call is not None and call.repeats(part):
             return
         if call is None or call.precedes(part):
-            call = _StreamedCall(next(self._number), part["index"])
+            call = _StreamedCall(len(self._calls), part["index"])
+            self._calls.append(call)
             self._waiting.append(call)
         call.add(part)
         for key in itertools.product({call.index, _ANY}, {call.id, _ANY}):
@@ -408,7 +429,7 @@ class _Order:
             if isinstance(first, _StreamedCall):
                 if ended and first.arguments and not first.name:
                     raise UpstreamInterrupted(NAMELESS)
-                yield from first.release(self._taken)
+                yield from first.release(self._writer)
                 if not ended and (len(self._waiting) == 1 or not first.complete()):
                     return
                 first.closed = True

@@ -63,6 +63,7 @@ class MessagesTranslation(ChatTranslation):
     """A request of ``/v1/messages`` as a chat request, and the way back."""
 
     table = MESSAGES
+    counts = True
     silent = SILENT | {"media_type", "toolset_name", "provider_specific_fields"}
 
     def __init__(self, body: Mapping[str, Any], *, reasons: bool) -> None:
@@ -153,7 +154,7 @@ class MessagesTranslation(ChatTranslation):
             yield made
 
     def builder(self) -> MessageBuilder:
-        return MessageBuilder(self._model, self.names, self._stops)
+        return MessageBuilder(self._model, self.names, self._stops, self.prompt)
 
 
 def _blocks(content: Any) -> list[Any]:

@@ -11,7 +11,8 @@ import msgspec
 from pydantic_core import from_json
 
 from proxy.errors import UpstreamInterrupted
-from proxy.upstream.bridge.completions import AnswerBuilder, Event, figures, is_cut, unique
+from proxy.upstream.bridge.completions import AnswerBuilder, Event, figures, is_cut
+from proxy.upstream.bridge.returned import unique
 
 UNREADABLE_CALL = "The model wrote a call whose arguments aren't JSON. Send the request again."
 
@@ -28,10 +29,11 @@ _HELD = 1_024
 
 class MessageBuilder(AnswerBuilder):
     """One message. ``names`` has the client's names of tools that have others at the upstream, and ``stops`` its texts
-    to stop at.
+    to stop at. ``prompt`` is the proxy's count of the prompt, because servers report theirs at the end.
     """
 
-    def __init__(self, model: str, names: Mapping[str, str], stops: Collection[str]) -> None:
+    def __init__(self, model: str, names: Mapping[str, str], stops: Collection[str], prompt: int) -> None:
+        self._prompt = prompt
         self._names = names
         self._stops = stops
         self._begun = False
@@ -55,7 +57,8 @@ class MessageBuilder(AnswerBuilder):
         if not self._begun:
             self._begun = True
             self.answer["model"] = chunk.get("model") or self.answer["model"]
-            yield {"type": "message_start", "message": {**self.answer, "content": []}}
+            usage = self.answer["usage"] if usage else {"input_tokens": self._prompt, "output_tokens": 0}
+            yield {"type": "message_start", "message": {**self.answer, "content": [], "usage": usage}}
         for choice in chunk.get("choices") or ():
             yield from self._delta(choice["delta"])
             if reason := choice["finish_reason"]:

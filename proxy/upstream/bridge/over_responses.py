@@ -14,6 +14,7 @@ import msgspec
 from proxy.errors import RequestError, UpstreamInterrupted
 from proxy.http import sse
 from proxy.upstream.bridge.chat import body_of
+from proxy.upstream.bridge.returned import ITEM_IDS, fitted
 from proxy.upstream.bridge.transport import (
     BROKEN,
     ErrorInStream,
@@ -267,7 +268,7 @@ def _items(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for number, message in enumerate(messages):
         role, name = message["role"], message.get("name")
         if role in ("tool", "function"):
-            id = message.get("tool_call_id") or legacy.get(str(name), "")
+            id = fitted(message.get("tool_call_id") or legacy.get(str(name), ""), ITEM_IDS)
             kind = "custom_tool_call_output" if id in custom else "function_call_output"
             yield {"type": kind, "call_id": id, "output": _content(message.get("content") or "")}
             continue
@@ -300,7 +301,8 @@ def _calls(number: int, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         kind = call.get("type", "function")
         item, field = ("custom_tool_call", "input") if kind == "custom" else ("function_call", "arguments")
         try:
-            yield {"type": item, "call_id": call["id"], "name": call[kind]["name"], field: call[kind][field]}
+            id = fitted(call["id"], ITEM_IDS)
+            yield {"type": item, "call_id": id, "name": call[kind]["name"], field: call[kind][field]}
         except (KeyError, TypeError) as error:
             where = f"messages[{number}].tool_calls[{place}]"
             raise RequestError(

@@ -19,6 +19,7 @@ from proxy.errors import RequestError
 from proxy.http import sse
 from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, check_role
 from proxy.upstream.bridge.responses_answers import CallItem, ResponseBuilder
+from proxy.upstream.bridge.returned import is_verifiable
 from proxy.upstream.bridge.transport import openai_error
 
 _Object = dict[str, Any]
@@ -274,7 +275,7 @@ def _thought(item: _Object, blocks: Iterable[Any] | None) -> list[_Object]:
 
 def _sealed(blocks: Iterable[Any]) -> str | None:
     """Return blocks of thinking for ``encrypted_content``: those that their writer can verify."""
-    kept = [block for block in blocks if _is_verifiable(block)]
+    kept = [block for block in blocks if is_verifiable(block)]
     return json.dumps(kept, separators=(",", ":")) if kept else None
 
 
@@ -284,12 +285,7 @@ def _unsealed(content: Any) -> list[Any]:
         blocks = json.loads(content) if isinstance(content, str) else ()
     except (ValueError, RecursionError):
         return []
-    return [block for block in blocks if _is_verifiable(block)] if isinstance(blocks, list) else []
-
-
-def _is_verifiable(block: Any) -> bool:
-    proof = {"thinking": "signature", "redacted_thinking": "data"}
-    return isinstance(block, dict) and bool(block.get(proof.get(str(block.get("type")), "")))
+    return [block for block in blocks if is_verifiable(block)] if isinstance(blocks, list) else []
 
 
 def _arguments(item: _Object, row: Part) -> str:

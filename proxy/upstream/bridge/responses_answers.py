@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxy.dialects.parts import RESPONSES
-from proxy.upstream.bridge.completions import AnswerBuilder, Event, figures, unique
+from proxy.upstream.bridge.completions import AnswerBuilder, Event, figures
+from proxy.upstream.bridge.returned import unique
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 

@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import json
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ import msgspec
 import structlog
 
 from proxy.config.upstreams import Api
+from proxy.dialects.request import without_lone_surrogates
 from proxy.errors import BadBody, ErrorShape, RequestError, TranslationFailed, UpstreamInterrupted
 from proxy.http import sse
 from proxy.http.decompression import Unpacking
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
-from proxy.overflow.errors import read_errors
+from proxy.overflow.errors import page_text, read_errors
 from proxy.upstream.traits import Refused
 from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
 
@@ -66,6 +68,12 @@ _OPENS = re.compile(
 )
 """An event before the first content. An error behind it still has its own status."""
 
+_WORDS = (
+    *("message", "Message", "msg", "detail", "error", "errors", "error_message", "errorMessage", "description"),
+    *("faultstring", "fault", "title", "reason"),
+)
+"""Fields with the words of an error, or with an error inside."""
+
 _KINDS: Mapping[type, str] = {str: "a string", list: "an array", dict: "an object"}
 _BODY: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("messages", "tools", "functions"), (list,)),
@@ -104,10 +112,13 @@ FAILED = (
 class Translation(ABC):
     """The way back for the answer to one translated request.
 
-    ``reads_whole``: ``events`` also reads a whole answer, and ``joined`` reads a stream.
+    ``counts``: a stream begins with the tokens of the prompt, which are in ``prompt``. ``reads_whole``: ``events`` also
+    reads a whole answer, and ``joined`` reads a stream.
     """
 
+    counts = False
     reads_whole = False
+    prompt = 0
 
     @abstractmethod
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +193,7 @@ class Bridge(Transport):
         except RequestError:
             raise
         except Exception as error:
-            if where := _misshapen(msgspec.json.decode(request.body)):
+            if where := _misshapen(decoded(request.body)):
                 raise BadBody(f"The proxy can't translate the request: {where}. Fix: correct it.") from error
             log.exception("translation.failed", of="request")
             raise TranslationFailed(FAILED.format(of="request")) from error
@@ -212,7 +223,7 @@ class Bridge(Transport):
         if _is_stream(answer) and translation.reads_whole:  # some servers always stream
             return await self._answered(answer, translation.joined(raw), request)
         try:
-            value = _decoded(raw)
+            value = decoded(raw)
         except (ValueError, RecursionError) as error:
             raise self._unreadable() from error
         if not isinstance(value, dict) or not self._translator.is_answer(value):
@@ -251,6 +262,8 @@ class Bridge(Transport):
 
     async def _stream(self, answer: Answer, translation: Translation, request: Outgoing) -> Answer:
         """Return a translated stream, or an error with its own status if the stream has nothing before it."""
+        if request.count is not None and translation.counts:
+            translation.prompt = await request.count() or 0
         events, begun = self._events(answer, translation), answer.start_time or asyncio.get_running_loop().time()
         made = Answer(200, [EVENT_STREAM, *_kept(answer)], events, answer.close, answer.keeps_request, begun)
         first: list[bytes] = []
@@ -274,7 +287,8 @@ class Bridge(Transport):
                 count += 1
                 yield event
         except ErrorInStream as error:
-            yield self._translator.error_event(error.error, _stated(_error_bytes(error)), count)
+            raw = _error_bytes(error)
+            yield self._translator.error_event(_error_fields(raw), _stated(raw), count)
 
     async def _events(self, answer: Answer, translation: Translation) -> AsyncIterator[bytes]:
         try:
@@ -307,21 +321,29 @@ async def event_data(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 yield data
 
 
-def _decoded(data: bytes) -> Any:
-    """Return JSON. Servers written in Python also send ``-Infinity``, and halves of surrogate pairs."""
+def decoded(data: bytes) -> Any:
+    """Return JSON. Others also write halves of surrogate pairs, ``-Infinity``, and numbers that no double can hold."""
     try:
         return msgspec.json.decode(data)
     except ValueError:
-        value = json.loads(data, parse_constant=lambda _: None)
+        data = without_lone_surrogates(data)
+        value = json.loads(data, parse_constant=lambda _: None, parse_float=_bounded, parse_int=_bounded)
         return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _bounded(number: str) -> float:
+    if len(number) < 300 and "." not in number and "e" not in number.lower():
+        return int(number)
+    return max(-sys.float_info.max, min(float(number), sys.float_info.max))
 
 
 def decoded_object(data: bytes, unreadable: str) -> dict[str, Any]:
     """Return a JSON object. Raises ``UpstreamInterrupted`` with the message ``unreadable`` for anything else."""
     try:
-        value = _decoded(data)
+        value = decoded(data)
     except (ValueError, RecursionError) as error:
         raise UpstreamInterrupted(unreadable) from error
+    value = value[0] if isinstance(value, list) and value else value  # Google's errors
     if not isinstance(value, dict):
         raise UpstreamInterrupted(unreadable)
     return value
@@ -395,11 +417,28 @@ def _error_fields(raw: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
     except (ValueError, RecursionError):
-        return {"message": raw.decode("utf-8", "replace").strip(), "type": "upstream_error"}
-    error = value.get("error", value) if isinstance(value, dict) else value
-    if isinstance(error, dict):
-        return error if error.get("message") else {**error, "message": msgspec.json.encode(error).decode()}
-    return {"message": error if isinstance(error, str) else raw.decode(), "type": "upstream_error"}
+        text = raw.decode("utf-8", "replace").strip()
+        return {
+            "message": " ".join(page_text(text).split()) if text.startswith("<") else text,
+            "type": "upstream_error",
+        }
+    first = value[0] if isinstance(value, list) and value else value  # Google's compatible endpoint sends an array
+    error = first.get("error", first) if isinstance(first, dict) else first
+    fields = error if isinstance(error, dict) else {"type": "upstream_error"}
+    return {**fields, "message": _said(value) or raw.decode("utf-8", "replace")}
+
+
+def _said(value: Any) -> str:
+    """Return the words of an error, such as those of a list of faults with their places."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "; ".join(filter(None, map(_said, value)))
+    if not isinstance(value, dict):
+        return ""
+    said = next(filter(None, (_said(value.get(name)) for name in _WORDS)), "")
+    place = ".".join(map(str, value["loc"])) if isinstance(value.get("loc"), list) else ""
+    return f"{place}: {said}" if place and said else said
 
 
 def _kept(answer: Answer) -> Headers:

@@ -27,10 +27,9 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from proxy.config.upstreams import TransportChoice
 from proxy.errors import BadBody, ConfigurationError, RequestError, UnknownModel
+from proxy.upstream.bridge.transport import decoded
 from proxy.upstream.traits import apply
 from proxy.upstream.transport import Outgoing
 
@@ -293,12 +292,7 @@ def arguments(provider: str, request: Outgoing) -> tuple[dict[str, Any], tuple[s
 
 def _parsed(body: bytes) -> dict[str, Any]:
     try:
-        try:
-            value = msgspec.json.decode(body)
-        except msgspec.DecodeError:
-            # Lone surrogates, NaN, and similar values: a question mark replaces each invalid character.
-            lenient = json.dumps(json.loads(body), ensure_ascii=False)
-            value = json.loads(lenient.encode("utf-8", "replace"))
+        value = decoded(body)
     except (ValueError, RecursionError) as error:
         raise BadBody(
             "The body isn't JSON, so the proxy can't translate it for this model's provider. Send valid JSON."
@@ -337,7 +331,7 @@ def _parsable(call: Any) -> Any:
     if not isinstance(function, dict) or not isinstance(given := function.get("arguments"), str) or not given:
         return call
     try:
-        msgspec.json.decode(given)
+        decoded(given.encode("utf-8", "replace"))
     except (ValueError, RecursionError):
         return {**call, "function": {**function, "arguments": json.dumps({"incomplete": given})}}
     return call

@@ -109,6 +109,35 @@ def test_reasoning_roles_and_media() -> None:
     assert read(b"This model does not support image input", image) == (LABELLED_MEDIA,)
 
 
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        ("Function call is missing a thought_signature in functionCall parts.", "signed_calls"),
+        ("Tool call id was call_1 but must be a-z, A-Z, 0-9, with a length of 9.", "short_ids"),
+        ("messages[1].reasoning_content: Extra inputs are not permitted", "without_reasoning"),
+    ],
+)
+def test_calls_of_another_model(refusal: str, kind: str) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assistant = {
+        "role": "assistant",
+        "content": None,
+        "reasoning_content": "t",
+        "tool_calls": [call, {**call, "id": "aB3456789"}],
+    }
+    body = {"messages": [{"role": "user", "content": "x"}, assistant, {"role": "tool", "tool_call_id": "call_1"}]}
+    [edit] = read(refusal.encode(), body)
+    assert edit.kind == kind
+    assert apply(body, [edit]) == (kind,)
+    assert apply(body, [edit]) == ()
+    _, made, result = body["messages"]
+    if kind == "short_ids":
+        assert made["tool_calls"][0]["id"] == result["tool_call_id"] != "call_1"
+        assert made["tool_calls"][1]["id"] == "aB3456789"
+    if kind == "signed_calls":
+        assert [set(one) - set(call) for one in made["tool_calls"]] == [{"extra_content"}, set()]
+
+
 def test_an_echo_of_the_request_names_nothing() -> None:
     text = "I see the error unknown field: temperature"
     raw = json.dumps({**SENT, "messages": [{"role": "user", "content": text}]}).encode()

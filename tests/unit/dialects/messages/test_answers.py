@@ -93,3 +93,11 @@ def test_an_answer_without_content_is_empty() -> None:
     assert not ANSWERS.is_silence(stream(START))
     assert ANSWERS.is_usual("tool_use")
     assert not ANSWERS.is_usual("model_context_window_exceeded")
+
+
+def test_the_proxys_own_count_at_the_start_of_a_bridges_stream_is_no_usage() -> None:
+    message = {**START["message"], "id": "msg_proxy1", "type": "message"}
+    own = {"type": "message_start", "message": {**message, "usage": {"input_tokens": 50, "output_tokens": 0}}}
+    assert ANSWERS.read_usage(stream(own, BLOCK, DELTA)).prompt is None
+    assert ANSWERS.read_usage(stream(own, BLOCK, DELTA, end("end_turn", input_tokens=40, output_tokens=2))).prompt == 40
+    assert ANSWERS.read_usage(json.dumps({**message, "stop_reason": "end_turn"}).encode()).prompt == 3_210

@@ -1,0 +1,196 @@
+"""Ids and data in a bridge's answers: valid for each API's owner, and on their way back to the server."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import deque
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.upstream.bridge.completions import Completion
+from proxy.upstream.bridge.messages import MessagesTranslation
+from proxy.upstream.bridge.messages_answers import MessageBuilder
+from proxy.upstream.bridge.returned import MOST_DATA, Writer, is_unique, merge, restored, unique
+
+VALID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+LONG = "mcp__claude_ai_Gmail__search_threads_with_a_name_of_64_characters"
+
+
+def turn(id: str, name: str = "run", **more: Any) -> list[dict[str, Any]]:
+    call = {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return [{"role": "assistant", "tool_calls": [call], **more}, {"role": "tool", "tool_call_id": id, "content": "1"}]
+
+
+def ids(messages: list[dict[str, Any]]) -> tuple[str, str]:
+    return messages[0]["tool_calls"][0]["id"], messages[1]["tool_call_id"]
+
+
+@pytest.mark.parametrize("name", ["run", "Bash", "a-b", LONG[:64]])
+@pytest.mark.parametrize("form", ["functions.{}:0", "functions.{}:137", "{}:1", "call.1", "ü", "call 1/2", "a-n-2e.x"])
+def test_an_id_comes_back_to_its_server_only(form: str, name: str) -> None:
+    own = form.format(name)
+    given = Writer("kimi-k2", []).id(own, name)
+    assert VALID.fullmatch(given)
+    assert ids(restored(turn(given, name), "kimi-k2")) == (own, own)
+    assert ids(restored(turn(given, name), "gpt-5")) == (given, given)
+
+
+@pytest.mark.parametrize("own", ["call_1", "toolu_01A", "123456789", "x" * 40, "call-1_a"])
+def test_a_valid_id_stays(own: str) -> None:
+    assert Writer("m", []).id(own, "run") == own
+    assert ids(restored(turn(own), "m")) == (own, own)
+
+
+def test_an_id_that_occurs_again_becomes_another_one() -> None:
+    writer = Writer("m", ["call_0"])
+    given = [writer.id("call_0", "run") for _ in range(50)]
+    assert len({*given, "call_0"}) == 51
+    assert all(VALID.fullmatch(id) for id in given)
+    assert {ids(restored(turn(id), "m")) for id in given} == {("call_0", "call_0")}
+
+
+@pytest.mark.parametrize("own", ["", "x" * 41, "chatcmpl-tool-" + "a" * 32, "." * 30])
+def test_an_id_without_room_is_replaced(own: str) -> None:
+    given = Writer("m", []).id(own, "run")
+    assert is_unique(given)
+    assert VALID.fullmatch(given)
+
+
+def test_ids_of_others_are_shortened_alike() -> None:
+    first, second = (ids(restored(turn("x" * length), "m")) for length in (41, 64))
+    assert first[0] == first[1] != second[0] == second[1]
+    assert all(VALID.fullmatch(id) for id in (*first, *second))
+
+
+def test_any_id_of_any_function_leads_back_or_is_replaced() -> None:
+    dice = random.Random(3)
+    for _ in range(2_000):
+        name = "".join(dice.choices("ab-_n2", k=dice.randint(1, 64)))
+        own = "".join(dice.choices("ab-n2e._:/ é" + name[:1], k=dice.randint(1, 12))) + name * dice.randint(0, 1)
+        given = Writer("m", []).id(own, name)
+        assert VALID.fullmatch(given)
+        assert is_unique(given) or ids(restored(turn(given, name), "m")) == (own, own)
+
+
+def test_data_comes_back_to_its_server_only() -> None:
+    data = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
+    details = [{"type": "reasoning.encrypted", "data": "x", "index": 0}]
+    blocks = Writer("m", []).data(calls={"call_1": data}, message={"reasoning_details": details})
+    message, _ = restored(turn("call_1", **blocks), "m")
+    assert message["tool_calls"][0]["extra_content"] == data["extra_content"]
+    assert message["reasoning_details"] == details
+    assert "thinking_blocks" not in message
+    for signed in (False, True):
+        message, _ = restored(turn("call_1", **blocks), "other", signed=signed)
+        assert message == turn("call_1")[0]
+
+
+@pytest.mark.parametrize("data", ["proxy:", "proxy:[]", "proxy:{", 'proxy:{"calls":1}', 'proxy:{"by":"62c6"}', "x"])
+def test_data_that_a_client_changed_is_ignored(data: str) -> None:
+    blocks = [{"type": "redacted_thinking", "data": data}, {"type": "redacted_thinking"}]
+    assert restored(turn("call_1", thinking_blocks=blocks), "m") == turn("call_1")
+
+
+def test_too_much_data_is_left_out() -> None:
+    assert Writer("m", []).data(message={"reasoning_opaque": "x" * MOST_DATA}) == {}
+
+
+def test_only_signed_thinking_goes_through_a_second_translation() -> None:
+    signed = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
+    blocks = [{"type": "thinking", "thinking": "Hm.", "signature": ""}, signed]
+    message, _ = restored(turn("call_1", thinking_blocks=blocks), "m", signed=True)
+    assert message["thinking_blocks"] == [signed]
+
+
+def test_streamed_details_are_joined() -> None:
+    held: dict[str, Any] = {}
+    text = {"type": "reasoning.text", "index": 0, "format": "f"}
+    for part in ("I ", "think"):
+        merge(held, {"reasoning_details": [{**text, "text": part, "signature": None}]})
+    merge(held, {"reasoning_details": [{**text, "signature": "s"}, {"type": "reasoning.encrypted", "data": "x"}]})
+    merge(held, {"reasoning_details": [{"type": "reasoning.encrypted", "data": "y"}]})
+    assert held["reasoning_details"] == [
+        {**text, "text": "I think", "signature": "s"},
+        {"type": "reasoning.encrypted", "data": "x"},
+        {"type": "reasoning.encrypted", "data": "y"},
+    ]
+
+
+def test_unique_ids_are_valid() -> None:
+    assert VALID.fullmatch(unique("call"))
+    assert is_unique("fc_proxy" + "0" * 32), "ids of earlier versions"
+
+
+def answered(*deltas: dict[str, Any], taken: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Return the blocks of the message that a stream with these deltas makes, and check that they're valid."""
+    builder = MessageBuilder("m", {}, (), 0)
+    completion = Completion(builder, Writer("m", taken))
+    for delta in deltas:
+        deque(completion.feed({"choices": [{"index": 0, "delta": delta}]}), maxlen=0)
+    deque(completion.feed({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}), maxlen=0)
+    deque(completion.finish(), maxlen=0)
+    content: list[dict[str, Any]] = json.loads(msgspec.json.encode(builder.answer))["content"]
+    return content
+
+
+def back(content: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the chat message for blocks that a client sends back."""
+    made = MessagesTranslation({"model": "m", "messages": [{"role": "assistant", "content": content}]}, reasons=False)
+    [message] = restored(made.request["messages"], "m")
+    return message
+
+
+def call(id: str, arguments: str = "{}", **more: Any) -> dict[str, Any]:
+    return {"index": 0, "id": id, "type": "function", "function": {"name": "run", "arguments": arguments}, **more}
+
+
+EXTRA = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
+DETAIL = {"type": "reasoning.encrypted", "data": "c2ln", "index": 0}
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [
+        [{"tool_calls": [call("functions.run:0", **EXTRA)]}],
+        [
+            {"tool_calls": [call("functions.run:0", "{")]},
+            {"tool_calls": [{"index": 0, "function": {"arguments": "}"}, **EXTRA}]},
+        ],
+        [{"tool_calls": [call("functions.run:0")]}, {"tool_calls": [{"index": 0, "function": {}, **EXTRA}]}],
+    ],
+)
+def test_data_of_a_call_comes_back_wherever_a_stream_has_it(deltas: list[dict[str, Any]]) -> None:
+    [made] = back(answered(*deltas))["tool_calls"]
+    assert (made["id"], made["extra_content"]) == ("functions.run:0", EXTRA["extra_content"])
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_details_of_a_message_come_back(early: bool) -> None:
+    parts = [{"reasoning_details": [DETAIL]}, {"content": "I run it."}, {"tool_calls": [call("call_1")]}]
+    content = answered(*(parts if early else reversed(parts)))
+    assert back(content)["reasoning_details"] == [DETAIL]
+    assert back(answered({**parts[0], **parts[1], **parts[2]}))["reasoning_details"] == [DETAIL]
+
+
+def test_a_text_stays_the_last_block_of_an_answer() -> None:
+    assert [block["type"] for block in answered({"content": "Hi"}, {"reasoning_details": [DETAIL]})] == ["text"]
+    content = answered({"reasoning": "Hm.", "reasoning_details": [DETAIL], "content": "Hi"})
+    assert [block["type"] for block in content] == ["thinking", "redacted_thinking", "text"]
+    assert back(content) | {"content": ""} == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm.",
+        "reasoning_details": [DETAIL],
+    }
+
+
+def test_an_id_that_carries_data_comes_back() -> None:
+    id = "call_1__thought__" + "c2ln+/" * 1_000
+    content = answered({"tool_calls": [call(id)]})
+    assert VALID.fullmatch(content[-1]["id"])
+    assert back(content)["tool_calls"][0]["id"] == id
+    assert back(content[-1:])["tool_calls"][0]["id"] == content[-1]["id"], "without the block, it's lost"
