@@ -13,7 +13,9 @@ No edit touches what the answer depends on, see ``_protected``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -31,6 +33,9 @@ REFUSAL_BYTES = 4_096
 """Bytes of a refusal that are read. Names behind them are in an echo of the request."""
 
 MOST_NAMES = 16
+
+MOST_VALUES = 100
+"""Values of a refusal in JSON that are read."""
 
 MODELS = 10_000
 """Models of tenants that are remembered."""
@@ -72,11 +77,12 @@ Place = tuple[str, str, str]
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details", "reasoning_text", "thinking_blocks", "thinking")
 """Fields of messages with reasoning."""
 
-_SCALE = ("none", "off", "disabled", "minimal", "low", "medium", "default", "high", "xhigh", "max")
+_NO_EFFORT = ("none", "off", "disabled")
+_SCALE = (*_NO_EFFORT, "minimal", "low", "medium", "default", "high", "xhigh", "max")
 """Efforts, from the least to the most. ``default`` is about as much as ``medium``."""
 
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""Names of the limit on a model's output."""
+_LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens", "max_output_tokens": ""}
+"""Names of the limit on a model's output, and the other name in the same API."""
 
 _KEPT = frozenset(
     {
@@ -173,8 +179,8 @@ def _nearest(holder: dict[str, Any], name: str, allowed: Sequence[str]) -> bool:
     value = holder[name]
     if value in allowed or value not in _SCALE:
         return False
-    place = _SCALE.index(value)
-    holder[name] = min(allowed, key=lambda one: (abs(_SCALE.index(one) - place), _SCALE.index(one)))
+    place, some = _SCALE.index(value), value not in _NO_EFFORT
+    holder[name] = min(allowed, key=lambda one: ((one not in _NO_EFFORT) != some, abs(_SCALE.index(one) - place)))
     return True
 
 
@@ -329,7 +335,7 @@ ROWS: Sequence[tuple[re.Pattern[str], Edit]] = (
             r"(?:not (?:supported|available|allowed|enabled|valid)|unsupported|only supported|isn't supported)"
             r"|(?:not|n't) (?:support|accept|process|have|a)\b[^.]{0,60}(?:image|vision|multi-?modal|audio|video|file)"
             r"|no endpoints found[^.]{0,40}(?:image|vision|file)"
-            r"|unknown (?:variant|content type) .?(?:image|input_|file|audio)"
+            r"|(?:unknown|unsupported) (?:variant|content)[^.]{0,20}(?:image|input_|file|audio)"
             r"|(?:text|string)[- ]only|invalid type: sequence, expected a string|content must be a string",
             re.I,
         ),
@@ -354,8 +360,11 @@ _TOO_MANY = re.compile(r"too many|at most \d|more than \d|maximum (?:number )?of
 _MISSING = re.compile(
     r"missing|\brequired\b|must be (?:passed|provided|included|present|sent|echoed)|passed back", re.I
 )
-_NAMES_REASONING = re.compile(rf"(?<![-\w/.])(?:{'|'.join(_REASONING)}|thinking mode)(?![-\w])", re.I)
-_BUDGET = re.compile(r"budget_?tokens|thinking[. _]budget", re.I)
+_NAMES_REASONING = re.compile(
+    rf"(?<![-\w/.])(?:{'|'.join(_REASONING)}|thinking mode)(?! is enabled)(?![-\w]|\.\w)", re.I
+)
+_EFFORT = re.compile(r"budget_?tokens|thinking[. _]budget|(?:support|allow) (?:thinking|reasoning)\b|think value", re.I)
+"""A refusal of thinking, or of the budget that a server made of an effort."""
 _UNDONE = re.compile(
     r"unsupported|not? (?:longer )?(?:be )?(?:support|permit|allow|recogni|accept|valid|available|defin|expect|enabl)"
     r"|n't (?:support|accept|allow|have)|unknown|unrecogni|unexpected|invalid|extra|forbidden|cannot|can't|disallowed"
@@ -365,20 +374,22 @@ _UNDONE = re.compile(
 """A refusal in words. A text without any of these isn't one."""
 
 _NAME = re.compile(
-    r"[`'\"“‘\[(<]([A-Za-z][\w.\[\]-]{0,63}?)[`'\"”’\])>:]"
+    r"(?<!role )(?<![\"']:)(?<![\"']: )[`'\"“‘\[(<](?:\$\.|#/)?([A-Za-z][\w.\[\]-]{0,63}?)[`'\"”’\])>:]"
     r"|\b([a-z]+(?:[_.][a-z]+)+)\b"
     r"|(?:argument supplied|parameter|field|argument|property|key|option|keyword|input|name|value for)s?"
-    r"\s?[:=]?\s+([a-z]\w+)\b"
+    r"\s?[:=]?\s+([a-z][\w.]+)\b"
     r"|\b([a-z]\w{2,40})(?=:? (?:is|are|does|was|must|should|has|range|value)\b|: )"
 )
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
+"""The names in a refusal: in quotes unless they're roles or values of JSON, with underscores, and bare words."""
+
+_NUMBER = r"(?<![\w.-])(-?\d+(?:\.\d+)?)"
 _MOST = re.compile(
-    r"(?:at most|max(?:imum)?|no (?:more|longer|greater) than|up to|<=?|less than(?: or equal to)?|not exceed"
-    rf"|limit(?:ed)?|longer than|more than|exceeds?|above)[^\d\n]{{0,40}}?{_NUMBER}",
+    r"(?:at most|\bmax(?:imum)?\b|no (?:more|longer|greater) than|up to|<=?|\d >=?|less than(?: or equal to)?"
+    rf"|not exceed|limit(?:ed)?|longer than|more than|exceeds?|above)[^\d\n]{{0,40}}?{_NUMBER}",
     re.I,
 )
 _LEAST = re.compile(
-    r"(?:at least|min(?:imum)?|no (?:less|fewer) than|>=?|greater than(?: or equal to)?|below)"
+    r"(?:at least|\bmin(?:imum)?\b|no (?:less|fewer) than|(?<!\d )>=?|greater than(?: or equal to)?|below)"
     rf"[^\d\n]{{0,40}}?{_NUMBER}",
     re.I,
 )
@@ -386,6 +397,13 @@ _RANGE = re.compile(rf"(?:range|between|within|in)\D{{0,40}}?{_NUMBER}\s?(?:,|an
 _ALLOWED = re.compile(
     r"(?:supported|valid|allowed|accepted|permitted|available|one of|should be|must be|expected|choose)\b", re.I
 )
+
+
+_SAID = ("message", "msg", "description")
+_PLACE = ("param", "loc", "field")
+_JSON = json.JSONDecoder()
+_BEFORE = 24
+"""Characters before a name that tell an echo."""
 
 
 class _Fault(NamedTuple):
@@ -401,13 +419,11 @@ def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edi
 
     ``raw`` is the bytes of ``sent``. A name is an echo if the request has it with the same words before it.
     """
-    text = refusal[:REFUSAL_BYTES].decode("utf-8", "replace")
-    plain = text.replace('\\"', '"').replace("\\n", "\n")
-    if (edit := _about_reasoning(plain, sent)) is not None:
+    stated, words = _complaints(refusal)
+    if (edit := _about_reasoning(words, sent, raw)) is not None:
         return (edit,)
-    stated = list(islice(_stated(refusal), MOST_NAMES))
     edits: list[Edit] = []
-    for fault in [*stated, *islice(_named(plain, raw), MOST_NAMES)]:
+    for fault in (*stated, *islice(_named(words, raw), MOST_NAMES)):
         if edits and not fault.stated:
             break
         found = _resolved(sent, fault.path)
@@ -425,33 +441,32 @@ def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edi
                 break
     if edits:
         return tuple(edits)
-    rows = _by_words(plain)
-    return next(((row,) for row in rows if apply(_copied(sent), (row,))), ())
+    return next(((row,) for row in _by_words(words, raw) if _changes(sent, row)), ())
 
 
-def _copied(sent: Mapping[str, Any]) -> dict[str, Any]:
-    copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(sent))
-    return copied
+def _changes(sent: Mapping[str, Any], edit: Edit) -> bool:
+    """Return whether an edit has an effect on a request, which stays as it is."""
+    return bool(apply(msgspec.json.decode(msgspec.json.encode(sent)), (edit,)))
 
 
-def _about_reasoning(text: str, sent: Mapping[str, Any]) -> Edit | None:
+def _about_reasoning(text: str, sent: Mapping[str, Any], raw: bytes) -> Edit | None:
     """Return the edit for reasoning in the history that is refused or missing, or for a budget of thinking."""
-    if _BUDGET.search(text):
+    if _EFFORT.search(text):
         fields = (name for name in ("thinking", "reasoning_effort", "reasoning") if sent.get(name) is not None)
         return next((Edit("without", name) for name in fields), None)
-    if not _NAMES_REASONING.search(text):
+    if next(_own(_NAMES_REASONING, text, raw), None) is None:
         return None
     if _MISSING.search(text):
-        return WITH_REASONING if apply(_copied(sent), (WITH_REASONING,)) else None
-    if _UNDONE.search(text) and apply(_copied(sent), (WITHOUT_REASONING,)):
+        return WITH_REASONING if _changes(sent, WITH_REASONING) else None
+    if _UNDONE.search(text) and _changes(sent, WITHOUT_REASONING):
         named = {name for name in _REASONING if re.search(rf"(?<![-\w.]){name}(?![-\w])", text)}
         return WITHOUT_REASONING if not named & sent.keys() else None
     return None
 
 
-def _by_words(text: str) -> tuple[Edit, ...]:
+def _by_words(text: str, raw: bytes) -> tuple[Edit, ...]:
     """Return the edits that may help if a refusal names no field, in the order to try them."""
-    row = next((edit for pattern, edit in ROWS if pattern.search(text)), None)
+    row = next((edit for pattern, edit in ROWS if any(_own(pattern, text, raw))), None)
     if row is None or (row == LABELLED_MEDIA and _TOO_MANY.search(text)):
         return ()
     if row == ALTERNATING:
@@ -459,41 +474,48 @@ def _by_words(text: str) -> tuple[Edit, ...]:
     return (row,)
 
 
-def _stated(refusal: bytes) -> Iterator[_Fault]:
-    """Yield the complaints of a refusal in JSON that state the place: ``param``, ``loc``, and Google's violations."""
+def _complaints(refusal: bytes) -> tuple[list[_Fault], str]:
+    """Return the complaints that state the place (``param``, ``loc``, or ``field``), and all words of a refusal.
+
+    JSON inside of a text is read, too, because gateways put the original error there. ``input`` is an echo.
+    """
     try:
         waiting: list[Any] = [msgspec.json.decode(refusal)]
     except (ValueError, RecursionError):
-        return
-    said = ""
-    for _ in range(100):
-        if not waiting:
-            return
-        value = waiting.pop(0)
-        if isinstance(value, list):
+        waiting = [refusal[:REFUSAL_BYTES].decode("utf-8", "replace")]
+    stated, words, said = list[_Fault](), list[str](), ""
+    for _ in range(MOST_VALUES):
+        value = waiting.pop(0) if waiting else None
+        if isinstance(value, str):
+            words.append(value)
+            with contextlib.suppress(ValueError, RecursionError):
+                waiting.append(_JSON.raw_decode(value, value.index("{"))[0])
+        elif isinstance(value, list):
             waiting = [*value[:MOST_NAMES], *waiting]
-        if not isinstance(value, dict):
-            continue
-        message = next(
-            (value[name] for name in ("message", "msg", "description") if isinstance(value.get(name), str)), ""
-        )
-        said = message or said
-        place = next((value[name] for name in ("param", "loc", "field") if value.get(name)), None)
-        if place and value.get("type") != "missing":
-            path = ".".join(map(str, place)) if isinstance(place, list) else str(place)
-            yield _Fault(path, f"{message or said} {msgspec.json.encode(value.get('ctx') or {}).decode()}")
-        waiting += [inner for inner in value.values() if isinstance(inner, dict | list)]
+        elif isinstance(value, dict):
+            said = next((value[name] for name in _SAID if isinstance(value.get(name), str)), said)
+            place = next((value[name] for name in _PLACE if value.get(name)), None)
+            if place and value.get("type") != "missing":
+                stated.append(_Fault(".".join(map(str, place)) if isinstance(place, list) else str(place), said))
+            waiting += [inner for name, inner in value.items() if name != "input"]
+    text = "\n".join(words)[:REFUSAL_BYTES].replace('\\"', '"')
+    return stated[:MOST_NAMES], text.replace("\\n", "\n")
 
 
 def _named(text: str, raw: bytes) -> Iterator[_Fault]:
-    """Yield the names in the words of a refusal that aren't an echo of the request."""
-    if not _UNDONE.search(text):
-        return
-    for match in _NAME.finditer(text):
-        name = next(filter(None, match.groups()))
-        end = match.end(match.lastindex or 0)
-        if text[max(0, end - len(name) - 24) : end].encode() not in raw:
-            yield _Fault(name, text, stated=False)
+    """Yield the names in the words of a refusal."""
+    for match in _own(_NAME, text, raw) if _UNDONE.search(text) else ():
+        yield _Fault(match[match.lastindex or 0], text, stated=False)
+
+
+def _own(pattern: re.Pattern[str], text: str, raw: bytes) -> Iterator[re.Match[str]]:
+    """Yield the matches in a refusal that aren't an echo: the request has other words before them."""
+    for match in islice(pattern.finditer(text), 4 * MOST_NAMES):
+        start, end = match.span(match.lastindex or 0)
+        words = text[max(0, start - _BEFORE) : end]
+        encoded = msgspec.json.encode(words)[1:-1]
+        if start < _BEFORE or (encoded not in raw and re.sub(r"\s", "", words).encode() not in raw):
+            yield match
 
 
 def _resolved(sent: Mapping[str, Any], path: str) -> tuple[str, Any] | None:
@@ -502,6 +524,9 @@ def _resolved(sent: Mapping[str, Any], path: str) -> tuple[str, Any] | None:
     ``None`` if the request doesn't have it. A path into a list that doesn't end at a field stays at the list.
     """
     names = re.findall(r"[^.\[\]/]+", path.removeprefix("#"))
+    for other in ("_".join(names), *(_LIMITS if path in _LIMITS else ())):  # `reasoning.effort`, or another API's limit
+        if path not in sent and sent.get(other) is not None:
+            return other, sent[other]
     value: Any = sent
     taken: list[str] = []
     for place, name in enumerate(names):
@@ -516,8 +541,8 @@ def _resolved(sent: Mapping[str, Any], path: str) -> tuple[str, Any] | None:
         taken.append(step)
     if taken:
         return ".".join(taken), value
-    for parent, inner in sent.items():  # such as `effort` for `reasoning.effort`
-        if len(names) == 1 and isinstance(inner, dict) and inner.get(names[0]) is not None:
+    for parent, inner in sent.items():  # such as `effort` for `reasoning.effort`; `type` is the word of many sentences
+        if len(names) == 1 and names != ["type"] and isinstance(inner, dict) and inner.get(names[0]) is not None:
             return f"{parent}.{names[0]}", inner[names[0]]
     return None
 
@@ -540,17 +565,14 @@ def _edit(path: str, value: Any, said: str) -> Edit | None:
             return Edit("shortened", path, int(most)) if len(value) > most > 0 else None
     if isinstance(value, str) and value in _SCALE:
         cue = _ALLOWED.search(said)
-        words = re.findall(r"[a-z]+", said[cue.start() :].lower()) if cue else []
+        words = re.findall(r"(?<![\w-])[a-z]+(?![\w-])", said[cue.start() :].lower()) if cue else []
         allowed = tuple(sorted({word for word in words if word in _SCALE} - {value}, key=_SCALE.index))
         return Edit("nearest", path, allowed) if allowed else Edit("without", path)
     if _is_number(value) and (edit := _within(path, value, said)) is not None:
         return edit if edit.kind else None
-    name = path.rpartition(".")[2]
-    if name not in _LIMITS:
+    if path not in _LIMITS:
         return Edit("without", path)
-    other = next((one for one in _LIMITS if one != name and one in said), None)
-    other = other or {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}.get(name)
-    return Edit("renamed", path, other) if other else None
+    return Edit("renamed", path, _LIMITS[path]) if _LIMITS[path] else None
 
 
 _AT_ODDS = Edit("")

@@ -82,7 +82,8 @@ class Traits:
         edits = tuple(one for one in edits if one not in attempt.edits and self._memory.helps(place, one))
         if edits:
             return replace(self._again(run, attempt, start, edits), edits=(*attempt.edits, *edits))
-        added = tuple(map(_added, attempt.added))
+        # The reader takes the wish for the usage back, if the translation has one.
+        added = tuple(_added(name) for name in attempt.added if refused is None or name != "usage")
         if not added or start.answer.status not in STATUSES or set(added) & set(run.tried):
             return None
         named = attempt.asks_usage and any(name in start.first for name in (b"stream_options", b"include_usage"))
