@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -63,7 +63,7 @@ def _bedrock(field: str, value: Any) -> Refusal:
     return _json({"message": f"{said} again."})
 
 
-WORDINGS: Mapping[str, Callable[[str, Any], Refusal]] = {
+WORDINGS: dict[str, Callable[[str, Any], Refusal]] = {
     "OpenAI": _openai,
     "older OpenAI": _older_openai,
     "pydantic": _pydantic,

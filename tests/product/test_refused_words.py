@@ -5,20 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from cachetools import TTLCache
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.server.loopback import serve
-from tests.kit.refusals import WORDINGS
+from proxy.upstream import traits
+from tests.kit.refusals import WORDINGS, Refusal
 from tests.kit.scripted import proxied
-from tests.kit.three_apis import PATHS, Answer
+from tests.kit.three_apis import PATHS, Answer, event
 
 _SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 _OPTIONS = {"temperature": 0.5, "top_p": 0.9, "service_tier": "flex"}
@@ -84,32 +86,64 @@ class Case(NamedTuple):
     stream: bool
     field: str
     wording: str
+    how: str = "status"
+    """Where the refusal is: in the ``status``, or with status 200 ``whole``, or in an event of a stream."""
 
     @property
     def model(self) -> str:
-        return f"{self.upstream}-{self.client}-{self.field}-{self.wording}-{self.stream}".replace(" ", "_")
+        return "-".join([self.upstream, *map(str, self)]).replace(" ", "_")
 
 
 class Picky:
-    """An upstream whose models each refuse one field, in the wording of one server."""
+    """An upstream whose models each refuse one field, in the wording of one server.
+
+    A ``hostile`` model refuses another field of the request each time, in other words.
+    """
 
     def __init__(self) -> None:
         self.cases: dict[str, Case] = {}
+        self.hostile: dict[str, int] = {}
         self.sent: dict[str, list[dict[str, Any]]] = {}
         self.app = Starlette(routes=[Route(path, self._answer, methods=["POST"]) for path in PATHS.values()])
 
     async def _answer(self, request: Request) -> Response:
         body = json.loads(await request.body())
         self.sent.setdefault(body["model"], []).append(body)
+        api = next(name for name, path in PATHS.items() if request.url.path == path)
+        if body["model"] in self.hostile:
+            self.hostile[body["model"]] = number = self.hostile[body["model"]] + 1
+            field, wording = [*body][number % len(body)], [*WORDINGS.values()][number % len(WORDINGS)]
+            return _refused(wording(field, body[field]))
         case = self.cases.get(body["model"])
         if case is not None and (value := at(body, case.field)) is not None:
-            refusal = WORDINGS[case.wording](case.field, value)
-            return Response(refusal.body, refusal.status, media_type="application/json")
-        api = next(name for name, path in PATHS.items() if request.url.path == path)
+            return _told(WORDINGS[case.wording](case.field, value), api, case.how)
         events, whole = Answer("Noted.").parts(api, stream=bool(body.get("stream")))
         if events:
             return Response(b"".join(events), media_type="text/event-stream")
         return Response(whole, media_type="application/json")
+
+
+def _refused(refusal: Refusal) -> Response:
+    return Response(refusal.body, refusal.status, media_type="application/json")
+
+
+def _told(refusal: Refusal, api: str, how: str) -> Response:
+    """Return a refusal with status 200, unless it has its own."""
+    if how == "status":
+        return _refused(refusal)
+    if how == "whole":
+        return Response(refusal.body, media_type="application/json")
+    error = json.loads(refusal.body)["error"]
+    begun = {"id": "r", "object": "response", "status": "in_progress", "output": []}
+    role = {"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
+    opening = [event({"type": "response.created", "response": begun}) if api == "responses" else event(role)]
+    if how == "failed":
+        failed = {**begun, "status": "failed", "error": error}
+        last = {"type": "response.failed", "response": failed}
+    else:
+        last = {**error, "type": "error"} if api == "responses" else {"error": error}
+    events = [*(opening if how in ("late", "failed") else ()), event(last)]
+    return Response(b"".join(events), media_type="text/event-stream")
 
 
 def at(body: Any, path: str) -> Any:
@@ -122,6 +156,7 @@ class Front(NamedTuple):
     upstream: Picky
     url: str
     http: httpx.Client
+    hours: list[float]
 
     def ask(self, client: str, model: str, stream: bool) -> httpx.Response:
         body = {**ASKED[client], "model": model, "stream": stream}
@@ -130,14 +165,20 @@ class Front(NamedTuple):
 
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    upstream = Picky()
-    with serve(upstream.app) as url, httpx.Client(trust_env=False, timeout=60) as http:
+    upstream, hours = Picky(), [0.0]
+    clocked = partial(TTLCache, timer=lambda: hours[0] * 3_600)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        serve(upstream.app) as url,
+        httpx.Client(trust_env=False, timeout=60) as http,
+    ):
+        patch.setattr(traits, "TTLCache", clocked)
         upstreams = {api: {"base_url": f"{url}/v1", "api_key": "k", "speaks": [api]} for api in ("chat", "responses")}
         profile = {"like": "gpt-5"}
         models = [{"match": f"{api}-*", "upstream": api, "profile": profile} for api in upstreams]
         settings = {"upstreams": upstreams, "models": models, "policies": {"default": {}}}
         with proxied(settings, tmp_path_factory.mktemp("front")) as entrance:
-            yield Front(upstream, entrance, http)
+            yield Front(upstream, entrance, http, hours)
 
 
 def written(front: Front, client: str, upstream: str, stream: bool) -> list[str]:
@@ -181,3 +222,62 @@ def test_a_client_gets_the_refusal_of_its_own_word_unchanged(wording: str, strea
         assert [(answer.status_code, answer.content) for answer in answers] == [refusal, refusal]
         wishes = stream and api == "chat"  # the proxy's wish for the usage is the first suspect, once an hour
         assert len(front.upstream.sent[case.model]) == 2 + wishes
+
+
+HOWS = [*((*bridge, how) for bridge in BRIDGES for how in ("first", "late", "whole")), ("chat", "responses", "failed")]
+
+
+@pytest.mark.parametrize(("client", "upstream", "how"), [*HOWS, ("messages", "responses", "failed")])
+def test_a_refusal_with_status_200_is_undone_like_another(client: str, upstream: str, how: str, front: Front) -> None:
+    for field in ("temperature", "top_p", "reasoning.effort" if upstream == "responses" else "stop"):
+        if client == "responses" and field == "stop":
+            continue
+        case = Case(client, upstream, True, field, "OpenAI", how)
+        front.upstream.cases[case.model] = case
+        answers = [front.ask(client, case.model, True) for _ in range(2)]
+        assert all("Not" in answer.text and "ed." in answer.text for answer in answers)
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert [at(body, field) is None for body in front.upstream.sent[case.model]] == [False, True, True]
+
+
+@pytest.mark.parametrize(("client", "upstream"), BRIDGES)
+def test_a_hostile_upstream_gets_no_protected_part_changed(client: str, upstream: str, front: Front) -> None:
+    model = f"{upstream}-{client}-hostile"
+    front.upstream.hostile[model] = 0
+    for turn in range(16):
+        front.upstream.sent[model] = []
+        assert front.ask(client, model, False).status_code in (400, 422)
+        sent = front.upstream.sent[model]
+        assert len(sent) <= 4, turn
+        kept = [{name: body[name] for name in KEPT & body.keys()} for body in sent]
+        assert kept == [kept[0]] * len(sent)
+
+
+def test_a_misread_refusal_costs_one_call_an_hour(front: Front) -> None:
+    """The upstream blames a field for another reason than its being there."""
+    model = "chat-messages-misread"
+    refuses = WORDINGS["OpenAI"]("temperature", 0.5)
+    calls = []
+    always = Case("messages", "chat", False, "messages", "misread")
+    front.upstream.cases[model] = always
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WORDINGS, "misread", lambda field, value: refuses)
+        for hour in (0.0, 0.5, 0.9, 1.1, 1.5):
+            front.hours[0] = hour
+            front.upstream.sent[model] = []
+            assert front.ask("messages", model, False).status_code == 400
+            calls.append(len(front.upstream.sent[model]))
+    assert calls == [2, 1, 1, 2, 1]
+
+
+def test_what_helped_is_remembered_for_a_day(front: Front) -> None:
+    case = Case("messages", "chat", False, "top_p", "Groq")
+    model = "chat-messages-day"
+    front.upstream.cases[model] = case
+    start, calls = front.hours[0], []
+    for hour in (0, 23, 25):
+        front.hours[0] = start + hour
+        front.upstream.sent[model] = []
+        assert front.ask("messages", model, False).status_code == 200
+        calls.append(len(front.upstream.sent[model]))
+    assert calls == [2, 1, 2]
