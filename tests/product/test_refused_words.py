@@ -20,7 +20,7 @@ from proxy.server.loopback import serve
 from proxy.upstream import traits
 from tests.kit.refusals import WORDINGS, Refusal
 from tests.kit.scripted import proxied
-from tests.kit.three_apis import PATHS, Answer, event
+from tests.kit.three_apis import PATHS, Answer, Call, event
 
 _SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 _OPTIONS = {"temperature": 0.5, "top_p": 0.9, "service_tier": "flex"}
@@ -103,6 +103,7 @@ class Picky:
     def __init__(self) -> None:
         self.cases: dict[str, Case] = {}
         self.hostile: dict[str, int] = {}
+        self.answers: dict[str, Answer] = {}
         self.sent: dict[str, list[dict[str, Any]]] = {}
         self.app = Starlette(routes=[Route(path, self._answer, methods=["POST"]) for path in PATHS.values()])
 
@@ -117,7 +118,8 @@ class Picky:
         case = self.cases.get(body["model"])
         if case is not None and (value := at(body, case.field)) is not None:
             return _told(WORDINGS[case.wording](case.field, value), api, case.how)
-        events, whole = Answer("Noted.").parts(api, stream=bool(body.get("stream")))
+        answer = self.answers.get(body["model"], Answer("Noted."))
+        events, whole = answer.parts(api, stream=bool(body.get("stream")))
         if events:
             return Response(b"".join(events), media_type="text/event-stream")
         return Response(whole, media_type="application/json")
@@ -281,3 +283,32 @@ def test_what_helped_is_remembered_for_a_day(front: Front) -> None:
         assert front.ask("messages", model, False).status_code == 200
         calls.append(len(front.upstream.sent[model]))
     assert calls == [2, 1, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_sequence_that_was_left_out_ends_the_answer(stream: bool, front: Front) -> None:
+    case = Case("messages", "chat", stream, "stop", "Groq")
+    model = f"chat-messages-stops-{stream}"
+    front.upstream.cases[model] = case
+    front.upstream.answers[model] = Answer("All of this. END and nothing of that.")  # its halves part at the sequence
+    for _ in range(2):
+        answer = front.ask("messages", model, stream).text
+        assert '"stop_reason":"stop_sequence"' in answer
+        assert '"stop_sequence":"END"' in answer
+        assert "this. " in answer
+        assert "nothing" not in answer
+    assert [body.get("stop") for body in front.upstream.sent[model]] == [["END"], None, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("client", "upstream"), BRIDGES)
+def test_a_client_that_wants_one_call_gets_one(client: str, upstream: str, stream: bool, front: Front) -> None:
+    model = f"{upstream}-{client}-calls-{stream}"
+    front.upstream.cases[model] = Case(client, upstream, stream, "parallel_tool_calls", "OpenAI")
+    front.upstream.answers[model] = Answer(calls=(Call("call_1", "get", '{"path":"a"}'), Call("call_2", "get")))
+    for _ in range(2):
+        answer = front.ask(client, model, stream)
+        assert answer.status_code == 200
+        assert "call_1" in answer.text
+        assert "call_2" not in answer.text
+    assert len(front.upstream.sent[model]) == 3

@@ -138,7 +138,7 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
     # The output's field
     "anomalyco/opencode #37964, Azure": (
         _error(
-            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead.",
+            "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens'.",
             param="max_tokens",
         ),
         CHAT,
@@ -436,8 +436,17 @@ def test_an_effort_becomes_the_nearest_one_and_some_thinking_stays() -> None:
         assert body["reasoning_effort"] == made
 
 
-def test_a_long_id_of_a_user_is_hashed_at_once() -> None:
-    """maximhq/bifrost #1000, looplj/axonhub #1669: Claude Code's id has more than 128 characters."""
-    body = {"user": "x" * 180}
-    apply(body, known("gpt-5"))
-    assert len(body["user"]) == 64
+HABITS: Mapping[str, tuple[str, dict[str, Any], str]] = {
+    "maximhq/bifrost #1000": ("gpt-5", {"user": "x" * 180}, "shortened user"),
+    "looplj/axonhub #1669": ("glm-5", {"user": "x" * 180}, "shortened user"),
+    "QuantumNous/new-api #2438": ("gpt-5", {"max_output_tokens": 10}, "raised max_output_tokens"),
+    "NousResearch/hermes-agent #20154": ("mistralai/mistral-small-4-119b", CHAT, "alternating"),
+    "aliou/pi-neuralwatt #12": ("Devstral-Small-2-24B-Instruct-2512", CHAT, "alternating"),
+}
+"""Public habits: a model's name, a request, and the edit that it needs from the first request on."""
+
+
+@pytest.mark.parametrize("source", HABITS)
+def test_a_public_habit_of_a_family_is_known(source: str) -> None:
+    family, sent, edit = HABITS[source]
+    assert apply(json.loads(json.dumps(sent)), known(family)) == (edit,)
