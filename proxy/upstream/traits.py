@@ -27,6 +27,7 @@ from cachetools import TTLCache
 from proxy.constants import DAY
 from proxy.dialects.chat.alternation import NOTE, alternating_messages
 from proxy.dialects.conditions import FIELDS, Reach
+from proxy.dialects.units import encode
 from proxy.store.forgetting import drop
 
 REFUSAL_BYTES = 4_096
@@ -446,7 +447,7 @@ def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edi
 
 def _changes(sent: Mapping[str, Any], edit: Edit) -> bool:
     """Return whether an edit has an effect on a request, which stays as it is."""
-    return bool(apply(msgspec.json.decode(msgspec.json.encode(sent)), (edit,)))
+    return bool(apply(msgspec.json.decode(encode(sent)), (edit,)))
 
 
 def _about_reasoning(text: str, sent: Mapping[str, Any], raw: bytes) -> Edit | None:

@@ -312,3 +312,16 @@ def test_a_client_that_wants_one_call_gets_one(client: str, upstream: str, strea
         assert "call_1" in answer.text
         assert "call_2" not in answer.text
     assert len(front.upstream.sent[model]) == 3
+
+
+@pytest.mark.parametrize(("client", "upstream"), BRIDGES)
+def test_json_that_strict_parsers_refuse_is_translated(client: str, upstream: str, front: Front) -> None:
+    r"""Clients cut texts within an emoji: anthropics/claude-code #56064 and #6199, elizaOS/eliza #18079."""
+    model = f"{upstream}-{client}-odd"
+    body = json.dumps({**ASKED[client], "model": model}).replace('"hi"', r'"hi \ud83d"').replace("0.9", "1e999")
+    huge = body.replace('"string"', f'"string", "maximum": {10**30}', 1)
+    for sent in (body, huge):
+        headers = {"content-type": "application/json"}
+        answer = front.http.post(f"{front.url}{PATHS[client]}", content=sent, headers=headers)
+        assert answer.status_code == 200, answer.text
+    assert all("hi ?" in json.dumps(sent) for sent in front.upstream.sent[model])

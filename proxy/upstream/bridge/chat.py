@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.parts import SILENT, Table
+from proxy.dialects.units import encode
 from proxy.dialects.walk import TEXT_FILE, file_text, row_of
-from proxy.errors import BadBody, ErrorShape, RequestError, UpstreamInterrupted
+from proxy.errors import ErrorShape, RequestError, UpstreamInterrupted
 from proxy.http import sse
 from proxy.upstream.bridge.bounds import Bounded
 from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Completion, Event
@@ -22,6 +23,7 @@ from proxy.upstream.bridge.transport import (
     BROKEN,
     Translation,
     Translator,
+    body_of,
     decoded_object,
     event_data,
     without_compression,
@@ -146,22 +148,11 @@ def chat_translator(
         edited = apply(chat, (*known(request.family or request.model), *request.edits))
         stops = [stop for stop in stops if stop and stop not in (chat.get("stop") or ())]
         made.unsent = stops, single and "parallel_tool_calls" not in chat
-        body = msgspec.json.encode(chat)
+        body = encode(chat)
         sent = msgspec.structs.replace(request, body=body, path=CHAT_PATH, query="", headers=headers, edited=edited)
         return sent, made
 
     return Translator(translate, _is_completion, error, error_event, UNREADABLE, shape)
-
-
-def body_of(request: Outgoing) -> dict[str, Any]:
-    """Return a request's body. Raises ``BadBody`` if it isn't a JSON object."""
-    try:
-        body = msgspec.json.decode(request.body if request.expanded is None else request.expanded())
-    except (ValueError, RecursionError) as error:
-        raise BadBody("The body isn't JSON, so the proxy can't translate it for this upstream.") from error
-    if not isinstance(body, dict):
-        raise BadBody("The body must be a JSON object.")
-    return body
 
 
 def check_role(message: Mapping[str, Any], path: str) -> None:
@@ -266,7 +257,7 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
 
 def encoded(value: Any) -> str:
     """Return a value as JSON."""
-    return msgspec.json.encode(value).decode()
+    return encode(value).decode()
 
 
 def _refuse_loss(made: ChatTranslation, chat: Mapping[str, Any]) -> None:

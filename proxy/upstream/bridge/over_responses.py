@@ -11,14 +11,15 @@ from typing import Any
 
 import msgspec
 
+from proxy.dialects.units import encode
 from proxy.errors import RequestError, UpstreamInterrupted
 from proxy.http import sse
-from proxy.upstream.bridge.chat import body_of
 from proxy.upstream.bridge.transport import (
     BROKEN,
     ErrorInStream,
     Translation,
     Translator,
+    body_of,
     decoded_object,
     event_data,
     openai_error,
@@ -221,7 +222,7 @@ def _translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translati
     edited = apply(
         made, (*known(request.family or request.model), *(edit for edit in request.edits if edit != STREAMS))
     )
-    body, headers = msgspec.json.encode(made), without_compression(request.headers)
+    body, headers = encode(made), without_compression(request.headers)
     sent = msgspec.structs.replace(request, body=body, path=RESPONSES_PATH, query="", headers=headers, edited=edited)
     usage = bool((given.get("stream_options") or {}).get("include_usage"))
     single = single and "parallel_tool_calls" not in made

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -182,7 +183,7 @@ class Bridge(Transport):
         except RequestError:
             raise
         except Exception as error:
-            if where := _misshapen(msgspec.json.decode(request.body)):
+            if where := _misshapen(body_of(request)):
                 raise BadBody(f"The proxy can't translate the request: {where}. Fix: correct it.") from error
             log.exception("translation.failed", of="request")
             raise TranslationFailed(FAILED.format(of="request")) from error
@@ -307,12 +308,24 @@ async def event_data(body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _decoded(data: bytes) -> Any:
-    """Return JSON. Servers written in Python also send ``-Infinity``, and halves of surrogate pairs."""
+    """Return JSON. Programs also write ``-Infinity``, numbers beyond a double, and halves of surrogate pairs."""
     try:
         return msgspec.json.decode(data)
     except ValueError:
-        value = json.loads(data, parse_constant=lambda _: None)
+        finite = lambda text: number if math.isfinite(number := float(text)) else None  # noqa: E731
+        value = json.loads(data, parse_constant=lambda _: None, parse_float=finite)
         return msgspec.json.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def body_of(request: Outgoing) -> dict[str, Any]:
+    """Return a request's body. Raises ``BadBody`` if it isn't a JSON object."""
+    try:
+        body = _decoded(request.body if request.expanded is None else request.expanded())
+    except (ValueError, RecursionError) as error:
+        raise BadBody("The body isn't JSON, so the proxy can't translate it for this upstream.") from error
+    if not isinstance(body, dict):
+        raise BadBody("The body must be a JSON object.")
+    return body
 
 
 def decoded_object(data: bytes, unreadable: str) -> dict[str, Any]:
