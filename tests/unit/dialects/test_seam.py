@@ -20,6 +20,7 @@ ELSEWHERE = {
     "overflow/patterns.py": "names a field in error texts",
     "overflow/errors.py": "tells an answer from an error",
     "upstream/traits.py": "edits translated requests that an upstream refused",
+    "upstream/bridge/bounds.py": "ends answers at the client's stop sequences",
     "upstream/bridge/chat.py": "checks LiteLLM's translations",
     "upstream/bridge/completions.py": "reads chat completions, and puts their calls in order",
     "upstream/bridge/messages.py": "translates requests of /v1/messages",
