@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -162,18 +163,11 @@ def _shortened(holder: dict[str, Any], name: str, most: int) -> bool:
     return True
 
 
-def _raised(holder: dict[str, Any], name: str, least: float) -> bool:
-    if not _is_number(holder[name]) or holder[name] >= least:
-        return False
-    holder[name] = least
-    return True
-
-
-def _lowered(holder: dict[str, Any], name: str, most: float) -> bool:
-    if not _is_number(holder[name]) or holder[name] <= most:
-        return False
-    holder[name] = most
-    return True
+def _bounded(holder: dict[str, Any], name: str, bound: float, choose: Callable[[float, float], float]) -> bool:
+    value = holder[name]
+    if _is_number(value):
+        holder[name] = choose(value, bound)
+    return bool(holder[name] != value)
 
 
 def _nearest(holder: dict[str, Any], name: str, allowed: Sequence[str]) -> bool:
@@ -189,8 +183,8 @@ _FIELDS: Mapping[str, Callable[[dict[str, Any], str, Any], bool]] = {
     "without": _without,
     "renamed": _renamed,
     "shortened": _shortened,
-    "raised": _raised,
-    "lowered": _lowered,
+    "raised": partial(_bounded, choose=max),
+    "lowered": partial(_bounded, choose=min),
     "nearest": _nearest,
 }
 
@@ -257,13 +251,11 @@ def _labelled_media(messages: Messages) -> Messages:
 def _labelled(content: Any) -> Any:
     if not isinstance(content, list) or not any(_media_kind(part) for part in content):
         return content
-    texts = [LABEL.format(kind=kind) if (kind := _media_kind(part)) else part.get("text") for part in content]
-    if all(isinstance(text, str) for text in texts):
-        return "\n".join(texts)
-    return [
-        {"type": "text", "text": LABEL.format(kind=_media_kind(part))} if _media_kind(part) else part
-        for part in content
+    parts: list[Any] = [
+        {"type": "text", "text": LABEL.format(kind=kind)} if (kind := _media_kind(one)) else one for one in content
     ]
+    texts = [part.get("text") for part in parts]
+    return "\n".join(texts) if all(isinstance(text, str) for text in texts) else parts
 
 
 def _media_kind(part: Any) -> str | None:
@@ -315,44 +307,36 @@ class Refused(NamedTuple):
 ROLES = re.compile(r"alternat|\broles?\b|after role|last role", re.I)
 """A refusal because of the sequence of roles, unless it's about calls without results."""
 
-ROWS: Sequence[tuple[re.Pattern[str], Edit]] = (
-    (
-        re.compile(
-            r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)", re.I
+ROWS: Sequence[tuple[re.Pattern[str], Edit]] = [
+    (re.compile(words, re.I), edit)
+    for words, edit in (
+        (
+            r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)",
+            STREAMS,
         ),
-        STREAMS,
-    ),
-    (
-        re.compile(
+        (
             r"(?:non-?empty|must not be empty|(?:can(?:not|'t)|may not) be empty|empty (?:content|text|message|string)"
             r"|non-?whitespace|(?:content|text) (?:field )?is (?:empty|blank)|has no content|content or tool_calls)",
-            re.I,
+            WITHOUT_EMPTY,
         ),
-        WITHOUT_EMPTY,
-    ),
-    (
-        re.compile(
+        (
             r"(?:image|vision|multi-?modal|audio|video|\bfile|media|document)\w{0,12}[^.]{0,60}"
             r"(?:not (?:supported|available|allowed|enabled|valid)|unsupported|only supported|isn't supported)"
             r"|(?:not|n't) (?:support|accept|process|have|a)\b[^.]{0,60}(?:image|vision|multi-?modal|audio|video|file)"
             r"|no endpoints found[^.]{0,40}(?:image|vision|file)"
             r"|(?:unknown|unsupported) (?:variant|content)[^.]{0,20}(?:image|input_|file|audio)"
             r"|(?:text|string)[- ]only|invalid type: sequence, expected a string|content must be a string",
-            re.I,
+            LABELLED_MEDIA,
         ),
-        LABELLED_MEDIA,
-    ),
-    (
-        re.compile(
+        (
             r"\bsystem\b[^.]{0,40}(?:not|n't|un)[ _]?(?:be )?(?:support|allow|accept|permit)"
             r"|only\b[^.]{0,30}\buser\b[^.]{0,30}\bassistant\b[^.]{0,30}(?:roles?|support)"
             r"|(?:not|n't) (?:support|accept|allow)[^.]{0,30}\b(?:system|developer)\b",
-            re.I,
+            WITHOUT_SYSTEM,
         ),
-        WITHOUT_SYSTEM,
-    ),
-    (ROLES, ALTERNATING),
-)
+        (ROLES.pattern, ALTERNATING),
+    )
+]
 """Refusals whose words name no field, and the edit that helps. The first row that matches holds."""
 
 _TOO_MANY = re.compile(r"too many|at most \d|more than \d|maximum (?:number )?of|exceed|limit|too (?:large|big)", re.I)
@@ -430,16 +414,11 @@ def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edi
         found = _resolved(sent, fault.path)
         if found is None:
             continue
-        path, value = found
-        if _protected(path, value, sent):
-            if not edits:
-                break
-            continue
-        edit = _edit(path, value, fault.said)
+        if _protected(*found, sent):
+            break
+        edit = _edit(*found, fault.said)
         if edit is not None and edit not in edits:
             edits.append(edit)
-            if not fault.stated:
-                break
     if edits:
         return tuple(edits)
     return next(((row,) for row in _by_words(words, raw) if _changes(sent, row)), ())
@@ -561,39 +540,41 @@ def _protected(path: str, value: Any, sent: Mapping[str, Any]) -> bool:
 def _edit(path: str, value: Any, said: str) -> Edit | None:
     """Return the edit for a field at fault, or ``None`` if its value doesn't break what the refusal says."""
     if isinstance(value, str | list):
-        most = _number(_MOST, said)
+        most = _first(_MOST, said)
         if most is not None and re.search(r"long|length|many|at most|items|character|size|max", said, re.I):
-            return Edit("shortened", path, int(most)) if len(value) > most > 0 else None
+            return Edit("shortened", path, most) if len(value) > most > 0 else None
     if isinstance(value, str) and value in _SCALE:
         cue = _ALLOWED.search(said)
         words = re.findall(r"(?<![\w-])[a-z]+(?![\w-])", said[cue.start() :].lower()) if cue else []
         allowed = tuple(sorted({word for word in words if word in _SCALE} - {value}, key=_SCALE.index))
         return Edit("nearest", path, allowed) if allowed else Edit("without", path)
-    if _is_number(value) and (edit := _within(path, value, said)) is not None:
-        return edit if edit.kind else None
+    if _is_number(value):
+        least, most = _range(said)
+        if most is not None and value > most >= (least or 0):
+            return Edit("lowered", path, most)
+        if least is not None and value < least:
+            return Edit("raised", path, least)
+        if least is not None or most is not None:
+            return None
     if path not in _LIMITS:
         return Edit("without", path)
     return Edit("renamed", path, _LIMITS[path]) if _LIMITS[path] else None
 
 
-_AT_ODDS = Edit("")
-
-
-def _within(path: str, value: float, said: str) -> Edit | None:
-    """Return the edit that moves a number into the range of a refusal. ``_AT_ODDS`` if it's in there already."""
+def _range(said: str) -> tuple[float | None, float | None]:
+    """Return the least and the most number that a refusal allows."""
     span = _RANGE.search(said)
-    numbers = [float(one) for one in span.groups()] if span else [_number(_LEAST, said), _number(_MOST, said)]
-    least, most = numbers
-    if most is not None and value > most >= (least or 0):
-        return Edit("lowered", path, int(most) if most == int(most) else most)
-    if least is not None and value < least:
-        return Edit("raised", path, int(least) if least == int(least) else least)
-    return None if least is most is None else _AT_ODDS
+    return (_number(span[1]), _number(span[2])) if span else (_first(_LEAST, said), _first(_MOST, said))
 
 
-def _number(pattern: re.Pattern[str], said: str) -> float | None:
+def _first(pattern: re.Pattern[str], said: str) -> float | None:
     found = pattern.search(said)
-    return float(found[1]) if found else None
+    return _number(found[1]) if found else None
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _is_number(value: Any) -> bool:
@@ -615,15 +596,10 @@ class Memory:
         return self._helped.get(place, ())
 
     def learn(self, place: Place, edits: Iterable[Edit]) -> None:
-        """Remember edits that helped. A newer one replaces one of the same field, and the opposite of its renaming."""
+        """Remember edits that helped. A newer one replaces one of the same field, and any renaming another."""
         for edit in edits:
-            opposite = (edit.value, edit.path) if edit.kind == "renamed" else None
-            kept = (
-                one
-                for one in self.edits(place)
-                if (one.kind, one.path) != (edit.kind, edit.path) and (one.path, one.value) != opposite
-            )
-            self._helped[place] = (*kept, edit)
+            replaced = (edit.kind, edit.path) if edit.kind != "renamed" else (edit.kind,)
+            self._helped[place] = (*(one for one in self.edits(place) if one[: len(replaced)] != replaced), edit)
 
     def unlearn(self, place: Place, edit: Edit) -> None:
         """Forget an edit that an upstream was found not to need."""
