@@ -431,9 +431,9 @@ def _changes(sent: Mapping[str, Any], edit: Edit) -> bool:
 
 def _about_reasoning(text: str, sent: Mapping[str, Any], raw: bytes) -> Edit | None:
     """Return the edit for reasoning in the history that is refused or missing, or for a budget of thinking."""
-    if _EFFORT.search(text):
-        fields = (name for name in ("thinking", "reasoning_effort", "reasoning") if sent.get(name) is not None)
-        return next((Edit("without", name) for name in fields), None)
+    effort = next((name for name in ("thinking", "reasoning_effort", "reasoning") if sent.get(name) is not None), None)
+    if effort is not None and any(_own(_EFFORT, text, raw)):
+        return Edit("without", effort)
     if next(_own(_NAMES_REASONING, text, raw), None) is None:
         return None
     if _MISSING.search(text):
@@ -457,7 +457,8 @@ def _by_words(text: str, raw: bytes) -> tuple[Edit, ...]:
 def _complaints(refusal: bytes) -> tuple[list[_Fault], str]:
     """Return the complaints that state the place (``param``, ``loc``, or ``field``), and all words of a refusal.
 
-    JSON inside of a text is read, too, because gateways put the original error there. ``input`` is an echo.
+    JSON inside of a text is read, too, because gateways put the original error there. ``input`` is an echo, and so is
+    an object with a role.
     """
     try:
         waiting: list[Any] = [msgspec.json.decode(refusal)]
@@ -467,12 +468,14 @@ def _complaints(refusal: bytes) -> tuple[list[_Fault], str]:
     for _ in range(MOST_VALUES):
         value = waiting.pop(0) if waiting else None
         if isinstance(value, str):
-            words.append(value)
             with contextlib.suppress(ValueError, RecursionError):
-                waiting.append(_JSON.raw_decode(value, value.index("{"))[0])
+                inner, end = _JSON.raw_decode(value, start := value.index("{"))
+                waiting += [inner, value[end:]]
+                value = value[:start]
+            words.append(value)
         elif isinstance(value, list):
             waiting = [*value[:MOST_NAMES], *waiting]
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and "role" not in value:
             said = next((value[name] for name in _SAID if isinstance(value.get(name), str)), said)
             place = next((value[name] for name in _PLACE if value.get(name)), None)
             if place and value.get("type") != "missing":

@@ -135,6 +135,11 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
         CHAT,
         (WITH_REASONING,),
     ),
+    "gptme/gptme #918, DeepSeek": (
+        _error("Missing `reasoning_content` field in the assistant message at message index 2."),
+        CHAT,
+        (WITH_REASONING,),
+    ),
     # The output's field
     "anomalyco/opencode #37964, Azure": (
         _error(
@@ -195,6 +200,14 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
     ),
     "microsoft/autogen #1037, a template without system messages": (
         {"error": "System role not supported"},
+        CHAT,
+        (WITHOUT_SYSTEM,),
+    ),
+    "BerriAI/litellm #5671, OpenAI": (
+        _error(
+            "Unsupported value: 'messages[0].role' does not support 'system' with this model.",
+            param="messages[0].role",
+        ),
         CHAT,
         (WITHOUT_SYSTEM,),
     ),
@@ -260,6 +273,14 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
         _error("Unsupported parameter: 'parallel_tool_calls' is not supported with this model."),
         CHAT,
         _without("parallel_tool_calls"),
+    ),
+    "pingcap/autoflow #574, Bedrock": (
+        {
+            "message": 'Malformed input request: #: subject must not be valid against schema {"required":["messages"]}'
+            "#: extraneous key [top_p] is not permitted, please reformat your input and try again."
+        },
+        CHAT,
+        _without("top_p"),
     ),
     "MinLL/SkyrimNet-GamePlugin #77, Gemini": (
         _google("service_tier", "top_k", "frequency_penalty"),
@@ -355,6 +376,11 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
         CHAT,
         (WITHOUT_EMPTY,),
     ),
+    "carlrobertoh/ProxyAI #834, DeepSeek": (
+        _error("Invalid assistant message: content or tool_calls must be set"),
+        CHAT,
+        (WITHOUT_EMPTY,),
+    ),
     # Media
     "Mangi-11/Eta #62, DeepSeek": (
         _error(
@@ -386,11 +412,24 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
         CHAT,
         (LABELLED_MEDIA,),
     ),
+    "BerriAI/litellm #9905, DeepSeek": (
+        _error(
+            "Failed to deserialize the JSON body: messages[1]: invalid type: sequence, expected a string"
+        ),
+        CHAT,
+        (LABELLED_MEDIA,),
+    ),
     # Streams
-    "QuantumNous/new-api, a model that only streams": (
-        _error("This model only supports streaming requests."),
+    "infiniflow/ragflow #5912, Alibaba": (
+        _error("This model only support stream mode, please enable the stream parameter to access the model. "),
         {**CHAT, "stream": False},
         (STREAMS,),
+    ),
+    "leookun/cursor-byok #14": ({"detail": "Stream must be set to true"}, {**CHAT, "stream": False}, (STREAMS,)),
+    "langgenius/dify #8615": (
+        _error("Unsupported value: 'stream' does not support true with this model.", param="stream"),
+        CHAT,
+        (),
     ),
     # What must stay
     "Ollama, a model without tools": (_error('"gemma3" does not support tools'), CHAT, ()),
