@@ -21,7 +21,8 @@ from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.response_start import LARGE_REQUEST, ResponseStart, readable
 from proxy.pipeline.sending import REFUSALS
-from proxy.upstream.traits import ALTERNATING, ROLES, Edit, Memory, Refused, read
+from proxy.upstream.refusals import ROLES, read
+from proxy.upstream.traits import ALTERNATING, Edit, Memory, Refused
 from proxy.upstream.transport import CHAT_PATH, Answer
 
 log = structlog.get_logger(__name__)

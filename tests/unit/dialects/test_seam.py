@@ -19,6 +19,7 @@ ELSEWHERE = {
     "upstream/litellm/library.py": "checks requests for LiteLLM",
     "overflow/patterns.py": "names a field in error texts",
     "overflow/errors.py": "tells an answer from an error",
+    "upstream/refusals.py": "reads refusals of translated requests",
     "upstream/traits.py": "edits translated requests that an upstream refused",
     "upstream/bridge/bounds.py": "ends answers at the client's stop sequences",
     "upstream/bridge/chat.py": "checks LiteLLM's translations",

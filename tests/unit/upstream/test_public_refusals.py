@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.upstream.refusals import read
 from proxy.upstream.traits import (
     ALTERNATING,
     LABELLED_MEDIA,
@@ -19,7 +20,6 @@ from proxy.upstream.traits import (
     Edit,
     apply,
     known,
-    read,
 )
 
 _CALL = {"id": "c", "type": "function", "function": {"name": "get", "arguments": "{}"}}
@@ -413,9 +413,7 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
         (LABELLED_MEDIA,),
     ),
     "BerriAI/litellm #9905, DeepSeek": (
-        _error(
-            "Failed to deserialize the JSON body: messages[1]: invalid type: sequence, expected a string"
-        ),
+        _error("Failed to deserialize the JSON body: messages[1]: invalid type: sequence, expected a string"),
         CHAT,
         (LABELLED_MEDIA,),
     ),
