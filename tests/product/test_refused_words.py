@@ -21,6 +21,7 @@ from proxy.upstream import traits
 from tests.kit.refusals import WORDINGS, Refusal
 from tests.kit.scripted import proxied
 from tests.kit.three_apis import PATHS, Answer, Call, event
+from tests.kit.waiting import until
 
 _SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 _OPTIONS = {"temperature": 0.5, "top_p": 0.9, "service_tier": "flex"}
@@ -325,3 +326,12 @@ def test_json_that_strict_parsers_refuse_is_translated(client: str, upstream: st
         answer = front.http.post(f"{front.url}{PATHS[client]}", content=sent, headers=headers)
         assert answer.status_code == 200, answer.text
     assert all("hi ?" in json.dumps(sent) for sent in front.upstream.sent[model])
+
+
+def test_a_record_names_a_tier_that_was_left_out(front: Front) -> None:
+    model = "chat-responses-record"
+    front.upstream.cases[model] = Case("responses", "chat", False, "service_tier", "Groq")
+    ids = [front.ask("responses", model, False).headers["x-compaction-id"] for _ in range(2)]
+    records = lambda: [front.http.get(f"{front.url}/compaction/requests/{id}").json() for id in ids]  # noqa: E731
+    assert until(lambda: all("edited" in record for record in records()))
+    assert [record["edited"] for record in records()] == [["without service_tier"]] * 2
