@@ -117,10 +117,10 @@ def _canonical(value: object) -> bytes:
 
 
 def encode(value: object) -> bytes:
-    """Encode a value as JSON. Write lone surrogates, which aren't valid UTF-8, as escapes."""
+    """Encode a value as JSON. Write lone surrogates, which aren't valid UTF-8, as escapes, and integers of any size."""
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:
+    except (UnicodeEncodeError, OverflowError):
         return json.dumps(value).encode("ascii")
 
 

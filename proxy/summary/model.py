@@ -24,8 +24,8 @@ from proxy.summary.quality import Written
 from proxy.summary.writer import SummaryFailed, SummaryTooLong
 from proxy.telemetry.trace_context import Trace, new_span, with_trace
 from proxy.upstream.learning import MISSING, denies_path
+from proxy.upstream.refusals import read as read_refusal
 from proxy.upstream.traits import Edit, Memory, Place, apply, known
-from proxy.upstream.traits import read as read_refusal
 from proxy.upstream.transport import Outgoing, Transport
 
 # Names of reasoning families, whose reasoning counts toward the output. Models that reason only on request (Claude,

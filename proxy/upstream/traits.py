@@ -1,14 +1,14 @@
-"""What an upstream takes: edits of a request that leaves in the proxy's own words, and the refusals that ask for them.
+"""What an upstream takes: edits of a request that leaves in the proxy's own words, and a memory of those that helped.
 
 A bridge writes words that the client never sent: another name for a limit, a user's id, a role. If the upstream refuses
-one of them, ``read`` returns the edits that take it back. ``apply`` makes them in the final body, before it leaves.
-``known`` returns those that are public and change nothing that matters. ``Memory`` remembers which ones helped.
+one of them, ``refusals.read`` returns the edits that take it back. ``apply`` makes them in the final body, before it
+leaves. ``known`` returns those that are public and change nothing that matters.
 
-    >>> refusal = b'{"error": {"message": "Unsupported parameter", "param": "temperature"}}'
-    >>> read(refusal, {"model": "m", "temperature": 0.5})
-    (Edit(kind='without', path='temperature', value=None),)
-
-No edit touches what the answer depends on, see ``_protected``.
+    >>> body = {"model": "m", "temperature": 0.5}
+    >>> apply(body, [Edit("without", "temperature")])
+    ('without temperature',)
+    >>> body
+    {'model': 'm'}
 """
 
 from __future__ import annotations
@@ -16,21 +16,14 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
 from cachetools import TTLCache
 
 from proxy.constants import DAY
 from proxy.dialects.chat.alternation import NOTE, alternating_messages
-from proxy.dialects.conditions import FIELDS, Reach
 from proxy.store.forgetting import drop
-
-REFUSAL_BYTES = 4_096
-"""Bytes of a refusal that are read. Names behind them are in an echo of the request."""
-
-MOST_NAMES = 16
 
 MODELS = 10_000
 """Models of tenants that are remembered."""
@@ -71,24 +64,12 @@ STREAMS = Edit("streams")
 Place = tuple[str, str, str]
 """An upstream, its name for the model, and a tenant."""
 
-_REASONING = ("reasoning_content", "reasoning", "reasoning_details", "reasoning_text", "thinking_blocks", "thinking")
+REASONING = ("reasoning_content", "reasoning", "reasoning_details", "reasoning_text", "thinking_blocks", "thinking")
 """Fields of messages with reasoning."""
 
-_SCALE = ("none", "off", "disabled", "minimal", "low", "medium", "default", "high", "xhigh", "max")
+_NO_EFFORT = ("none", "off", "disabled")
+SCALE = (*_NO_EFFORT, "minimal", "low", "medium", "default", "high", "xhigh", "max")
 """Efforts, from the least to the most. ``default`` is about as much as ``medium``."""
-
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""Names of the limit on a model's output."""
-
-_KEPT = frozenset(
-    {
-        *("model", "tools", "functions", "function_call", "instructions", "system", "prompt", "stream", "format"),
-        *("response_format", "output_format", "modalities", "audio", "n", "logprobs", "top_logprobs", "prediction"),
-        *("web_search_options", "previous_response_id", "conversation", "background", "messages", "input"),
-        *(name for name, reach in FIELDS.items() if reach is Reach.EVERYWHERE),
-    }
-)
-"""Fields on which the answer depends, or that say where data may go."""
 
 _MEDIA_PARTS = {
     **dict.fromkeys(("image_url", "input_image", "image"), "image"),
@@ -160,26 +141,19 @@ def _shortened(holder: dict[str, Any], name: str, most: int) -> bool:
     return True
 
 
-def _raised(holder: dict[str, Any], name: str, least: float) -> bool:
-    if not _is_number(holder[name]) or holder[name] >= least:
-        return False
-    holder[name] = least
-    return True
-
-
-def _lowered(holder: dict[str, Any], name: str, most: float) -> bool:
-    if not _is_number(holder[name]) or holder[name] <= most:
-        return False
-    holder[name] = most
-    return True
+def _bounded(holder: dict[str, Any], name: str, bound: float, choose: Callable[[float, float], float]) -> bool:
+    value = holder[name]
+    if is_number(value):
+        holder[name] = choose(value, bound)
+    return bool(holder[name] != value)
 
 
 def _nearest(holder: dict[str, Any], name: str, allowed: Sequence[str]) -> bool:
     value = holder[name]
-    if value in allowed or value not in _SCALE:
+    if value in allowed or value not in SCALE:
         return False
-    place = _SCALE.index(value)
-    holder[name] = min(allowed, key=lambda one: (abs(_SCALE.index(one) - place), _SCALE.index(one)))
+    place, some = SCALE.index(value), value not in _NO_EFFORT
+    holder[name] = min(allowed, key=lambda one: ((one not in _NO_EFFORT) != some, abs(SCALE.index(one) - place)))
     return True
 
 
@@ -187,8 +161,8 @@ _FIELDS: Mapping[str, Callable[[dict[str, Any], str, Any], bool]] = {
     "without": _without,
     "renamed": _renamed,
     "shortened": _shortened,
-    "raised": _raised,
-    "lowered": _lowered,
+    "raised": partial(_bounded, choose=max),
+    "lowered": partial(_bounded, choose=min),
     "nearest": _nearest,
 }
 
@@ -235,7 +209,7 @@ def _blank(content: Any) -> bool:
 
 def _without_reasoning(messages: Messages) -> Messages:
     items = [one for one in messages if one.get("type") != "reasoning"]
-    return [{name: value for name, value in one.items() if name not in _REASONING} for one in items]
+    return [{name: value for name, value in one.items() if name not in REASONING} for one in items]
 
 
 def _with_reasoning(messages: Messages) -> Messages:
@@ -287,13 +261,11 @@ def _labelled_media(messages: Messages) -> Messages:
 def _labelled(content: Any) -> Any:
     if not isinstance(content, list) or not any(_media_kind(part) for part in content):
         return content
-    texts = [LABEL.format(kind=kind) if (kind := _media_kind(part)) else part.get("text") for part in content]
-    if all(isinstance(text, str) for text in texts):
-        return "\n".join(texts)
-    return [
-        {"type": "text", "text": LABEL.format(kind=_media_kind(part))} if _media_kind(part) else part
-        for part in content
+    parts: list[Any] = [
+        {"type": "text", "text": LABEL.format(kind=kind)} if (kind := _media_kind(one)) else one for one in content
     ]
+    texts = [part.get("text") for part in parts]
+    return "\n".join(texts) if all(isinstance(text, str) for text in texts) else parts
 
 
 def _media_kind(part: Any) -> str | None:
@@ -333,9 +305,6 @@ def known(family: str) -> tuple[Edit, ...]:
     return tuple(edit for pattern, edits in _KNOWN if pattern.search(family.lower()) for edit in edits)
 
 
-# ---- Refusals
-
-
 class Refused(NamedTuple):
     """An upstream's own refusal, and the body that it refused."""
 
@@ -344,277 +313,8 @@ class Refused(NamedTuple):
     sent: bytes
 
 
-ROLES = re.compile(r"alternat|\broles?\b|after role|last role", re.I)
-"""A refusal because of the sequence of roles, unless it's about calls without results."""
-
-ROWS: Sequence[tuple[re.Pattern[str], Edit]] = (
-    (re.compile(r"(?:is missing|without) an? `?thought_?signature", re.I), SIGNED_CALLS),
-    (re.compile(r"call id\b.{0,200}\blength of 9\b", re.I | re.S), SHORT_IDS),
-    (
-        re.compile(
-            r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)", re.I
-        ),
-        STREAMS,
-    ),
-    (
-        re.compile(
-            r"(?:non-?empty|must not be empty|(?:can(?:not|'t)|may not) be empty|empty (?:content|text|message|string)"
-            r"|non-?whitespace|(?:content|text) (?:field )?is (?:empty|blank)|has no content|content or tool_calls)",
-            re.I,
-        ),
-        WITHOUT_EMPTY,
-    ),
-    (
-        re.compile(
-            r"(?:image|vision|multi-?modal|audio|video|\bfile|media|document)\w{0,12}[^.]{0,60}"
-            r"(?:not (?:supported|available|allowed|enabled|valid)|unsupported|only supported|isn't supported)"
-            r"|(?:not|n't) (?:support|accept|process|have|a)\b[^.]{0,60}(?:image|vision|multi-?modal|audio|video|file)"
-            r"|no endpoints found[^.]{0,40}(?:image|vision|file)"
-            r"|unknown (?:variant|content type) .?(?:image|input_|file|audio)"
-            r"|(?:text|string)[- ]only|invalid type: sequence, expected a string|content must be a string",
-            re.I,
-        ),
-        LABELLED_MEDIA,
-    ),
-    (
-        re.compile(
-            r"\bsystem\b[^.]{0,40}(?:not|n't|un)[ _]?(?:be )?(?:support|allow|accept|permit)"
-            r"|only\b[^.]{0,30}\buser\b[^.]{0,30}\bassistant\b[^.]{0,30}(?:roles?|support)"
-            r"|(?:not|n't) (?:support|accept|allow)[^.]{0,30}\b(?:system|developer)\b",
-            re.I,
-        ),
-        WITHOUT_SYSTEM,
-    ),
-    (ROLES, ALTERNATING),
-)
-"""Refusals whose words name no field, and the edit that helps. The first row that matches holds."""
-
-_TOO_MANY = re.compile(r"too many|at most \d|more than \d|maximum (?:number )?of|exceed|limit|too (?:large|big)", re.I)
-"""A number or a size of media is at fault, and not their type."""
-
-_MISSING = re.compile(
-    r"missing|\brequired\b|must be (?:passed|provided|included|present|sent|echoed)|passed back", re.I
-)
-_NAMES_REASONING = re.compile(rf"(?:(?<![-\w/.])|(?<=[\d\]]\.))(?:{'|'.join(_REASONING)}|thinking mode)(?![-\w])", re.I)
-_BUDGET = re.compile(r"budget_?tokens|thinking[. _]budget", re.I)
-_UNDONE = re.compile(
-    r"unsupported|not? (?:longer )?(?:be )?(?:support|permit|allow|recogni|accept|valid|available|defin|expect|enabl)"
-    r"|n't (?:support|accept|allow|have)|unknown|unrecogni|unexpected|invalid|extra|forbidden|cannot|can't|disallowed"
-    r"|too (?:long|many|large|small|high|low)|must|should|only|exceed|at most|at least|above|below|minimum|maximum",
-    re.I,
-)
-"""A refusal in words. A text without any of these isn't one."""
-
-_NAME = re.compile(
-    r"[`'\"“‘\[(<]([A-Za-z][\w.\[\]-]{0,63}?)[`'\"”’\])>:]"
-    r"|\b([a-z]+(?:[_.][a-z]+)+)\b"
-    r"|(?:argument supplied|parameter|field|argument|property|key|option|keyword|input|name|value for)s?"
-    r"\s?[:=]?\s+([a-z]\w+)\b"
-    r"|\b([a-z]\w{2,40})(?=:? (?:is|are|does|was|must|should|has|range|value)\b|: )"
-)
-_NUMBER = r"(-?\d+(?:\.\d+)?)"
-_MOST = re.compile(
-    r"(?:at most|max(?:imum)?|no (?:more|longer|greater) than|up to|<=?|less than(?: or equal to)?|not exceed"
-    rf"|limit(?:ed)?|longer than|more than|exceeds?|above)[^\d\n]{{0,40}}?{_NUMBER}",
-    re.I,
-)
-_LEAST = re.compile(
-    r"(?:at least|min(?:imum)?|no (?:less|fewer) than|>=?|greater than(?: or equal to)?|below)"
-    rf"[^\d\n]{{0,40}}?{_NUMBER}",
-    re.I,
-)
-_RANGE = re.compile(rf"(?:range|between|within|in)\D{{0,40}}?{_NUMBER}\s?(?:,|and|to|-|\.\.+)\s?{_NUMBER}", re.I)
-_ALLOWED = re.compile(
-    r"(?:supported|valid|allowed|accepted|permitted|available|one of|should be|must be|expected|choose)\b", re.I
-)
-
-
-class _Fault(NamedTuple):
-    """One complaint: the place in the request, the words, and whether the upstream stated the place in a field."""
-
-    path: str
-    said: str
-    stated: bool = True
-
-
-def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edit, ...]:
-    """Return the edits that a refusal asks for. None if it blames what no edit may touch, or nothing that was sent.
-
-    ``raw`` is the bytes of ``sent``. A name is an echo if the request has it with the same words before it.
-    """
-    text = refusal[:REFUSAL_BYTES].decode("utf-8", "replace")
-    plain = text.replace('\\"', '"').replace("\\n", "\n")
-    if (edit := _about_reasoning(plain, sent)) is not None:
-        return (edit,)
-    stated = list(islice(_stated(refusal), MOST_NAMES))
-    edits: list[Edit] = []
-    for fault in [*stated, *islice(_named(plain, raw), MOST_NAMES)]:
-        if edits and not fault.stated:
-            break
-        found = _resolved(sent, fault.path)
-        if found is None:
-            continue
-        path, value = found
-        if _protected(path, value, sent):
-            if not edits:
-                break
-            continue
-        edit = _edit(path, value, fault.said)
-        if edit is not None and edit not in edits:
-            edits.append(edit)
-            if not fault.stated:
-                break
-    if edits:
-        return tuple(edits)
-    rows = _by_words(plain)
-    return next(((row,) for row in rows if apply(_copied(sent), (row,))), ())
-
-
-def _copied(sent: Mapping[str, Any]) -> dict[str, Any]:
-    copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(sent))
-    return copied
-
-
-def _about_reasoning(text: str, sent: Mapping[str, Any]) -> Edit | None:
-    """Return the edit for reasoning in the history that is refused or missing, or for a budget of thinking."""
-    if _BUDGET.search(text):
-        fields = (name for name in ("thinking", "reasoning_effort", "reasoning") if sent.get(name) is not None)
-        return next((Edit("without", name) for name in fields), None)
-    if not _NAMES_REASONING.search(text):
-        return None
-    if _MISSING.search(text):
-        return WITH_REASONING if apply(_copied(sent), (WITH_REASONING,)) else None
-    if _UNDONE.search(text) and apply(_copied(sent), (WITHOUT_REASONING,)):
-        named = {name for name in _REASONING if re.search(rf"(?<![-\w.]){name}(?![-\w])", text)}
-        return WITHOUT_REASONING if not named & sent.keys() else None
-    return None
-
-
-def _by_words(text: str) -> tuple[Edit, ...]:
-    """Return the edits that may help if a refusal names no field, in the order to try them."""
-    row = next((edit for pattern, edit in ROWS if pattern.search(text)), None)
-    if row is None or (row == LABELLED_MEDIA and _TOO_MANY.search(text)):
-        return ()
-    if row == ALTERNATING:
-        return () if "tool_call" in text.lower() else (ALTERNATING, WITHOUT_SYSTEM)
-    return (row,)
-
-
-def _stated(refusal: bytes) -> Iterator[_Fault]:
-    """Yield the complaints of a refusal in JSON that state the place: ``param``, ``loc``, and Google's violations."""
-    try:
-        waiting: list[Any] = [msgspec.json.decode(refusal)]
-    except (ValueError, RecursionError):
-        return
-    said = ""
-    for _ in range(100):
-        if not waiting:
-            return
-        value = waiting.pop(0)
-        if isinstance(value, list):
-            waiting = [*value[:MOST_NAMES], *waiting]
-        if not isinstance(value, dict):
-            continue
-        message = next(
-            (value[name] for name in ("message", "msg", "description") if isinstance(value.get(name), str)), ""
-        )
-        said = message or said
-        place = next((value[name] for name in ("param", "loc", "field") if value.get(name)), None)
-        if place and value.get("type") != "missing":
-            path = ".".join(map(str, place)) if isinstance(place, list) else str(place)
-            yield _Fault(path, f"{message or said} {msgspec.json.encode(value.get('ctx') or {}).decode()}")
-        waiting += [inner for inner in value.values() if isinstance(inner, dict | list)]
-
-
-def _named(text: str, raw: bytes) -> Iterator[_Fault]:
-    """Yield the names in the words of a refusal that aren't an echo of the request."""
-    if not _UNDONE.search(text):
-        return
-    for match in _NAME.finditer(text):
-        name = next(filter(None, match.groups()))
-        end = match.end(match.lastindex or 0)
-        if text[max(0, end - len(name) - 24) : end].encode() not in raw:
-            yield _Fault(name, text, stated=False)
-
-
-def _resolved(sent: Mapping[str, Any], path: str) -> tuple[str, Any] | None:
-    """Return the place in a request that a path names, and its value. Labels of types in a path are skipped.
-
-    ``None`` if the request doesn't have it. A path into a list that doesn't end at a field stays at the list.
-    """
-    names = re.findall(r"[^.\[\]/]+", path.removeprefix("#"))
-    value: Any = sent
-    taken: list[str] = []
-    for place, name in enumerate(names):
-        if isinstance(value, list) and name.isdigit() and int(name) < len(value):
-            value, step = value[int(name)], "*"
-        elif isinstance(value, dict) and value.get(name) is not None:
-            value, step = value[name], name
-        elif place and place == len(names) - 1:
-            return (".".join(taken), value) if taken and taken[0] in ("messages", "input", "tools") else None
-        else:
-            continue
-        taken.append(step)
-    if taken:
-        return ".".join(taken), value
-    for parent, inner in sent.items():  # such as `effort` for `reasoning.effort`
-        if len(names) == 1 and isinstance(inner, dict) and inner.get(names[0]) is not None:
-            return f"{parent}.{names[0]}", inner[names[0]]
-    return None
-
-
-def _protected(path: str, value: Any, sent: Mapping[str, Any]) -> bool:
-    """Return whether the answer depends on a part: messages, tools, a choice that forces, a form of the answer."""
-    head, *rest = path.split(".")
-    if head in ("tool_choice", "function_call"):
-        return bool(value != "auto")
-    if head == "text":
-        return "format" in rest or (not rest and "format" in sent["text"])
-    return head in _KEPT or any(name in ("format", "schema") for name in rest)
-
-
-def _edit(path: str, value: Any, said: str) -> Edit | None:
-    """Return the edit for a field at fault, or ``None`` if its value doesn't break what the refusal says."""
-    if isinstance(value, str | list):
-        most = _number(_MOST, said)
-        if most is not None and re.search(r"long|length|many|at most|items|character|size|max", said, re.I):
-            return Edit("shortened", path, int(most)) if len(value) > most > 0 else None
-    if isinstance(value, str) and value in _SCALE:
-        cue = _ALLOWED.search(said)
-        words = re.findall(r"[a-z]+", said[cue.start() :].lower()) if cue else []
-        allowed = tuple(sorted({word for word in words if word in _SCALE} - {value}, key=_SCALE.index))
-        return Edit("nearest", path, allowed) if allowed else Edit("without", path)
-    if _is_number(value) and (edit := _within(path, value, said)) is not None:
-        return edit if edit.kind else None
-    name = path.rpartition(".")[2]
-    if name not in _LIMITS:
-        return Edit("without", path)
-    other = next((one for one in _LIMITS if one != name and one in said), None)
-    other = other or {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"}.get(name)
-    return Edit("renamed", path, other) if other else None
-
-
-_AT_ODDS = Edit("")
-
-
-def _within(path: str, value: float, said: str) -> Edit | None:
-    """Return the edit that moves a number into the range of a refusal. ``_AT_ODDS`` if it's in there already."""
-    span = _RANGE.search(said)
-    numbers = [float(one) for one in span.groups()] if span else [_number(_LEAST, said), _number(_MOST, said)]
-    least, most = numbers
-    if most is not None and value > most >= (least or 0):
-        return Edit("lowered", path, int(most) if most == int(most) else most)
-    if least is not None and value < least:
-        return Edit("raised", path, int(least) if least == int(least) else least)
-    return None if least is most is None else _AT_ODDS
-
-
-def _number(pattern: re.Pattern[str], said: str) -> float | None:
-    found = pattern.search(said)
-    return float(found[1]) if found else None
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number in JSON."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -633,15 +333,10 @@ class Memory:
         return self._helped.get(place, ())
 
     def learn(self, place: Place, edits: Iterable[Edit]) -> None:
-        """Remember edits that helped. A newer one replaces one of the same field, and the opposite of its renaming."""
+        """Remember edits that helped. A newer one replaces one of the same field, and any renaming another."""
         for edit in edits:
-            opposite = (edit.value, edit.path) if edit.kind == "renamed" else None
-            kept = (
-                one
-                for one in self.edits(place)
-                if (one.kind, one.path) != (edit.kind, edit.path) and (one.path, one.value) != opposite
-            )
-            self._helped[place] = (*kept, edit)
+            replaced = (edit.kind, edit.path) if edit.kind != "renamed" else (edit.kind,)
+            self._helped[place] = (*(one for one in self.edits(place) if one[: len(replaced)] != replaced), edit)
 
     def unlearn(self, place: Place, edit: Edit) -> None:
         """Forget an edit that an upstream was found not to need."""

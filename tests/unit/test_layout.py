@@ -35,6 +35,7 @@ COVERED = {
     "product/http/test_fidelity.py": "dialects/chat/request dialects/request",
     "product/test_refusals_of_all_shapes.py": "pipeline/features/overflow pipeline/response_start",
     "product/test_traits.py": "pipeline/features/traits",
+    "unit/upstream/test_public_refusals.py": "upstream/refusals",
     "product/test_silent.py": "pipeline/features/usage_feedback",
     "product/properties/test_money.py": "pipeline/billing",
     "product/http/test_streams.py": "dialects/dialect endpoints/reply",

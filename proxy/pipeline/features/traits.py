@@ -21,7 +21,8 @@ from proxy.pipeline.attempt import Attempt, Run
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.response_start import LARGE_REQUEST, ResponseStart, readable
 from proxy.pipeline.sending import REFUSALS
-from proxy.upstream.traits import ALTERNATING, ROLES, Edit, Memory, Refused, read
+from proxy.upstream.refusals import ROLES, read
+from proxy.upstream.traits import ALTERNATING, Edit, Memory, Refused
 from proxy.upstream.transport import CHAT_PATH, Answer
 
 log = structlog.get_logger(__name__)
@@ -82,7 +83,8 @@ class Traits:
         edits = tuple(one for one in edits if one not in attempt.edits and self._memory.helps(place, one))
         if edits:
             return replace(self._again(run, attempt, start, edits), edits=(*attempt.edits, *edits))
-        added = tuple(map(_added, attempt.added))
+        # The reader takes the wish for the usage back, if the translation has one.
+        added = tuple(_added(name) for name in attempt.added if refused is None or name != "usage")
         if not added or start.answer.status not in STATUSES or set(added) & set(run.tried):
             return None
         named = attempt.asks_usage and any(name in start.first for name in (b"stream_options", b"include_usage"))

@@ -7,22 +7,24 @@ import contextlib
 import itertools
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
 
 from proxy.dialects.parts import SILENT, Table
+from proxy.dialects.units import encode
 from proxy.dialects.walk import TEXT_FILE, file_text, row_of
-from proxy.errors import BadBody, ErrorShape, RequestError, UpstreamInterrupted
+from proxy.errors import ErrorShape, RequestError, UpstreamInterrupted
 from proxy.http import sse
+from proxy.upstream.bridge.bounds import Bounded
 from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Completion, Event
 from proxy.upstream.bridge.returned import Writer, restored
 from proxy.upstream.bridge.transport import (
     BROKEN,
     Translation,
     Translator,
-    decoded,
+    body_of,
     decoded_object,
     event_data,
     without_compression,
@@ -63,6 +65,7 @@ class ChatTranslation(Translation):
 
     ``given`` has the parts of the client's body whose texts must leave with ``request``, the chat request, except those
     in fields named in ``silent`` and those of reasoning. ``names`` has the client's names of tools by the ones sent.
+    ``unsent`` has the stop sequences that an edit left out, and whether it left out that calls are ``single``.
     """
 
     table: Table
@@ -72,27 +75,32 @@ class ChatTranslation(Translation):
     given: Mapping[str, Any]
     names: Mapping[str, str]
     writer: Writer
+    unsent: tuple[Sequence[str], bool] = ((), False)
 
     @abstractmethod
     def builder(self) -> AnswerBuilder:
         """Return a builder of the answer."""
 
+    def _completion(self, builder: AnswerBuilder) -> Completion:
+        stops, single = self.unsent
+        return Completion(Bounded(builder, stops, single=single) if stops or single else builder, self.writer)
+
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
         builder = self.builder()
-        completion = Completion(builder, self.writer)
+        completion = self._completion(builder)
         deque(itertools.chain(completion.feed(answer), completion.finish()), maxlen=0)
         return builder.answer
 
     async def joined(self, stream: bytes) -> dict[str, Any]:
         """Return the answer for a chat stream. Raises ``UpstreamInterrupted`` if it has no finish reason."""
         builder = self.builder()
-        async for made in _steps(Completion(builder, self.writer), Answer.whole(200, [], stream).body):
+        async for made in _steps(self._completion(builder), Answer.whole(200, [], stream).body):
             deque(made, maxlen=0)
         return builder.answer
 
     async def events(self, body: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Yield the events for a chat stream. Raises ``UpstreamInterrupted`` if it has no finish reason."""
-        completion = Completion(self.builder(), self.writer)
+        completion = self._completion(self.builder())
         sent = itertools.count(1)
         async for made in _steps(completion, body):
             for event in made:
@@ -140,23 +148,16 @@ def chat_translator(
             chat.pop("stream", None)
             chat.pop("stream_options", None)
         headers = [pair for pair in without_compression(request.headers) if not pair[0].startswith("anthropic-")]
+        stops, single = chat.get("stop") or [], chat.get("parallel_tool_calls") is False
+        stops = [stops] if isinstance(stops, str) else stops
         edited = apply(chat, (*known(request.family or request.model), *request.edits))
-        body = msgspec.json.encode(chat)
+        stops = [stop for stop in stops if stop and stop not in (chat.get("stop") or ())]
+        made.unsent = stops, single and "parallel_tool_calls" not in chat
+        body = encode(chat)
         sent = msgspec.structs.replace(request, body=body, path=CHAT_PATH, query="", headers=headers, edited=edited)
         return sent, made
 
     return Translator(translate, _is_completion, error, error_event, UNREADABLE, shape)
-
-
-def body_of(request: Outgoing) -> dict[str, Any]:
-    """Return a request's body. Raises ``BadBody`` if it isn't a JSON object."""
-    try:
-        body = decoded(request.body if request.expanded is None else request.expanded())
-    except (ValueError, RecursionError) as error:
-        raise BadBody("The body isn't JSON, so the proxy can't translate it for this upstream.") from error
-    if not isinstance(body, dict):
-        raise BadBody("The body must be a JSON object.")
-    return body
 
 
 def check_role(message: Mapping[str, Any], path: str) -> None:
@@ -261,7 +262,7 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
 
 def encoded(value: Any) -> str:
     """Return a value as JSON."""
-    return msgspec.json.encode(value).decode()
+    return encode(value).decode()
 
 
 def _refuse_loss(made: ChatTranslation, chat: Mapping[str, Any]) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 
 import msgspec
 
+from proxy.dialects.units import encode
 from proxy.errors import RequestError, UpstreamInterrupted
 from proxy.http import sse
-from proxy.upstream.bridge.chat import body_of
 from proxy.upstream.bridge.returned import ITEM_IDS, fitted
 from proxy.upstream.bridge.transport import (
     BROKEN,
     ErrorInStream,
     Translation,
     Translator,
+    body_of,
     decoded_object,
     event_data,
     openai_error,
@@ -59,10 +60,12 @@ Delta = dict[str, Any]
 class ChatOverResponses(Translation):
     """The way back to chat completions.
 
-    ``usage``: the last chunk of a stream has the usage. ``legacy``: calls are those of ``functions``.
+    ``usage``: the last chunk of a stream has the usage. ``legacy``: calls are those of ``functions``. ``single``: only
+    the first call is for the client.
     """
 
-    def __init__(self, model: str, *, usage: bool, legacy: bool) -> None:
+    def __init__(self, model: str, *, usage: bool, legacy: bool, single: bool) -> None:
+        self._single = single
         self._usage = usage
         self._legacy = legacy
         self._frame: dict[str, Any] = {"id": "", "object": "chat.completion.chunk", "created": 0, "model": model}
@@ -153,6 +156,8 @@ class ChatOverResponses(Translation):
             if place in self._calls:
                 yield from self._rest(name, place, 0, item) if done else ()
                 return
+            if self._single and self._calls:
+                return
             self._calls[place], text = len(self._calls), (item.get(field) or "") if done else ""
             self._sent[name, place, 0] = len(text)
             opened = {"id": item.get("call_id"), "type": type, type: {"name": item.get("name"), field: text}}
@@ -214,13 +219,15 @@ def _translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translati
             raise RequestError(LACKING.format(name=name), param=name)
     made = {"model": request.model, "input": [*_items(given.get("messages", ()))], "stream": request.stream}
     made |= {**_fields(given), "store": False}
+    single = made.get("parallel_tool_calls") is False
     edited = apply(
         made, (*known(request.family or request.model), *(edit for edit in request.edits if edit != STREAMS))
     )
-    body, headers = msgspec.json.encode(made), without_compression(request.headers)
+    body, headers = encode(made), without_compression(request.headers)
     sent = msgspec.structs.replace(request, body=body, path=RESPONSES_PATH, query="", headers=headers, edited=edited)
     usage = bool((given.get("stream_options") or {}).get("include_usage"))
-    return sent, ChatOverResponses(request.model, usage=usage, legacy="functions" in given)
+    single = single and "parallel_tool_calls" not in made
+    return sent, ChatOverResponses(request.model, usage=usage, legacy="functions" in given, single=single)
 
 
 def _fields(given: Mapping[str, Any]) -> dict[str, Any]:

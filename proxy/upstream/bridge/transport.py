@@ -193,7 +193,7 @@ class Bridge(Transport):
         except RequestError:
             raise
         except Exception as error:
-            if where := _misshapen(decoded(request.body)):
+            if where := _misshapen(body_of(request)):
                 raise BadBody(f"The proxy can't translate the request: {where}. Fix: correct it.") from error
             log.exception("translation.failed", of="request")
             raise TranslationFailed(FAILED.format(of="request")) from error
@@ -335,6 +335,17 @@ def _bounded(number: str) -> float:
     if len(number) < 300 and "." not in number and "e" not in number.lower():
         return int(number)
     return max(-sys.float_info.max, min(float(number), sys.float_info.max))
+
+
+def body_of(request: Outgoing) -> dict[str, Any]:
+    """Return a request's body. Raises ``BadBody`` if it isn't a JSON object."""
+    try:
+        body = decoded(request.body if request.expanded is None else request.expanded())
+    except (ValueError, RecursionError) as error:
+        raise BadBody("The body isn't JSON, so the proxy can't translate it for this upstream.") from error
+    if not isinstance(body, dict):
+        raise BadBody("The body must be a JSON object.")
+    return body
 
 
 def decoded_object(data: bytes, unreadable: str) -> dict[str, Any]:

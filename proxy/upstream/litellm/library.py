@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 from proxy.config.upstreams import TransportChoice
 from proxy.errors import BadBody, ConfigurationError, RequestError, UnknownModel
-from proxy.upstream.bridge.transport import decoded
+from proxy.upstream.bridge.transport import body_of, decoded
 from proxy.upstream.traits import apply
 from proxy.upstream.transport import Outgoing
 
@@ -276,7 +276,7 @@ def arguments(provider: str, request: Outgoing) -> tuple[dict[str, Any], tuple[s
     """
     if not _MODEL.fullmatch(request.model):
         raise UnknownModel("The model's name contains invalid characters. Correct 'model'.", param="model")
-    body = _parsed(request.body)
+    body = body_of(request)
     messages = body.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise BadBody("'messages' must be an array of objects.", param="messages")
@@ -288,18 +288,6 @@ def arguments(provider: str, request: Outgoing) -> tuple[dict[str, Any], tuple[s
     chosen["messages"] = [_message(provider, f"messages[{number}]", message) for number, message in enumerate(messages)]
     edited = apply(chosen, request.edits)  # what is publicly known, LiteLLM knows itself
     return {**chosen, "model": f"{provider}/{request.model}", "stream": request.stream}, edited
-
-
-def _parsed(body: bytes) -> dict[str, Any]:
-    try:
-        value = decoded(body)
-    except (ValueError, RecursionError) as error:
-        raise BadBody(
-            "The body isn't JSON, so the proxy can't translate it for this model's provider. Send valid JSON."
-        ) from error
-    if not isinstance(value, dict):
-        raise BadBody("The body must be a JSON object.")
-    return value
 
 
 def _message(provider: str, path: str, message: Mapping[str, Any]) -> dict[str, Any]:

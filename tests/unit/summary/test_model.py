@@ -163,7 +163,8 @@ REFUSED = b'{"error": {"message": "max_tokens is too large: 1500. This model sup
 def test_a_model_that_refuses_the_output_asked_for_writes_what_it_can() -> None:
     transport = Particular(b"")
     assert ask(transport).text == "Notes."
-    assert len(transport.requests) == transport.closed == 2
+    assert [b'"max_tokens":1024' in sent.body for sent in transport.requests] == [False, True, False]
+    assert len(transport.requests) == transport.closed == 3
 
 
 def test_what_a_refusal_says_of_the_limit_is_passed_on() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from proxy.upstream.refusals import read
 from proxy.upstream.traits import (
     ALTERNATING,
     LABELLED_MEDIA,
@@ -16,7 +17,6 @@ from proxy.upstream.traits import (
     Memory,
     apply,
     known,
-    read,
 )
 
 SENT: dict[str, Any] = {

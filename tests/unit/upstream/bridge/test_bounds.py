@@ -1,0 +1,60 @@
+"""Where a bounded answer ends, however it's cut into pieces."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from proxy.upstream.bridge.bounds import Bounded
+from proxy.upstream.bridge.completions import Completion
+from proxy.upstream.bridge.messages_answers import MessageBuilder
+
+TEXT = "one E EN two END three STOP four"
+
+
+def answered(pieces: list[dict[str, Any]], stops: list[str], *, single: bool = False) -> dict[str, Any]:
+    builder = MessageBuilder("m", {}, stops)
+    completion = Completion(Bounded(builder, stops, single=single))
+    events = []
+    for piece in pieces:
+        events += completion.feed({"choices": [{"index": 0, "delta": piece, "finish_reason": None}]})
+    events += completion.feed({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]})
+    events += completion.feed({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9}})
+    events += completion.finish()
+    streamed = "".join(one["delta"].get("text", "") for one in events if one["type"] == "content_block_delta")
+    whole = "".join(block.get("text", "") for block in builder.answer["content"])
+    assert streamed == whole
+    assert builder.answer["usage"]["output_tokens"] == 9
+    return builder.answer
+
+
+@pytest.mark.parametrize("places", itertools.combinations(range(1, len(TEXT)), 2))
+def test_an_answer_ends_at_its_first_stop_sequence(places: tuple[int, int]) -> None:
+    first, second = places
+    pieces = [{"content": TEXT[:first]}, {"content": TEXT[first:second]}, {"content": TEXT[second:]}]
+    answer = answered(pieces, ["STOP", "END", "ENOUGH"])
+    assert answer["content"] == [{"type": "text", "text": "one E EN two "}]
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "END")
+
+
+def test_an_answer_without_a_stop_sequence_stays_whole() -> None:
+    answer = answered([{"content": letter} for letter in TEXT], ["ENDED", "four!"])
+    assert answer["content"] == [{"type": "text", "text": TEXT}]
+    assert answer["stop_reason"] == "max_tokens"
+
+
+def test_calls_behind_a_stop_sequence_are_dropped_and_those_before_stay() -> None:
+    call = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "get", "arguments": "{}"}}]}
+    assert [block["type"] for block in answered([{"content": "a END"}, call], ["END"])["content"]] == ["text"]
+    before = answered([{"content": "a EN"}, call], ["END"])["content"]
+    assert [(block["type"], block.get("text")) for block in before] == [("text", "a EN"), ("tool_use", None)]
+
+
+def test_a_single_answer_has_its_first_call_only() -> None:
+    calls = [
+        {"tool_calls": [{"index": index, "id": f"c{index}", "function": {"name": "get", "arguments": "{}"}}]}
+        for index in range(3)
+    ]
+    assert [block["id"] for block in answered(calls, [], single=True)["content"]] == ["c0"]
