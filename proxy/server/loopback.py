@@ -160,7 +160,10 @@ def run_program(command: Sequence[str], config: Path | None) -> int:
             status = _finished(*launch(command, url, os.environ))
     except NotStarted as error:
         raise ConfigurationError("The proxy can't start. The log has the reason.") from error
-    print(f"compaction-proxy: {_told(_figures() - before, program.hint)}", file=sys.stderr)
+    try:
+        print(f"compaction-proxy: {_told(_figures() - before, program.hint)}", file=sys.stderr)
+    except OSError:  # nobody can read it. Python would write it again at exit, and replace the status by its own.
+        sys.stderr = None
     return status
 
 

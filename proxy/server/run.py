@@ -382,11 +382,12 @@ def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
 
     Output that isn't a terminal may be kept or collected, so it gets the name of a private file in place of the token.
     """
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     if link is not None:
-        after = link.address if terminal else f"{address} (a link that works once is in {link.file})"
-        print(f"Dashboard: {after}", flush=True)
-    elif terminal or on_loopback(settings.server.host):
+        address = link.address if terminal else f"{address} (a link that works once is in {link.file})"
+    elif not terminal and not on_loopback(settings.server.host):
+        return
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe doesn't end the server
         print(f"Dashboard: {address}", flush=True)
 
 
