@@ -86,6 +86,10 @@ class _Commands(click.Group):
             if ctx.invoked_subcommand in LOCAL and "} isn't set" in error.message:
                 click.echo("This command sends nothing, so API keys of upstreams may have any value.", err=True)
             sys.exit(2)
+        except PermissionError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            click.echo(f"{error.filename}: {reason}. Fix: run the command as the user of the server", err=True)
+            sys.exit(2)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -41,6 +41,7 @@ from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.interface import Entry
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sealing import SealedStore
+from proxy.store.sqlite_worker import tables_in
 from proxy.summary import allowance
 
 FORMS: dict[str, type[SharedValue]] = {
@@ -197,6 +198,8 @@ def _stored(config: Path | None) -> Settings:
 
 
 async def _restored(path: Path, settings: Settings, *, add: bool) -> int:
+    if not tables_in(path) >= {"entries", "records", "ledger"}:
+        raise ConfigurationError(f"{path}: isn't a readable backup. Fix: pass a file that store backup wrote")
     keys, fix = settings.store.encryption.keys, "run the command again with --add, which continues it"
     target = opened(settings.store.url, keys, settings.archive)
     try:

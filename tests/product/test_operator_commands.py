@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -19,10 +22,11 @@ from msgspec.structs import replace
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.limits.profiles.prices import price_from
 from proxy.pipeline.costs import Basis, cost_of
+from proxy.records import open_records
 from proxy.server.loopback import serve
 from proxy.server.programs import PROGRAMS, launch
 from proxy.store import open_store
-from proxy.telemetry.record import Usage
+from proxy.telemetry.record import RequestRecord, Usage
 from tests.kit.program import ROOT, call, program, run, write_config
 from tests.kit.scripted import key_hash
 from tests.kit.upstream import StandIn
@@ -343,3 +347,77 @@ def test_a_price_without_a_price_of_caches_is_exact() -> None:
     assert estimated(usage, cache_read_input_token_cost=0.0000001)
     assert not estimated(replace(usage, cache_read=0), cache_read_input_token_cost=0.0000001)
     assert estimated(replace(usage, estimated=True))
+
+
+LEAVES = """
+import os, re, signal, sys, time
+signal.signal(signal.SIGHUP, lambda *_: sys.exit(9))
+parent, masks = os.getppid(), []
+for id in (parent, os.getpid()):
+    masks += re.findall(r"^Umask:\\s*(\\d+)$", open(f"/proc/{id}/status").read(), re.MULTILINE)
+print(*masks, flush=True)
+os.kill(parent, signal.SIGHUP)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_hangup_ends_the_program_of_run_and_only_the_proxy_writes_private_files(tmp_path: Path) -> None:
+    """The program's files are the user's, so it keeps the user's umask."""
+    command = ["bash", "-c", 'umask 022; exec "$@"', "-", sys.executable, "-m", "proxy", "run", "--"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, sys.executable, "-c", LEAVES],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (9, "0077 0022\n"), done.stderr
+
+
+async def filled(url: str) -> None:
+    async with aclosing(open_store(url)) as store:
+        await store.put("team:a", "summary.2", "key", b"value", 60)
+    async with aclosing(open_records(url)) as records:
+        await records.write([RequestRecord("a", 0.0, tenant="team:a")], 60)
+
+
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+"""Makes file permissions apply to root, too."""
+
+
+@pytest.mark.skipif(
+    bool(WITHOUT_RIGHTS) and not shutil.which("setpriv"), reason="no setpriv: apt-get install util-linux"
+)
+@pytest.mark.parametrize(("mode", "whole_folder"), [(0, True), (0, False), (0o400, False)])
+def test_commands_with_a_store_of_another_user_fail_at_once(mode: int, whole_folder: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "of another user"
+    file = configured(tmp_path, upstreams={"main": {"provider": "openai"}}, store={"url": f"sqlite:///{folder}/s.db"})
+    asyncio.run(filled(f"sqlite:///{folder}/s.db"))
+    places = [folder] if whole_folder else [*folder.iterdir()]
+    for place in places:
+        place.chmod(mode)
+    commands: list[tuple[str, ...]] = [("forget", "--team", "a")]
+    if not mode:
+        commands += [("report",), ("store", "backup", "b.db")]
+    try:
+        for command in commands:
+            started = time.monotonic()
+            done = subprocess.run(
+                [*WITHOUT_RIGHTS, sys.executable, "-m", "proxy", *command, "--config", file],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                timeout=50,
+                check=False,
+            )
+            assert (done.returncode, "Traceback" in done.stderr) == (2, False), (command, done.stderr)
+            assert str(folder) in done.stderr or "Fix: " in done.stderr, (command, done.stderr)
+            assert time.monotonic() - started < 30, command
+    finally:
+        for place in places:
+            place.chmod(0o700)
