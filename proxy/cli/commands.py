@@ -454,7 +454,7 @@ def store() -> None:
 @CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 def status(config: Path | None, as_json: bool) -> None:
-    """Show the entries, sizes, and encryption of the store, the archive, and the records. Reads all entries.
+    """Show the entries, sizes, and encryption of the store and the records. Reads all entries.
 
     Exits with status 1 if one of them isn't reachable.
     """
@@ -480,7 +480,7 @@ def migrate(source: str, config: Path | None) -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 @CONFIG
 def backup(path: Path, config: Path | None) -> None:
-    """Copy the store, the archive, and the records to the new file PATH. The server may be running.
+    """Copy the store and the records to the new file PATH. The server may be running.
 
     A store with encryption has an encrypted backup. Exits with status 1 if some entries can't be read.
     """

@@ -22,7 +22,7 @@ from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.records import open_records
-from proxy.store import StoreFailed, open_archive, open_store, store_file
+from proxy.store import StoreFailed, open_store, store_file
 from proxy.upstream.litellm.library import TESTED, untested_version
 from proxy.upstream.registry import Upstreams
 
@@ -70,7 +70,7 @@ def examined(config: Path | None) -> list[Finding]:
 
 
 async def _examined(settings: Settings) -> list[Finding]:
-    findings = [await _store(settings), *await _archive(settings)]
+    findings = [await _store(settings)]
     for name, upstream in settings.upstreams.items():
         findings += await _upstream(settings, name, upstream)
     return findings
@@ -97,26 +97,6 @@ def _store_fix(kind: str, error: str) -> str:
     if "malformed" in error or "not a database" in error:
         return "the file is damaged: start the proxy, which moves it aside, or move it away and restore a backup"
     return "make the folder writable for the proxy's user, or set store.url to another file"
-
-
-async def _archive(settings: Settings) -> list[Finding]:
-    """Write, read, list, and remove an entry of the archive's object storage, if it has one."""
-    about = f"archive in {settings.archive.label}"
-    try:
-        archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
-        if archive is None:
-            return []
-        async with aclosing(archive):
-            await archive.put("", "doctor", "test", b"test", 60)
-            found = await archive.get("", "doctor", "test")
-            await archive.delete("", "doctor", "test")
-    except (StoreFailed, ConfigurationError) as error:
-        fix = "correct the section archive, the credentials in the environment, and their permissions"
-        return [Finding("failed", about, str(error), fix)]
-    if found != b"test":
-        fix = "use storage whose reads and listings show each write at once"
-        return [Finding("failed", about, "it doesn't return an object that was just written", fix)]
-    return [Finding("ok", about, "writable")]
 
 
 async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -> list[Finding]:

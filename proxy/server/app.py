@@ -69,13 +69,11 @@ class Proxy:
             PREFIX + dialect.path: Conversations(self.service, dialect) for dialect in DIALECTS.values()
         }
         stores = self.service.stores
-        archive = None if stores.archive_store is None else stores.archive_store.unguarded
         self._maintenance = Maintenance(
             stores.store.unguarded,
             [*self.service.holders, *(one for each in self._conversations.values() for one in each.holders)],
             self.service.records.store,
             lambda: self.service.settings.record_count,
-            archive,
             self.service.settled,
         )
         self._passthrough = PassThrough(self.service)

@@ -296,7 +296,6 @@ def log_start(settings: Settings, loaded: Loaded | None, address: str, workers: 
         workers=workers,
         upstreams={name: _host(one.base_url) or one.provider for name, one in settings.upstreams.items()},
         store=_without_credentials(settings.store.url),
-        archive=settings.archive.url,
         policies=dict(sorted(modes.items())),
         teams=len(settings.teams),
         warnings=warnings,

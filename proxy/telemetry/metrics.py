@@ -71,7 +71,7 @@ _NAME = "its name"
 _API = "`chat`, `responses`, `messages`, `other`"
 _TEAM_AND_POLICY = {"team": _NAME, "policy": _NAME}
 _BREAKER_CHANGES = "`opened`, `closed`"
-_STORE_OPERATIONS = "`read`, `write`, and on object storage `archive_read`, `archive_write`"
+_STORE_OPERATIONS = "`read`, `write`"
 
 REQUESTS = _counter(
     "compaction_requests",
