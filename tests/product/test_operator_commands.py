@@ -1,4 +1,4 @@
-"""The commands for operators: `init`, `doctor`, `run`, `check --json`, and `keys list`."""
+"""The commands for operators: `run`, `check --json`, `check --live`, and `keys list`."""
 
 from __future__ import annotations
 
@@ -49,31 +49,13 @@ def configured(folder: Path, **sections: object) -> str:
     return "c.yaml"
 
 
-def test_init_writes_a_valid_file_once(tmp_path: Path) -> None:
-    done = call(tmp_path, "init", "new.yaml", "--provider", "openai", "--provider", "vllm")
-    assert (done.returncode, done.stderr) == (0, "")
-    checked = call(tmp_path, "check", "new.yaml", "--strict")
-    assert checked.returncode == 0, checked.stderr
-    text = (tmp_path / "new.yaml").read_text()
-    assert set(yaml.safe_load(text)["upstreams"]) == {"openai", "vllm"}
-    again = call(tmp_path, "init", "new.yaml")
-    assert (again.returncode, again.stderr) == (
-        2,
-        "new.yaml: exists already. Fix: choose another name, or remove the file\n",
-    )
-    assert (tmp_path / "new.yaml").read_text() == text
-    printed = call(tmp_path, "init", "-", "--provider", "openai", "--provider", "vllm")
-    assert (printed.returncode, printed.stdout) == (0, text.replace("new.yaml", "compaction.yaml"))
-    assert [path.name for path in tmp_path.iterdir()] == ["new.yaml"]
-
-
-def test_doctor_reports_each_part_with_a_fix(tmp_path: Path) -> None:
+def test_a_live_check_reports_each_part_with_a_fix(tmp_path: Path) -> None:
     with serve(StandIn().app) as url:
         upstreams = {"main": {"base_url": f"{url}/v1"}, "gone": {"base_url": "http://127.0.0.1:9/v1"}}
         models = [{"match": "gpt-5", "upstream": "main"}, {"match": "own", "upstream": "main"}]
         file = configured(tmp_path, upstreams=upstreams, models=models, store={"url": "sqlite:///c.db"})
-        done = call(tmp_path, "doctor", "--config", file)
-        found = json.loads(call(tmp_path, "doctor", "--config", file, "--json").stdout)
+        done = call(tmp_path, "check", "--live", "--config", file)
+        found = json.loads(call(tmp_path, "check", "--live", "--config", file, "--json").stdout)["findings"]
     lines = done.stdout.splitlines()
     assert done.returncode == 1
     assert len(lines) == len(found)
@@ -86,15 +68,12 @@ def test_doctor_reports_each_part_with_a_fix(tmp_path: Path) -> None:
     assert not re.search(r"\.\.|\. \.", gone)
 
 
-def test_doctor_fails_for_an_unusable_store_and_an_invalid_file(tmp_path: Path) -> None:
+def test_a_live_check_fails_for_an_unusable_store(tmp_path: Path) -> None:
     (tmp_path / "c.db").mkdir()
-    done = call(tmp_path, "doctor", "--config", configured(tmp_path, upstreams={}, store={"url": "sqlite:///c.db"}))
-    assert done.returncode == 1
-    assert re.match(r"FAILED   configuration: .*c\.yaml:\d+: upstreams: is empty. Fix: ", done.stdout)
     with serve(StandIn().app) as url:
         upstreams = {"main": {"base_url": f"{url}/v1"}}
         file = configured(tmp_path, upstreams=upstreams, store={"url": "sqlite:///c.db"})
-        done = call(tmp_path, "doctor", "--config", file)
+        done = call(tmp_path, "check", "--live", "--config", file)
     assert done.returncode == 1
     assert "FAILED   store c.db: " in done.stdout
 
@@ -283,12 +262,14 @@ def test_a_message_fits_its_mistake(text: str, fix: str, tmp_path: Path) -> None
     assert fix in done.stderr
 
 
-def test_doctor_says_that_a_store_is_damaged(tmp_path: Path) -> None:
+def test_a_live_check_says_that_a_store_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "c.db").write_bytes(b"junk" * 3_000)
     file = configured(
         tmp_path, upstreams={"main": {"base_url": "http://127.0.0.1:9/v1"}}, store={"url": "sqlite:///c.db"}
     )
-    (line,) = [line for line in call(tmp_path, "doctor", "--config", file).stdout.splitlines() if "store c.db" in line]
+    (line,) = [
+        line for line in call(tmp_path, "check", "--live", "--config", file).stdout.splitlines() if "store c.db" in line
+    ]
     assert "Fix: the file is damaged: start the proxy, which moves it aside" in line
 
 

@@ -164,7 +164,7 @@ def test_commands_that_send_nothing_say_that_any_key_of_an_upstream_will_do(tmp_
         assert done.returncode == 2
         assert "Fix: export ACME_API_KEY=VALUE\nThis command sends nothing, so API keys of upstreams" in done.stderr
         assert "isn't set" not in call(tmp_path, *command, "--config", config, ACME_API_KEY="x").stderr
-    assert "sends nothing" not in str(call(tmp_path, "doctor", "--config", config))
+    assert "sends nothing" not in str(call(tmp_path, "check", config))
     checked = call(tmp_path, "check", config)
     assert (checked.returncode, checked.stderr.count("--no-env")) == (1, 1)
     assert call(tmp_path, "check", "--no-env", config).returncode == 0

@@ -1,21 +1,19 @@
-"""The command `doctor`: tests what the proxy needs to run."""
+"""The tests of `check --live`: what the proxy needs to run."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Literal
 
 import aiohttp
 
-from proxy.config import Settings, read
+from proxy.config import Settings
 from proxy.config.checks import named_models
 from proxy.config.upstreams import UpstreamSettings
 from proxy.errors import ConfigurationError, ProxyError
@@ -53,20 +51,9 @@ class Finding:
         return f"{mark}  {self.about}: {self.result}" + (f". Fix: {self.fix}" if self.fix else "")
 
 
-def examined(config: Path | None) -> list[Finding]:
+def examined(settings: Settings) -> list[Finding]:
     """Run all tests of a configuration. Sends one small request to each upstream."""
-    try:
-        settings = Settings() if config is None else read(config.absolute(), os.environ).settings
-    except ConfigurationError as error:
-        return [Finding("failed", "configuration", line, "") for line in error.message.splitlines()]
-    shown = "the defaults" if config is None else str(config)
-    return [
-        Finding("ok", "configuration", shown),
-        *asyncio.run(_examined(settings)),
-        *_limits(settings),
-        *_files(),
-        _litellm(),
-    ]
+    return [*asyncio.run(_examined(settings)), *_limits(settings), *_files(), _litellm()]
 
 
 async def _examined(settings: Settings) -> list[Finding]:
@@ -82,8 +69,8 @@ async def _store(settings: Settings) -> Finding:
     url, keys = settings.store.url, settings.store.encryption.keys
     try:
         async with aclosing(open_store(url, keys)) as store, aclosing(open_records(url, keys)) as records:
-            await store.put("", "doctor", "test", b"test", 60)
-            await store.delete("", "doctor", "test")
+            await store.put("", "check", "test", b"test", 60)
+            await store.delete("", "check", "test")
             await records.write([], 60)
     except (StoreFailed, OSError) as error:
         return Finding("failed", about, str(error), _store_fix(kind, str(error)))
