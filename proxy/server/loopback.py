@@ -200,7 +200,8 @@ def _finished(command: Sequence[str], variables: Mapping[str, str], umask: int) 
     # The terminal sends Ctrl-C to the program, too, and it decides when to end.
     handlers = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     for ending in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
-        handlers.setdefault(ending, signal.signal(ending, lambda number, _: program.send_signal(number)))
+        if ending not in handlers and signal.getsignal(ending) is not signal.SIG_IGN:  # nohup ignores it
+            handlers[ending] = signal.signal(ending, lambda number, _: program.send_signal(number))
     try:
         status = program.wait()
     finally:

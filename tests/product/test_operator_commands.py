@@ -338,14 +338,18 @@ for id in (parent, os.getpid()):
     masks += re.findall(r"^Umask:\\s*(\\d+)$", open(f"/proc/{id}/status").read(), re.MULTILINE)
 print(*masks, flush=True)
 os.kill(parent, signal.SIGHUP)
-time.sleep(60)
+time.sleep(4)
+sys.exit(5)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_hangup_ends_the_program_of_run_and_only_the_proxy_writes_private_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("before", "status"), [("", 9), ("trap '' HUP; ", 5)], ids=["by default", "nohup"])
+def test_a_hangup_ends_the_program_of_run_and_only_the_proxy_writes_private_files(
+    before: str, status: int, tmp_path: Path
+) -> None:
     """The program's files are the user's, so it keeps the user's umask."""
-    command = ["bash", "-c", 'umask 022; exec "$@"', "-", sys.executable, "-m", "proxy", "run", "--"]
+    command = ["bash", "-c", before + 'umask 022; exec "$@"', "-", sys.executable, "-m", "proxy", "run", "--"]
     environment = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(
         [*command, sys.executable, "-c", LEAVES],
@@ -356,7 +360,7 @@ def test_a_hangup_ends_the_program_of_run_and_only_the_proxy_writes_private_file
         timeout=50,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (9, "0077 0022\n"), done.stderr
+    assert (done.returncode, done.stdout) == (status, "0077 0022\n"), done.stderr
 
 
 async def filled(url: str) -> None:
