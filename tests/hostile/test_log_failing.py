@@ -124,7 +124,7 @@ def test_requests_reloads_and_maintenance_go_on_without_log_and_store(tmp_path: 
                         server.process.send_signal(signal.SIGHUP)
                 for key, former in (("sk-two", "sk-one"), ("sk-three", "sk-two")):
                     write_config(settings(address, key), folder)
-                    assert until(partial(accepted, server.url, key), 20), name
+                    assert until(partial(accepted, server.url, key), 60), name
                     assert sent(server.url, "small", former).status == 401, name
                 metrics = ask(server.url, "/metrics", None).body.decode()
             (lost,) = (line for line in metrics.splitlines() if line.startswith("compaction_log_lines_lost_total "))
