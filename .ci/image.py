@@ -223,7 +223,10 @@ def check_signals(image: Image, folder: Path) -> Iterator[str]:
 
 
 def check_start(image: Image, folder: Path) -> Iterator[str]:
-    """Print the fewest seconds of CPU to ready in three starts. Yield the modules that a start compiles."""
+    """Print the fewest seconds of CPU to ready in three starts.
+
+    Yield the modules that a start compiles, a wrong address, and a store that isn't the user's.
+    """
     log = folder / "ready.log"
 
     def start(**more: str) -> float:
@@ -232,6 +235,14 @@ def check_start(image: Image, folder: Path) -> Iterator[str]:
             return process.cpu()
 
     print(f"CPU to ready: {min(start() for _ in range(3)):.2f} s")
+    ports = [port.partition("/")[0] for port in image.config["ExposedPorts"]]
+    if [port for port in ports if f"0.0.0.0:{port}" in log.read_text()] != ports:
+        yield f"The image doesn't listen on all addresses at {ports}:\n{log.read_text()[-2000:]}"
+    (volume,) = image.config["Volumes"]
+    store = image.root / volume.lstrip("/") / "compaction.db"
+    owner = f"{store.stat().st_uid}:{store.stat().st_gid}" if store.exists() else "nobody"
+    if owner != image.config["User"] or owner.startswith("0:") or image.config["WorkingDir"] != volume:
+        yield f"The store in {volume} belongs to {owner}, not to the image's user"
     start(PYTHONVERBOSE="1")
     compiled = COMPILED.findall(log.read_text())
     read = len(READ.findall(log.read_text()))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import os
 import secrets
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,45 +15,7 @@ from typing import Any
 import click
 
 from proxy import __version__
-from proxy.constants import DOCUMENTATION
 from proxy.errors import ConfigurationError
-
-FILE = Path("compaction.yaml")
-"""The configuration that `init` writes by default."""
-
-PROVIDERS = {
-    "openai": ("openai", None, "OPENAI_API_KEY"),
-    "anthropic": ("anthropic", None, "ANTHROPIC_API_KEY"),
-    "openrouter": ("openrouter", None, "OPENROUTER_API_KEY"),
-    "groq": ("groq", None, "GROQ_API_KEY"),
-    "vllm": ("openai", "http://127.0.0.1:8000/v1", None),
-    "llama.cpp": ("openai", "http://127.0.0.1:8080/v1", None),
-    "ollama": ("openai", "http://127.0.0.1:11434/v1", None),
-    "lm-studio": ("openai", "http://127.0.0.1:1234/v1", None),
-}
-"""The provider, its URL if it isn't LiteLLM's, and the environment variable with its key."""
-
-_CONFIGURATION = """\
-# All other settings have defaults: {documentation}reference/settings/ lists them.
-#   compaction-proxy check {file}     find mistakes
-#   compaction-proxy doctor --config {file}     test keys, upstreams, and files
-#   compaction-proxy serve --config {file}
-
-upstreams:
-{upstreams}
-policies:
-  default:
-    mode: enforce                 # shadow: only report, in `compaction-proxy report` and /compaction/
-    trigger: {{fraction: 0.85}}     # compact at this share of the input that the model accepts
-    keep: {{fraction: 0.10}}        # recent messages to keep unchanged
-
-# Teams share a policy and have limits of their own. Create a key with: compaction-proxy keys new --team search
-# auth: {{mode: keys}}
-# teams:
-#   search:
-#     keys: ["sha256:…"]
-#     limits: {{requests_per_minute: 600, spend: {{usd: 50, per: day}}}}
-"""
 
 KEY_PREFIX = "cp-"
 
@@ -86,75 +46,16 @@ class _Commands(click.Group):
             if ctx.invoked_subcommand in LOCAL and "} isn't set" in error.message:
                 click.echo("This command sends nothing, so API keys of upstreams may have any value.", err=True)
             sys.exit(2)
+        except PermissionError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            click.echo(f"{error.filename}: {reason}. Fix: run the command as the user of the server", err=True)
+            sys.exit(2)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name=None, version=__version__, prog_name="compaction-proxy")
 def main() -> None:
     """An OpenAI-compatible reverse proxy that compacts conversations in flight."""
-
-
-@main.command()
-@click.argument("file", default=FILE, type=click.Path(path_type=Path, allow_dash=True))
-@click.option(
-    "--provider",
-    "providers",
-    multiple=True,
-    type=click.Choice(sorted(PROVIDERS)),
-    help="A provider to send requests to; repeat it for more. Default: openai and anthropic.",
-)
-def init(file: Path, providers: tuple[str, ...]) -> None:
-    """Write a first configuration to FILE (default: compaction.yaml). With - as FILE, print it."""
-    chosen = providers or ("openai", "anthropic")
-    if str(file) == "-":
-        click.echo(_configuration_for(FILE, chosen), nl=False)
-        return
-    _write(file, _configuration_for(file, chosen))
-    click.echo(f"Wrote {file}. Next: compaction-proxy doctor --config {file}")
-
-
-def _configuration_for(path: Path, providers: tuple[str, ...]) -> str:
-    upstreams = "".join(_upstream_text(name) for name in providers)
-    return _CONFIGURATION.format(documentation=DOCUMENTATION, file=path, upstreams=upstreams)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a configuration. Raises ``ConfigurationError`` if the file exists."""
-    try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    except FileExistsError:
-        raise ConfigurationError(f"{path}: exists already. Fix: choose another name, or remove the file") from None
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise ConfigurationError(f"{path}: can't be written ({reason}). Fix: choose another folder") from error
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-
-
-def _upstream_text(name: str) -> str:
-    provider, url, variable = PROVIDERS[name]
-    lines = [f"  {name}:", f"    provider: {provider}"]
-    if url is not None:
-        lines.append(f"    base_url: {url}")
-    if variable is not None:
-        lines.append(f"    # api_key: ${{{variable}}}    # default: the caller's own key")
-    return "\n".join(lines) + "\n"
-
-
-@main.command()
-@CONFIG
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-def doctor(config: Path | None, as_json: bool) -> None:
-    """Test keys, upstreams, limits, files, and the clock. Sends one small request to each upstream."""
-    from proxy.cli.doctor import examined
-
-    findings = examined(config)
-    if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        for finding in findings:
-            click.echo(finding.text)
-    sys.exit(int(any(finding.state == "failed" for finding in findings)))
 
 
 @main.command(context_settings={"ignore_unknown_options": True})
@@ -228,6 +129,7 @@ def demo(turns: int, api: str) -> None:
 @click.option("--strict", is_flag=True, help="Exit with status 1 if there are warnings.")
 @click.option("--json", "as_json", is_flag=True, help="Print errors and warnings as JSON.")
 @click.option("--no-env", is_flag=True, help="Don't read environment variables or check values that contain them.")
+@click.option("--live", is_flag=True, help="Also test the store, the upstreams, files, and the clock.")
 def check(
     file: Path | None,
     config: Path | None,
@@ -237,14 +139,20 @@ def check(
     strict: bool,
     as_json: bool,
     no_env: bool,
+    live: bool,
 ) -> None:
-    """Validate a configuration, FILE or --config. Report each error and warning with its line."""
+    """Validate a configuration, FILE or --config. Report each error and warning with its line.
+
+    With --live, send one small request to each upstream. Without a configuration, this tests the defaults.
+    """
     from proxy.cli.configuration import checked
 
     path = file or config
-    if path is None:
+    if path is None and not live:
         raise click.UsageError("No configuration. Fix: check FILE, or set COMPACTION_PROXY_CONFIG")
-    status, loaded = checked(path, host, strict=strict, as_json=as_json, no_env=no_env)
+    if live and no_env:
+        raise click.UsageError("--live needs the environment. Fix: leave --no-env out")
+    status, loaded = checked(path, host, strict=strict, as_json=as_json, no_env=no_env, live=live)
     if status or loaded is None:
         sys.exit(status)
     if team is not None or model is not None:
@@ -450,7 +358,7 @@ def store() -> None:
 @CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
 def status(config: Path | None, as_json: bool) -> None:
-    """Show the entries, sizes, and encryption of the store, the archive, and the records. Reads all entries.
+    """Show the entries, sizes, and encryption of the store and the records. Reads all entries.
 
     Exits with status 1 if one of them isn't reachable.
     """
@@ -476,7 +384,7 @@ def migrate(source: str, config: Path | None) -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 @CONFIG
 def backup(path: Path, config: Path | None) -> None:
-    """Copy the store, the archive, and the records to the new file PATH. The server may be running.
+    """Copy the store and the records to the new file PATH. The server may be running.
 
     A store with encryption has an encrypted backup. Exits with status 1 if some entries can't be read.
     """

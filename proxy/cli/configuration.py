@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -44,28 +45,41 @@ class NoEnvironment(Mapping[str, str]):
         return 0
 
 
-def checked(path: Path, host: str | None, *, strict: bool, as_json: bool, no_env: bool) -> tuple[int, Loaded | None]:
+def checked(
+    path: Path | None, host: str | None, *, strict: bool, as_json: bool, no_env: bool, live: bool
+) -> tuple[int, Loaded | None]:
     """Print the errors and warnings of a configuration. Return the exit status, and the configuration if it's valid.
 
     ``host`` is the address that `serve` would get. With ``no_env``, values with variables aren't checked.
+    With ``live``, also test what the configuration needs, or the defaults without a ``path``.
     """
     loaded, errors = None, list[str]()
     try:
-        loaded = read(path, NoEnvironment() if no_env else os.environ)
+        loaded = None if path is None else read(path, NoEnvironment() if no_env else os.environ)
     except ConfigurationError as error:
         errors = [line for line in error.message.splitlines() if not (no_env and _has_variable(line))]
     warnings = [] if loaded is None else _warnings(loaded, host)
-    status = int(bool(errors or (strict and warnings)))
+    findings = []
+    if live and not errors:
+        from proxy.cli.live import examined  # it loads LiteLLM
+
+        findings = examined(Settings() if loaded is None else loaded.settings)
+    failed = any(finding.state == "failed" for finding in findings)
+    status = int(bool(errors or (strict and warnings) or failed))
     if as_json:
-        found = {"file": str(path), "errors": [_parts(line) for line in errors]}
-        click.echo(json.dumps({**found, "warnings": [_parts(line) for line in warnings]}, indent=2))
+        found: dict[str, Any] = {"file": path and str(path), "errors": [_parts(line) for line in errors]}
+        found |= {"warnings": [_parts(line) for line in warnings]}
+        found |= {"findings": [asdict(finding) for finding in findings]} if live else {}
+        click.echo(json.dumps(found, indent=2))
         return status, loaded
     for line in (*errors, *warnings):
         click.echo(line, err=True)
     if any("} isn't set" in line for line in errors):
         click.echo("To check a configuration without its variables, pass --no-env.", err=True)
+    for finding in findings:
+        click.echo(finding.text)
     if not status:
-        click.echo(f"{path}: fine")
+        click.echo(f"{path or 'The defaults'}: fine")
     return status, loaded
 
 

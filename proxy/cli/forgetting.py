@@ -19,7 +19,7 @@ from proxy.constants import DAY
 from proxy.errors import ConfigurationError
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.store import StoreFailed, store_file
-from proxy.store.forgetting import KEPT, remove
+from proxy.store.forgetting import KEPT
 from proxy.store.forgetting import forget as forget_tenant
 from proxy.store.sqlite_worker import put_aside
 
@@ -31,7 +31,7 @@ def forget(team: str | None, key_sha256: str | None, config: Path | None, *, dry
     """
     settings = load(config, os.environ)
     path = store_file(settings.store.url)
-    if settings.store.kind == "memory" and settings.archive.url is None:
+    if settings.store.kind == "memory":
         raise ConfigurationError("store.url: this store is in the memory of the server: stop it, and it is gone")
     require_file(path, "store.url")
     if (team is None) == (key_sha256 is None):
@@ -73,10 +73,10 @@ async def _forget(
 ) -> tuple[Counter[str], int]:
     """Return the number of entries by kind, and that of entries under other keys."""
     counts: Counter[str] = Counter()
-    section, unknown = "store.url", 0
+    unknown = 0
     keys = settings.store.encryption.keys
     try:
-        async with aclosing(opened(settings.store.url, keys, settings.archive)) as deployment:
+        async with aclosing(opened(settings.store.url, keys)) as deployment:
             is_unknown = team is not None and team not in settings.teams
             found = await _stored(deployment, names) if dry_run or is_unknown else counts
             if is_unknown and not found:
@@ -90,22 +90,17 @@ async def _forget(
                     counts.update(await records.remove(name))
             for store in deployment.stores:
                 unknown += await store.unknown()
-            section = "archive.url"
-            for archive in deployment.archives:
-                for name in names:
-                    counts.update(await remove(archive, name))
-                unknown += await archive.unknown()
             return +counts, unknown
     except StoreFailed as error:
         raise ConfigurationError(
-            f"{section}: some entries could not be removed ({error}). Fix: run the command again"
+            f"store.url: some entries could not be removed ({error}). Fix: run the command again"
         ) from error
 
 
 async def _stored(deployment: Deployment, names: Sequence[str]) -> Counter[str]:
     """Count by kind what ``forget`` would remove."""
     counts: Counter[str] = Counter()
-    for store in (*deployment.stores, *deployment.archives):
+    for store in deployment.stores:
         async for entries in store.pages():
             counts.update(entry.kind for entry in entries if entry.tenant in names and entry.kind not in KEPT)
     for records in deployment.records:

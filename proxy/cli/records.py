@@ -48,7 +48,7 @@ from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
 from proxy.records.model import LedgerLabels, LedgerSums, RecordStore
 from proxy.records.report import BY, csv_text, day_of, in_shadow, money
 from proxy.records.report import report as summed
-from proxy.store import StoreFailed, open_archive, open_store, store_file
+from proxy.store import StoreFailed, open_store, store_file
 from proxy.store.archive import Archive
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import team_of
@@ -92,9 +92,7 @@ def show(id: str, config: Path | None, *, messages: bool, as_json: bool) -> None
         if found is None:
             return None
         calls = await summary_calls(records, found)
-        keys, archive = settings.store.encryption.keys, settings.archive
-        own = open_archive(archive.url, archive.options, keys) or open_store(settings.store.url, keys)
-        async with aclosing(own) as entries:
+        async with aclosing(open_store(settings.store.url, settings.store.encryption.keys)) as entries:
             return found, request_json(found, calls), await read_prompt(Archive(entries), found)
 
     shown = read_records(config, read)

@@ -16,7 +16,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,19 @@ from msgspec import structs
 
 from proxy.access import spending
 from proxy.config import Settings, load
-from proxy.config.store import ArchiveStoreSettings
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
 from proxy.records.sqlite import SqliteRecords
-from proxy.store import ManagedStore, StoreFailed, accounts, open_archive, open_store, store_file, unreadable
-from proxy.store.archive import FIRST_KIND
-from proxy.store.archive import KIND as ARCHIVE
+from proxy.store import ManagedStore, StoreFailed, accounts, open_store, store_file, unreadable
 from proxy.store.forgetting import KEPT, digest, forgotten, remove
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.interface import Entry
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sealing import SealedStore
+from proxy.store.sqlite_worker import tables_in
 from proxy.summary import allowance
 
 FORMS: dict[str, type[SharedValue]] = {
@@ -66,22 +64,20 @@ def migrated(source: str, config: Path | None) -> int:
     Raises ``ConfigurationError``.
     """
     target = load(config, os.environ)
-    url, keys, archive = target.store.url, target.store.encryption.keys, None
+    url, keys = target.store.url, target.store.encryption.keys
     if "://" in source:
         url = source
     elif Path(source).exists():
         old = load(Path(source), os.environ)
-        url, keys, archive = old.store.url, old.store.encryption.keys, old.archive
+        url, keys = old.store.url, old.store.encryption.keys
     else:
         raise ConfigurationError(f"--from: there is no {source}. Fix: pass the address of a store, or a configuration")
     if "sqlite://" in (url, target.store.url):
         raise ConfigurationError("A store in memory can't be copied. Fix: pass the address of a file or of a server")
     require_file(store_file(url), "--from", "pass the address of a store, or a configuration")
-    former = None if archive is None else archive.url
-    # With another archive.url and the same store, only the archive moves.
-    if location(url) == location(target.store.url) and target.archive.url == former:
+    if location(url) == location(target.store.url):
         raise ConfigurationError("--from: this is the store of the configuration. Fix: pass the new one with --config")
-    return asyncio.run(_migrate(url, keys, archive if former != target.archive.url else None, target))
+    return asyncio.run(_migrate(url, keys, target))
 
 
 def stored_budgets(settings: Settings, team: str | None = None) -> list[spending.Budget]:
@@ -117,14 +113,9 @@ def location(url: str) -> str:
     return f"sqlite:///{path.resolve()}" if path is not None else re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
-async def _migrate(url: str, keys: Sequence[bytes], archive: ArchiveStoreSettings | None, settings: Settings) -> int:
-    source = opened(url, keys, archive, every=True)
-    if location(url) == location(settings.store.url):
-        # The records are already there.
-        for own in source.records:
-            await own.aclose()
-        source = replace(source, records=[])
-    target = opened(settings.store.url, settings.store.encryption.keys, settings.archive)
+async def _migrate(url: str, keys: Sequence[bytes], settings: Settings) -> int:
+    source = opened(url, keys, every=True)
+    target = opened(settings.store.url, settings.store.encryption.keys)
     return await _copied(
         source, target, url, keys, settings.record_seconds, "run the command again, which continues it"
     )
@@ -167,7 +158,7 @@ async def _copied(
 
 
 def backed_up(path: Path, config: Path | None) -> int:
-    """Copy the store, the archive, and the records to a new file. Return the exit status.
+    """Copy the store and the records to a new file. Return the exit status.
 
     Raises ``ConfigurationError``.
     """
@@ -176,7 +167,7 @@ def backed_up(path: Path, config: Path | None) -> int:
     require_file(store_file(url), "store.url")
     if path.exists():
         raise ConfigurationError(f"{path}: exists already. Fix: choose another name, or remove the file")
-    source, fix = opened(url, keys, settings.archive, every=True), f"remove {path}, and run the command again"
+    source, fix = opened(url, keys, every=True), f"remove {path}, and run the command again"
     return asyncio.run(_copied(source, _in_file(path, keys), url, keys, settings.record_seconds, fix))
 
 
@@ -197,8 +188,10 @@ def _stored(config: Path | None) -> Settings:
 
 
 async def _restored(path: Path, settings: Settings, *, add: bool) -> int:
+    if not tables_in(path) >= {"entries", "records", "ledger"}:
+        raise ConfigurationError(f"{path}: isn't a readable backup. Fix: pass a file that store backup wrote")
     keys, fix = settings.store.encryption.keys, "run the command again with --add, which continues it"
-    target = opened(settings.store.url, keys, settings.archive)
+    target = opened(settings.store.url, keys)
     try:
         if not add and not await _is_empty(target):
             raise ConfigurationError("store.url: isn't empty. Fix: use an empty store, or pass --add to keep its data")
@@ -213,24 +206,22 @@ def _in_file(path: Path, keys: Sequence[bytes], *, every: bool = False) -> Deplo
     """Return the stores of a backup. See ``opened`` for ``every``."""
     several = [keys, ()] if every and keys else [keys]
     url = f"sqlite:///{path.resolve()}"
-    return Deployment([open_store(url, own) for own in several], [], [SqliteRecords(path, own) for own in several])
+    return Deployment([open_store(url, own) for own in several], [SqliteRecords(path, own) for own in several])
 
 
 async def _is_empty(deployment: Deployment) -> bool:
-    for store in (*deployment.stores, *deployment.archives):
+    for store in deployment.stores:
         async for entries in store.pages():
             if entries:
                 return False
     return not any([await records.count() for records in deployment.records])
 
 
-def opened(url: str, keys: Sequence[bytes], archive: ArchiveStoreSettings | None, *, every: bool = False) -> Deployment:
+def opened(url: str, keys: Sequence[bytes], *, every: bool = False) -> Deployment:
     """Return the stores of a deployment. If ``every`` is true and there are keys, also read unencrypted entries."""
     several = [keys, ()] if every and keys else [keys]
-    archives = [] if archive is None else [open_archive(archive.url, archive.options, own) for own in several]
     return Deployment(
         [open_store(url, own) for own in several],
-        [store for store in archives if store is not None],
         [open_records(url, own) for own in several],
     )
 
@@ -250,22 +241,18 @@ def _progress() -> Callable[[Copied], None]:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The stores of one deployment. A source with encryption has one store for encrypted entries, and one for others.
-
-    ``archives`` are stores for archived messages alone. The first one gets new entries.
-    """
+    """The stores of one deployment. A source with encryption has one store for encrypted entries, and another."""
 
     stores: Sequence[ManagedStore]
-    archives: Sequence[ManagedStore]
     records: Sequence[RecordStore]
 
     @property
     def skipped(self) -> int:
         """Return the number of damaged entries that a migration left out."""
-        return sum(store.skipped for store in (*self.stores, *self.archives) if isinstance(store, SealedStore))
+        return sum(store.skipped for store in self.stores if isinstance(store, SealedStore))
 
     async def aclose(self) -> None:
-        for store in (*self.stores, *self.archives):
+        for store in self.stores:
             await store.aclose()
         for records in self.records:
             await records.aclose()
@@ -312,7 +299,7 @@ class Migration:
     async def run(self) -> Copied:
         """Copy everything that the target doesn't have. Raises ``StoreFailed``; another run then continues."""
         self._marks = await self._forgotten()
-        for store in (*self._from.stores, *self._from.archives):
+        for store in self._from.stores:
             async for entries in store.pages():
                 for entry in entries:
                     await self._copy(entry)
@@ -325,7 +312,7 @@ class Migration:
         late = await self._forgotten() - self._marks
         for tenant in self._tenants:
             if digest(tenant) in late:
-                for store in (*self._to.stores, *self._to.archives):
+                for store in self._to.stores:
                     await remove(store, tenant)
                 for records in self._to.records:
                     await records.remove(tenant)
@@ -345,8 +332,7 @@ class Migration:
     async def _copy(self, entry: Entry) -> None:
         if entry.kind in SKIPPED or not (entry.kind in KEPT or self._is_wanted(entry.tenant)):
             return
-        archived = entry.kind in (ARCHIVE, FIRST_KIND)
-        store = self._to.archives[0] if archived and self._to.archives else self._to.stores[0]
+        store = self._to.stores[0]
         row, form, ours = (entry.tenant, entry.kind, entry.key), self._forms.get(entry.kind), entry.value
         if form is accounts.Entry:
             with contextlib.suppress(*UNDECODABLE):
@@ -406,7 +392,7 @@ Report = dict[str, Any]
 
 
 def show(config: Path | None, *, as_json: bool) -> int:
-    """Print the state of the store, the archive, and the records. Return the exit status.
+    """Print the state of the store and the records. Return the exit status.
 
     Raises ``ConfigurationError``.
     """
@@ -425,18 +411,12 @@ def show(config: Path | None, *, as_json: bool) -> int:
 
 async def _report(settings: Settings) -> dict[str, Report]:
     url, keys = settings.store.url, settings.store.encryption.keys
-    deployment, path = opened(url, keys, settings.archive), store_file(url)
-    objects, rows = settings.archive.url, None if path is None else records_file(path)
+    deployment, path = opened(url, keys), store_file(url)
+    rows = None if path is None else records_file(path)
 
     async def store() -> Report:
         unread = await unreadable(url, keys) + deployment.skipped
         return {"bytes": await _size(url, path), "unreadable": unread, **await usage(deployment.stores)}
-
-    async def archive() -> Report:
-        if objects is None:
-            return {}
-        unread = sum([await one.unknown() for one in deployment.archives])
-        return {"unreadable": unread, **await usage(deployment.archives)}
 
     async def records() -> Report:
         if rows is not None and not rows.exists():
@@ -446,12 +426,10 @@ async def _report(settings: Settings) -> dict[str, Report]:
 
     backend, encrypted = "redis" if path is None else "sqlite", {"encrypted": bool(keys)}
     here = {"backend": backend, "address": location(url)}
-    there = here if objects is None else {"backend": settings.archive.kind, "address": objects, **encrypted}
     held = here if rows is None else {**here, "address": str(rows.resolve())}
     try:
         return {
             "store": {**here, **encrypted, **await _reached(store)},
-            "archive": {**there, **await _reached(archive)},
             "records": {**held, **encrypted, **await _reached(records)},
         }
     finally:

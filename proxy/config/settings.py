@@ -13,7 +13,7 @@ from proxy.config.fields import Name, Section, Text, wrong
 from proxy.config.policy import Policy, WrittenPolicy, written_policy
 from proxy.config.sections import derived
 from proxy.config.server import LogSettings, MetricsSettings, OtelSettings, RecordSettings, ServerSettings
-from proxy.config.store import ArchiveStoreSettings, StoreSettings
+from proxy.config.store import StoreSettings
 from proxy.config.teams import AdminSettings, AuthSettings, SharedLimitSettings, TeamSettings
 from proxy.config.upstreams import Prices, Route, RouteSettings, UpstreamSettings, default_upstreams
 from proxy.constants import DAY
@@ -24,8 +24,6 @@ class _SettingsFields(Section):
     """Where to listen, and limits on requests."""
     store: StoreSettings = Field(default_factory=StoreSettings)
     """Where to store summaries and the archive."""
-    archive: ArchiveStoreSettings = ArchiveStoreSettings()
-    """Object storage for the archive. Default: the archive is in the store."""
     records: RecordSettings | None = RecordSettings()
     """How long to keep the records of requests. null: keep none."""
     log: LogSettings = LogSettings()

@@ -42,7 +42,7 @@ async def status(service: Runtime, viewer: Viewer) -> dict[str, Any]:
         "pid": os.getpid(),
         "store": {
             "kind": settings.store.kind,
-            "archive": settings.archive.kind or settings.store.kind,
+            "archive": settings.store.kind,
             "failing": service.failing_stores,
         },
         "learned_limits": await _learned(service, viewer),

@@ -104,7 +104,8 @@ COMMENT = comment("waiting for the model")
 SILENT_SECONDS = 5.0
 """Send a comment after this much silence of a response that has begun."""
 
-_HEAD: Headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache")]
+# nginx buffers responses by default, and comments wouldn't arrive.
+_HEAD: Headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
 
 
 class Heartbeat:

@@ -42,7 +42,7 @@ ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages", 
 CLIENT_LEFT = "client_disconnected"
 
 Sink = Callable[[RequestRecord], None]
-"""Takes a finished record. It must be quick and mustn't raise."""
+"""Takes a finished record. It must be quick. If it raises, the other sinks and the store still get the record."""
 
 BeginTrace = Callable[[Scope], Trace]
 """Returns the trace of a request that has just arrived."""
@@ -107,7 +107,10 @@ class Recorder:
             log.warning("records.price_ignored", record=record.id, team=record.team, model=record.model)
             record.cost = None
         for sink in self._sinks:
-            sink(record)
+            try:
+                sink(record)
+            except Exception as error:  # the response has been sent, and the ledger needs the record
+                log.exception("records.sink_failed", error=type(error).__name__)
         if self._store is None:
             return
         if len(self._tenants) >= TENANTS:

@@ -32,11 +32,10 @@ from proxy.pipeline.tags import Tags
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
 from proxy.records import open_records
-from proxy.store import Guarded, Store, open_archive, open_limits, open_store
+from proxy.store import Guarded, Store, open_limits, open_store
 from proxy.store.archive import Archive
 from proxy.store.cache_capacity import CacheCapacity
 from proxy.store.forgetting import Holder
-from proxy.store.guarded import ARCHIVE_READ_SECONDS
 from proxy.store.items import ItemMemory
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.summary.allowance import Allowances
@@ -62,30 +61,18 @@ CurrentSettings = Callable[[], Settings]
 
 
 class Stores:
-    """The store, and the caches of tenants' entries in it.
-
-    ``archive_store`` is the object storage of the archive, or ``None`` if the archive is in the store.
-    """
+    """The store, and the caches of tenants' entries in it."""
 
     def __init__(self, settings: Settings) -> None:
         keys = settings.store.encryption.keys
         self.store = Guarded(open_store(settings.store.url, keys, settings.store.max_bytes))
-        archived = open_archive(settings.archive.url, settings.archive.options, keys)
-        self.archive_store = (
-            None if archived is None else Guarded(archived, prefix="archive_", read_seconds=ARCHIVE_READ_SECONDS)
-        )
-        self.archive = Archive(self.archive_store or self.store)
+        self.archive = Archive(self.store)
         capacity = CacheCapacity(settings.server.cache_memory)
         self.facts = FactsCache(capacity.facts)
         self.hidden_rounds = HiddenRounds(self.store)
         self.items = ItemMemory(self.store, most=capacity.items)
         self.sent_prompts = SentPrompts(self.store)
         self.summaries = Summaries(self.store, memory=capacity.summaries)
-
-    @property
-    def guarded(self) -> tuple[Guarded, ...]:
-        """Return the store, and the one of the archive if it's another."""
-        return (self.store,) if self.archive_store is None else (self.store, self.archive_store)
 
 
 class ModelLimits:
@@ -222,7 +209,7 @@ class Runtime:
     def failing_stores(self) -> tuple[str, ...]:
         """Return the operations of the stores whose last call failed, and ``records`` if they can't be written."""
         records = ("records",) if self.records.recorder.failing else ()
-        return (*(what for store in self.stores.guarded for what in store.failing), *records)
+        return (*self.stores.store.failing, *records)
 
     @property
     def stored_caches(self) -> tuple[StoredCache, ...]:
@@ -271,8 +258,7 @@ class Runtime:
                 writers.create_task(closing)
         await money.spending.aclose()
         await records.store.aclose()
-        for store in self.stores.guarded:
-            await store.aclose()
+        await self.stores.store.aclose()
         if records.otel is not None:
             await records.otel.aclose()
         self.stores.facts.close()

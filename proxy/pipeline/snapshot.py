@@ -16,7 +16,6 @@ from proxy.upstream.registry import Upstreams
 ONLY_AT_START = {
     "server": ("host", "port", "drain", "cache_memory"),
     "store": None,
-    "archive": None,
     "log": ("level", "format"),
     "metrics": None,
 }

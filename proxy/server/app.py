@@ -74,13 +74,11 @@ class Proxy:
         )
         self._retrieve = Retrieve(self.service)
         stores = self.service.stores
-        archive = None if stores.archive_store is None else stores.archive_store.unguarded
         self._maintenance = Maintenance(
             stores.store.unguarded,
             [*self.service.holders, *(one for each in self._conversations.values() for one in each.holders)],
             self.service.records.store,
             lambda: self.service.settings.record_count,
-            archive,
             self.service.settled,
         )
         self._passthrough = PassThrough(self.service)

@@ -154,13 +154,16 @@ def run_program(command: Sequence[str], config: Path | None) -> int:
     settings = listening(Settings() if loaded is None else loaded.settings, ADDRESS)
     # The terminal is the program's. A level in the file applies.
     configure(settings.log.level if "level" in settings.log.model_fields_set else "warning", settings.log.format)
-    before = _figures()
+    before, umask = _figures(), os.umask(0o077)  # files that libraries make have content of requests, too
     try:
         with serve(create_app(settings, loaded), drain=None, log_level=None) as url:
-            status = _finished(*launch(command, url, os.environ))
+            status = _finished(*launch(command, url, os.environ), umask)
     except NotStarted as error:
         raise ConfigurationError("The proxy can't start. The log has the reason.") from error
-    print(f"compaction-proxy: {_told(_figures() - before, program.hint)}", file=sys.stderr)
+    try:
+        print(f"compaction-proxy: {_told(_figures() - before, program.hint)}", file=sys.stderr)
+    except OSError:  # nobody can read it. Python would write it again at exit, and replace the status by its own.
+        sys.stderr = None
     return status
 
 
@@ -188,17 +191,17 @@ def _told(figures: Counter[str], hint: str) -> str:
     return f"requests: {requests}{failed}, compacted: {compacted}, input tokens saved: {removed}"
 
 
-def _finished(command: Sequence[str], variables: Mapping[str, str]) -> int:
+def _finished(command: Sequence[str], variables: Mapping[str, str], umask: int) -> int:
     try:
-        program = subprocess.Popen(command, env=_environment(variables))  # noqa: S603 - the operator's own command
+        program = subprocess.Popen(command, env=_environment(variables), umask=umask)  # noqa: S603 - the operator's own
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise ConfigurationError(f"{command[0]}: can't be started ({reason}). Fix: check its name") from error
     # The terminal sends Ctrl-C to the program, too, and it decides when to end.
-    handlers = {
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: program.terminate()),
-    }
+    handlers = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
+    for ending in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if ending not in handlers and signal.getsignal(ending) is not signal.SIG_IGN:  # nohup ignores it
+            handlers[ending] = signal.signal(ending, lambda number, _: program.send_signal(number))
     try:
         status = program.wait()
     finally:

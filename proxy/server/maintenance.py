@@ -40,15 +40,13 @@ class Maintenance:
         holders: Sequence[Holder],
         records: RecordStore | None = None,
         most: Callable[[], int] = lambda: 0,
-        archive: ManagedStore | None = None,
         settled: Callable[[], Awaitable[None]] = _nothing,
     ) -> None:
-        """``most`` returns the maximum number of ``records``; ``archive`` is a store for the archive alone.
+        """``most`` returns the maximum number of ``records``.
 
         ``settled`` waits for the writes in progress when holders dropped entries.
         """
         self._store = store
-        self._archive = archive
         self._records = records
         self._most = most
         self._settled = settled
@@ -79,8 +77,6 @@ class Maintenance:
         await self._step("store", self._store.maintain)
         if (records := self._records) is not None:
             await self._step("records", lambda: records.maintain(self._most()))
-        if self._archive is not None:
-            await self._step("archive", self._archive.maintain)
         await self._step("unknown", self._report_unknown)
         await self._step("memory", lambda: asyncio.to_thread(malloc_trim))
 
@@ -104,8 +100,6 @@ class Maintenance:
     async def _report_unknown(self) -> None:
         """Log the number of entries that the store can't read, if it has grown."""
         unknown = await self._store.unknown()
-        if self._archive is not None:
-            unknown += await self._archive.unknown()
         if unknown > self._unknown:
             log.warning("store.other_keys", entries=unknown)
         self._unknown = unknown
@@ -142,8 +136,6 @@ class Maintenance:
             done = await self._step("remove", partial(remove, self._store, tenant))
             if (records := self._records) is not None:
                 done &= await self._step("remove", partial(records.remove, tenant))
-            if (archive := self._archive) is not None:
-                done &= await self._step("remove", partial(remove, archive, tenant, patience=0))
             if done:
                 self._leaving.discard(tenant)
 

@@ -296,7 +296,6 @@ def log_start(settings: Settings, loaded: Loaded | None, address: str, workers: 
         workers=workers,
         upstreams={name: _host(one.base_url) or one.provider for name, one in settings.upstreams.items()},
         store=_without_credentials(settings.store.url),
-        archive=settings.archive.url,
         policies=dict(sorted(modes.items())),
         teams=len(settings.teams),
         warnings=warnings,
@@ -382,11 +381,12 @@ def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
 
     Output that isn't a terminal may be kept or collected, so it gets the name of a private file in place of the token.
     """
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     if link is not None:
-        after = link.address if terminal else f"{address} (a link that works once is in {link.file})"
-        print(f"Dashboard: {after}", flush=True)
-    elif terminal or on_loopback(settings.server.host):
+        address = link.address if terminal else f"{address} (a link that works once is in {link.file})"
+    elif not terminal and not on_loopback(settings.server.host):
+        return
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe doesn't end the server
         print(f"Dashboard: {address}", flush=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ __all__ = [
     "Store",
     "StoreFailed",
     "is_redis",
-    "open_archive",
     "open_limits",
     "open_store",
     "store_file",
@@ -58,28 +57,6 @@ def _backend(url: str, max_bytes: int | None = None) -> Backend:
 
         return RedisStore(url)
     return SqliteStore(store_file(url), max_bytes)
-
-
-def open_archive(
-    url: str | None, options: Mapping[str, str] | None = None, keys: Sequence[bytes] = ()
-) -> ManagedStore | None:
-    """Return the object storage of the archive, or ``None`` if ``url`` is: then the archive is in the store.
-
-    ``options`` are the ``endpoint`` and ``region`` of a bucket on S3. See ``open_store`` for ``keys``. Raises
-    ``ConfigurationError`` if a folder can't be created, or the environment lacks the name of an account.
-    """
-    if url is None:
-        return None
-    from obstore.exceptions import BaseError
-
-    from proxy.store.object_store import ObjectsStore
-
-    try:
-        store = ObjectsStore(url, options)
-    except (BaseError, OSError) as error:
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise ConfigurationError(f"archive.url: cannot open {url} ({reason})") from error
-    return SealedStore(store, keys) if keys else store
 
 
 def open_limits(url: str) -> RedisLimits | None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from proxy.constants import DAY
 from proxy.store.interface import ManagedStore, StoreFailed
+from proxy.store.sqlite_worker import is_lasting
 
 T = TypeVar("T")
 
@@ -102,12 +103,12 @@ async def _remove_entries(store: ManagedStore, tenant: str, patience: float) -> 
 
 
 async def _retry(work: Callable[[], Awaitable[T]], patience: float) -> T:
-    """Retry work until it succeeds. Raises ``StoreFailed`` after ``patience`` seconds."""
+    """Retry work until it succeeds. Raises ``StoreFailed`` after ``patience`` seconds, or if no retry can help."""
     deadline = time.monotonic() + patience
     while True:
         try:
             return await work()
-        except StoreFailed:
-            if time.monotonic() > deadline:
+        except StoreFailed as error:
+            if time.monotonic() > deadline or is_lasting(error.__cause__):
                 raise
         await asyncio.sleep(0.1)

@@ -114,9 +114,6 @@ T = TypeVar("T")
 READ_SECONDS = 1.0
 """Timeout of a read, in seconds. A request may wait for it."""
 
-ARCHIVE_READ_SECONDS = 5.0
-"""Timeout of a read from object storage, in seconds. Only requests for archived messages wait for it."""
-
 WRITE_SECONDS = 5.0
 """Timeout of a write, in seconds. No request waits for one."""
 
@@ -136,47 +133,33 @@ class Guarded(Store):
     Reads and writes fail independently: a full disk, for example, is still readable.
     """
 
-    def __init__(
-        self,
-        store: ManagedStore,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        prefix: str = "",
-        read_seconds: float | None = None,
-    ) -> None:
-        """Use ``clock`` for monotonic seconds. Default of ``read_seconds``: ``READ_SECONDS``.
-
-        The ``prefix`` distinguishes this store's operations from those of others in logs and metrics.
-        """
-        self._read, self._write = f"{prefix}read", f"{prefix}write"
-        self._read_seconds = READ_SECONDS if read_seconds is None else read_seconds
+    def __init__(self, store: ManagedStore, clock: Callable[[], float] = time.monotonic) -> None:
+        """Use ``clock`` for monotonic seconds."""
         self.unguarded = store
         """The store without timeouts, for commands and maintenance. No request waits for them."""
         self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report, clock=clock)
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """Return the operations whose last call failed: ``read``, ``write``, both, or none, after the prefix."""
-        return tuple(what for what in (self._read, self._write) if self._breaker.is_failing(what))
+        """Return the operations whose last call failed: ``read``, ``write``, both, or none."""
+        return tuple(what for what in ("read", "write") if self._breaker.is_failing(what))
 
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
-        return await self._run(self._read, self._read_seconds, lambda: self.unguarded.get_many(tenant, kind, keys))
+        return await self._run("read", READ_SECONDS, lambda: self.unguarded.get_many(tenant, kind, keys))
 
     async def put_many(self, entries: Sequence[Entry]) -> None:
-        await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.put_many(entries))
+        await self._run("write", WRITE_SECONDS, lambda: self.unguarded.put_many(entries))
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
-        return await self._run(
-            self._write, WRITE_SECONDS, lambda: self.unguarded.add(tenant, kind, key, value, seconds)
-        )
+        return await self._run("write", WRITE_SECONDS, lambda: self.unguarded.add(tenant, kind, key, value, seconds))
 
     async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         return await self._run(
-            self._write, WRITE_SECONDS, lambda: self.unguarded.replace(tenant, kind, key, old, new, seconds)
+            "write", WRITE_SECONDS, lambda: self.unguarded.replace(tenant, kind, key, old, new, seconds)
         )
 
     async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        await self._run(self._write, WRITE_SECONDS, lambda: self.unguarded.delete_many(tenant, kind, keys))
+        await self._run("write", WRITE_SECONDS, lambda: self.unguarded.delete_many(tenant, kind, keys))
 
     async def aclose(self) -> None:
         """Close the store. Log a warning if it doesn't close within ``CLOSING_SECONDS``."""

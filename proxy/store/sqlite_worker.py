@@ -56,7 +56,7 @@ _UNSTORABLE = (OverflowError, UnicodeError)
 """Errors of the ``sqlite3`` module for an integer of more than 64 bits, and for text that has no UTF-8 form."""
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
+_LASTING = (*_DAMAGED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
 ASIDE = ".damaged-"
 """Infix between the name of a damaged file and the time at which the proxy moved it."""
@@ -196,6 +196,20 @@ def _write_ahead(connection: sqlite3.Connection, busy_seconds: float) -> None:
 def _code(error: sqlite3.DatabaseError) -> int:
     """Return SQLite's primary result code."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def is_lasting(error: BaseException | None) -> bool:
+    """Return whether the file's permissions or damage caused an error, so that a retry can't help."""
+    return isinstance(error, PermissionError) or (isinstance(error, sqlite3.DatabaseError) and _code(error) in _LASTING)
+
+
+def tables_in(path: Path) -> set[str]:
+    """Return the names of the tables in a file, none if it isn't a readable database. Don't change the file."""
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as connection:
+        try:
+            return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        except sqlite3.DatabaseError:
+            return set()
 
 
 def prepare(path: Path) -> None:

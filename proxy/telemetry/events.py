@@ -51,6 +51,7 @@ MEANINGS: Mapping[str, str] = {
     "records.no_tags": "The store failed, so records lack `conversation` and `user` for a minute.",
     "records.price_ignored": "The price of one request was over 100,000 US dollars, so it counts as unknown.",
     "records.record_dropped": "The store can't hold a record, so the proxy dropped it.",
+    "records.sink_failed": "A log line, metric, or span of a finished request failed. Its record is stored.",
     "records.write_failed": "Records couldn't be written. They wait for the next attempt.",
     "redaction.too_slow": "A pattern exceeded its time limit, so the proxy redacted the whole text.",
     "request.crashed, task.crashed, summary.background_failed": "A part failed with an unexpected error.",

@@ -7,17 +7,19 @@ with its type and traceback, and with its message only if that can't quote a req
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 from structlog.stdlib import ProcessorFormatter
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from proxy.constants import PICO
+from proxy.telemetry.metrics import LOG_LINES_LOST
 from proxy.telemetry.record import RequestRecord, current, shown_model
 
 log = structlog.get_logger(__name__)
@@ -44,11 +46,36 @@ SLOW_MS = 1_000.0
 _CHANGED = frozenset({"refused", "failed", "compacted"})
 
 
+class _Lines(io.TextIOBase):
+    """A stream for log lines. It drops and counts a line that it can't write, so that logging never raises.
+
+    The disk may be full, or the reader of the pipe may have ended. ``stream`` is ``None`` if the process started with
+    standard error closed.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            if self._stream is None:
+                raise ValueError("standard error is closed")
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # a closed stream raises ValueError
+            LOG_LINES_LOST.inc()
+        return len(text)
+
+    def isatty(self) -> bool:
+        return self._stream is not None and self._stream.isatty()
+
+
 def configure(
     level: Literal["debug", "info", "warning", "error"] = "info", form: Literal["auto", "json", "text"] = "auto"
 ) -> None:
     """Set up logging for a serving process. Lines of libraries have the same format as the proxy's."""
-    text = sys.stderr.isatty() if form == "auto" else form == "text"
+    output = cast(TextIO, _Lines(sys.stderr))
+    text = output.isatty() if form == "auto" else form == "text"
     lowest = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
         request_names,
@@ -59,7 +86,7 @@ def configure(
     if text:
         shared.append(_printable)
     renderer = structlog.dev.ConsoleRenderer() if text else structlog.processors.JSONRenderer()
-    libraries = logging.StreamHandler(sys.stderr)
+    libraries = logging.StreamHandler(output)
     libraries.setFormatter(
         ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
@@ -72,7 +99,7 @@ def configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(lowest),
         # Write each line at once. With print, lines of several workers mix if output isn't buffered.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(output),
         cache_logger_on_first_use=True,
     )
 

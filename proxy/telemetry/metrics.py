@@ -71,7 +71,7 @@ _NAME = "its name"
 _API = "`chat`, `responses`, `messages`, `other`"
 _TEAM_AND_POLICY = {"team": _NAME, "policy": _NAME}
 _BREAKER_CHANGES = "`opened`, `closed`"
-_STORE_OPERATIONS = "`read`, `write`, and on object storage `archive_read`, `archive_write`"
+_STORE_OPERATIONS = "`read`, `write`"
 
 REQUESTS = _counter(
     "compaction_requests",
@@ -184,6 +184,9 @@ STORE_WAITING = _gauge(
     note="Under load, they wait up to two seconds. More means that the store fails or is too slow.",
 )
 RECORDS = _counter("compaction_records", "Records of requests by outcome.", {"outcome": "`written`, `dropped`"})
+LOG_LINES_LOST = _counter(
+    "compaction_log_lines_lost", "Log lines that the proxy couldn't write to standard error, and dropped."
+)
 RELOADS = _counter(
     "compaction_configuration_reloads", "Configuration reloads by outcome.", {"outcome": "`applied`, `refused`"}
 )

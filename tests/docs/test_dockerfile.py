@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy.cli.commands import main
 from proxy.config import Settings
-from proxy.config.store import default_store_url
 from proxy.server.loopback import serve
 from tests.kit.program import program
 from tests.kit.scripted import chat, client
@@ -86,15 +84,6 @@ def test_nothing_private_gets_into_the_image() -> None:
     assert [path for path in private if not excluded(path)] == []
 
 
-def test_bytecode_is_the_same_in_each_build_and_does_not_depend_on_times() -> None:
-    """`.ci/image.py` builds the image and checks that Python uses the bytecode."""
-    runs = [rest for name, rest in instructions() if name == "RUN"]
-    assert all("--no-compile" in run for run in runs if " install " in run)
-    compiling = [run for run in runs if "compileall" in run]
-    assert compiling
-    assert all("PYTHONHASHSEED=0" in run and "--invalidation-mode unchecked-hash" in run for run in compiling)
-
-
 def test_the_grace_period_of_documented_commands_is_longer_than_the_drain() -> None:
     texts = [(ROOT / "Dockerfile").read_text(encoding="utf-8")]
     texts += [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]]
@@ -147,41 +136,6 @@ def test_it_serves_with_a_read_only_root_as_a_user_without_rights(isolating: lis
             assert raw.headers["x-compaction"] == "compacted"
             assert until(lambda: any(volume.iterdir()))
     assert {"compaction.db"} <= {file.name for file in volume.iterdir()}
-
-
-def test_it_does_not_run_as_root_and_owns_its_volume(monkeypatch: pytest.MonkeyPatch) -> None:
-    user, volume = last("USER"), last("VOLUME")
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
-    names = [f"{name} {rest}" for name, rest in instructions()]
-    owned = next(index for index, text in enumerate(names) if f"chown {user} {volume}" in text)
-    assert owned < names.index(f"VOLUME {volume}"), "what is changed after VOLUME is lost"
-    assert last("WORKDIR") == volume
-    monkeypatch.setenv("XDG_STATE_HOME", environment()["XDG_STATE_HOME"])
-    assert default_store_url().startswith(f"sqlite:///{volume}/")
-
-
-def test_it_starts_the_proxy_on_all_addresses() -> None:
-    assert json.loads(last("ENTRYPOINT")) == ["compaction-proxy"]
-    command, *arguments = json.loads(last("CMD"))
-    context = main.commands[command].make_context(command, arguments)
-    assert (command, context.params["host"], context.params["port"]) == ("serve", "0.0.0.0", None)  # noqa: S104
-    assert last("EXPOSE") == str(Settings().server.port)
-    (code,) = [rest.split()[-1] for name, rest in instructions() if name == "COPY" and rest.startswith("proxy ")]
-    assert code == f"{environment()['PYTHONPATH']}/proxy"
-
-
-def test_the_build_loads_its_tables_without_a_network_and_puts_the_command_on_the_path(tmp_path: Path) -> None:
-    script, load = (rest for name, rest in instructions() if name == "RUN" and ("printf" in rest or "Profiles" in rest))
-    assert environment()["LITELLM_LOCAL_MODEL_COST_MAP"] == "True"
-    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    environ |= {"HTTPS_PROXY": "http://127.0.0.1:9", "PYTHONSAFEPATH": "1"}
-    assert subprocess.run([sys.executable, *json.loads(load)[1:]], env=environ, check=False).returncode == 0
-    command = tmp_path / "compaction-proxy"
-    subprocess.run(["sh", "-c", script.replace("/usr/local/bin/compaction-proxy", str(command))], check=True)
-    done = subprocess.run([command, "--version"], env=environ, capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("compaction-proxy, version ")
-    done = subprocess.run([command, "serve", "--help"], env=environ, capture_output=True, text=True, check=False)
-    assert done.stdout.startswith("Usage: compaction-proxy serve ")
 
 
 def test_the_health_check_tells_a_proxy_that_serves_from_none(entrance: str) -> None:

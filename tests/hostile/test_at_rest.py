@@ -17,7 +17,6 @@ from typing import Any
 
 import httpx
 import pytest
-import zstandard
 
 from proxy.server.loopback import serve
 from proxy.store import sqlite_worker
@@ -25,16 +24,14 @@ from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.forgetting import forget
 from proxy.store.sqlite import SqliteStore
 from proxy.store.sqlite_worker import put_aside
-from tests.kit.object_server import INSTALLED, MISSING
 from tests.kit.program import ROOT, program, write_config
 from tests.kit.waiting import until
-from tests.product.test_store import CALLER, CALLER_SHA, KEY, PROMPT, SUMMARY, configuration, conversation, stand_in
+from tests.product.test_store import CALLER, KEY, PROMPT, SUMMARY, configuration, conversation, stand_in
 
 RESULT = "what the canary sang in a result"
 CANARIES = (PROMPT, SUMMARY, RESULT, CALLER)
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX permissions and signals")
-needs_obstore = pytest.mark.skipif(not INSTALLED, reason=MISSING)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 
 
@@ -57,7 +54,6 @@ def started(
     folder: Path,
     store: Mapping[str, Any] | None,
     policy: Mapping[str, Any] | None = None,
-    archive: str | None = None,
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The program itself with a umask that allows everything; wherever it may write is in the folder."""
     for name in ("home", "tmp", "here"):
@@ -68,7 +64,6 @@ def started(
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     with serve(stand_in().app) as upstream:
         settings = {**configuration(upstream, folder), "policies": {"default": policy or {}}, "store": store or {}}
-        settings["archive"] = {"url": archive}
         config = write_config(settings, folder)
         with program(config, log=Path(os.devnull), cwd=folder / "here", env=environment, umask=0) as running:
             yield running.url, running.process
@@ -105,14 +100,9 @@ def found(folder: Path) -> dict[str, set[str]]:
 
 
 @posix
-@pytest.mark.parametrize("objects", [False, pytest.param(True, marks=needs_obstore)])
-def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path, objects: bool) -> None:
-    """Kill the process, so that the write-ahead log stays. Also shows that the canaries can be found.
-
-    With ``objects``, the archive is in a folder for its owner.
-    """
-    objects_folder = tmp_path / "home" / "objects"
-    with started(tmp_path, None, archive=f"file://{objects_folder}" if objects else None) as (url, process):
+def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path) -> None:
+    """Kill the process, so that the write-ahead log stays. Also shows that the canaries can be found."""
+    with started(tmp_path, None) as (url, process):
         compacted(url)
         assert until(lambda: archived(url) > 0)
         process.kill()
@@ -124,8 +114,6 @@ def test_by_default_it_is_one_file_for_its_owner_alone(tmp_path: Path, objects: 
     assert modes.keys() >= {"compaction.db", "compaction.db-wal", "compaction-proxy", "state"}
     assert set(modes.values()) == {0o600, 0o700}
     assert {name for name, mode in modes.items() if mode == 0o700} == {"state", "compaction-proxy"}
-    assert objects_folder.exists() == objects
-    assert {path.stat().st_mode & 0o077 for path in (objects_folder, *objects_folder.rglob("*")) if objects} <= {0}
     # A killed server can't remove the folder with its sign-in link, which is valid for that server only.
     left = list((tmp_path / "tmp").rglob("*"))
     assert {path.name for path in left if path.is_file() and len(path.name) < 64} <= {"link"}
@@ -145,10 +133,8 @@ def test_without_a_file_nothing_is_written_anywhere(tmp_path: Path) -> None:
 
 
 @posix
-@pytest.mark.parametrize("objects", [False, pytest.param(True, marks=needs_obstore)])
-def test_encrypted_nothing_is_to_be_read_anywhere_after_a_crash(tmp_path: Path, objects: bool) -> None:
-    archive = f"file://{tmp_path}/home/objects" if objects else None
-    with started(tmp_path, {"encryption": {"key": KEY}}, archive=archive) as (url, process):
+def test_encrypted_nothing_is_to_be_read_anywhere_after_a_crash(tmp_path: Path) -> None:
+    with started(tmp_path, {"encryption": {"key": KEY}}) as (url, process):
         compacted(url)
         assert until(lambda: archived(url) > 0)
         process.kill()
@@ -156,12 +142,6 @@ def test_encrypted_nothing_is_to_be_read_anywhere_after_a_crash(tmp_path: Path, 
     state = tmp_path / "home" / "state" / "compaction-proxy"
     assert (state / "compaction.db-wal").stat().st_size > 0
     assert found(tmp_path) == {}
-    archived_files = [path for path in (tmp_path / "home" / "objects").rglob("*") if path.is_file()]
-    assert bool(archived_files) == objects
-    for path in archived_files:
-        with pytest.raises(zstandard.ZstdError):
-            zstandard.decompress(path.read_bytes())
-        assert CALLER_SHA not in str(path)
 
 
 @posix

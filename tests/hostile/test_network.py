@@ -177,17 +177,17 @@ def test_a_certificate_that_has_expired(authority: Path, tmp_path: Path, monkeyp
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make certificates with")
 def test_a_private_authority_needs_a_variable(authority: Path, tmp_path: Path) -> None:
-    """Without it, the response and `doctor` name it. The test above trusts the authority by it."""
+    """Without it, the response and `check --live` name it. The test above trusts the authority by it."""
     with secured(authority, "valid") as upstream:
         settings = {"upstreams": {"main": {"base_url": upstream.url.replace("http:", "https:") + "/v1"}}}
         with served(settings, tmp_path) as url:
             got = ask(url, CHAT, chat())
             forwarded = httpx.get(f"{url}/v1/files", trust_env=False)
-        doctor = call(tmp_path, "doctor", "--config", "config.yaml").stdout
-        trusting = run(tmp_path, "doctor", "--config", "config.yaml", SSL_CERT_FILE=str(authority / "ca.pem")).stdout
+        live = call(tmp_path, "check", "--live", "config.yaml").stdout
+        trusting = run(tmp_path, "check", "--live", "config.yaml", SSL_CERT_FILE=str(authority / "ca.pem")).stdout
     said = "(unable to get local issuer certificate; for a private CA, SSL_CERT_FILE must name its file)"
     assert (got.status, said in got.error["message"]) == (502, True)
     assert forwarded.status_code == 502
     assert len(forwarded.headers["x-compaction-id"]) == 24
-    assert "Fix: set the environment variable SSL_CERT_FILE to a file with the certificate of the CA" in doctor
+    assert "Fix: set the environment variable SSL_CERT_FILE to a file with the certificate of the CA" in live
     assert "ok       upstream main: reachable" in trusting

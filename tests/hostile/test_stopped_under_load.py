@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 
-from proxy.store import ManagedStore, open_archive, open_store
+from proxy.store import ManagedStore, open_store
 from proxy.store.archive import KIND
 from tests.kit.client import CHAT, ask
-from tests.kit.object_server import CREDENTIALS, INSTALLED, MISSING, object_server
 from tests.kit.program import Program, program, write_config
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer
 from tests.kit.waiting import until
@@ -109,19 +108,9 @@ def stored(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[
     if kind.startswith("redis"):
         url = request.getfixturevalue("redis").url
         yield Stored({"store": {"url": url, **section}}, open_store(url, keys), 120)
-    elif kind.startswith("sqlite"):
+    else:
         url = f"sqlite:///{folder}/store.db"
         yield Stored({"store": {"url": url, **section}}, open_store(url, keys), 120)
-    elif not INSTALLED:
-        pytest.skip(MISSING)
-    else:
-        with object_server() as server, pytest.MonkeyPatch.context() as patch:
-            for name, value in CREDENTIALS.items():
-                patch.setenv(name, value)
-            store = open_archive("s3://bucket/a", {"endpoint": server.endpoint}, keys)
-            assert store is not None
-            archive = {"url": "s3://bucket/a", "endpoint": server.endpoint}
-            yield Stored({"store": {"url": f"sqlite:///{folder}/store.db", **section}, "archive": archive}, store, 20)
 
 
 def metric(running: Program, sample: str) -> float:
@@ -133,9 +122,9 @@ def metric(running: Program, sample: str) -> float:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "signal"),
-    [(kind, "terminated") for kind in ("sqlite", "redis", "objects, sealed")]
+    [(kind, "terminated") for kind in ("sqlite", "redis")]
     + [pytest.param(kind, "terminated", marks=pytest.mark.full) for kind in ("sqlite, sealed", "redis, sealed")]
-    + [("sqlite", "killed"), ("objects", "killed")],
+    + [("sqlite", "killed")],
 )
 def test_every_entry_that_a_sent_prompt_points_to_is_stored(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str, signal: str

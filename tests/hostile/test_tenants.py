@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +27,6 @@ from starlette.routing import Route
 from proxy.config import Settings
 from proxy.server.app import Proxy, create_app
 from proxy.server.loopback import serve
-from tests.kit.object_server import INSTALLED, MISSING
 from tests.kit.scripted import words
 from tests.kit.upstream import is_summary_request
 
@@ -169,7 +167,6 @@ MODES: dict[str, tuple[dict[str, Any], Sequence[str | None]]] = {
         },
         (VICTIM, STRANGER),
     ),
-    "object storage": ({"archive": {"url": "file://FOLDER"}}, (VICTIM, STRANGER)),
     "without keys": ({"auth": {"keyless": "separate"}}, (None, None)),
 }
 
@@ -194,10 +191,6 @@ def came_of(house: tuple[Upstream, str], mode: str, acts: Sequence[Act]) -> list
         **more,
     }
 
-    folder = tempfile.TemporaryDirectory()
-    if "archive" in more:
-        configuration["archive"] = {"url": f"file://{folder.name}/archive"}
-
     async def run() -> list[tuple[Any, ...]]:
         running = House(server, configuration, keys)
         came = []
@@ -210,17 +203,10 @@ def came_of(house: tuple[Upstream, str], mode: str, acts: Sequence[Act]) -> list
             await running.close()
         return came
 
-    with folder:
-        return asyncio.run(run())
+    return asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param(mode, marks=pytest.mark.skipif("archive" in more and not INSTALLED, reason=MISSING))
-        for mode, (more, _) in MODES.items()
-    ],
-)
+@pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(ACTS)
 @example([Act(3, {"usage": 1.5}, {}, times=4)])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -17,7 +17,6 @@ from proxy.store import ManagedStore
 from proxy.store.interface import Backend
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
-from tests.kit.object_server import CREDENTIALS, INSTALLED, MISSING, object_server
 
 S = TypeVar("S", bound=ManagedStore)
 
@@ -80,7 +79,7 @@ def files_with(folder: Path, *texts: bytes) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """A file, server, or folder that the stores of a test share.
+    """A file or server that the stores of a test share.
 
     ``backend`` opens it without encryption. ``raw`` returns all names and contents in it. The stores use ``clock``. The
     server has a clock of its own, so there ``second`` is the real length of a second in tests.
@@ -107,55 +106,21 @@ class Place:
             self.clock.now += number
 
 
-PLACES = ("sqlite", "redis", "folder", "s3")
+PLACES = ("sqlite", "redis")
 
 
 @contextlib.contextmanager
 def place(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
-    """Return an empty place of a kind. Skip the test if a program or package is missing."""
+    """Return an empty place of a kind. Skip the test if a program is missing."""
     clock = Clock()
     if kind == "sqlite":
         path = folder / "place" / "store.db"
         yield Place(lambda: SqliteStore(path, clock=clock), lambda: contents(folder / "place"), clock)
-    elif kind == "redis":
+    else:
         from proxy.store.redis_store import RedisStore
 
         redis = request.getfixturevalue("redis")
         yield Place(lambda: RedisStore(redis.url), redis.raw, clock, second=0.02)
-    elif not INSTALLED:
-        pytest.skip(MISSING)
-    else:
-        yield from _objects(kind, folder, clock)
-
-
-def _objects(kind: str, folder: Path, clock: Clock) -> Iterator[Place]:
-    from proxy.store.object_store import ObjectsStore
-
-    if kind == "folder":
-        url = f"file://{folder}/place"
-        yield Place(lambda: ObjectsStore(url, clock=clock), lambda: contents(folder / "place"), clock)
-        return
-    with object_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in CREDENTIALS.items():
-            patch.setenv(name, value)
-        options = {"endpoint": server.endpoint}
-        yield Place(lambda: ObjectsStore("s3://bucket/some/prefix", options, clock), server.raw, clock)
-
-
-@contextlib.contextmanager
-def archive_section(kind: str, folder: Path) -> Iterator[dict[str, Any]]:
-    """Return the section that puts the archive in the "store", a "folder", or a bucket on "s3"."""
-    if kind == "store":
-        yield {}
-    elif not INSTALLED:
-        pytest.skip(MISSING)
-    elif kind == "folder":
-        yield {"archive": {"url": f"file://{folder}/archive"}}
-    else:
-        with object_server() as server, pytest.MonkeyPatch.context() as patch:
-            for name, value in CREDENTIALS.items():
-                patch.setenv(name, value)
-            yield {"archive": {"url": "s3://bucket/a", "endpoint": server.endpoint}}
 
 
 def contents(folder: Path) -> bytes:

@@ -20,7 +20,6 @@ from proxy.config import load
 from proxy.server.app import Proxy, create_app
 from proxy.server.loopback import serve
 from proxy.store.archive import Removed
-from tests.kit.stores import archive_section
 
 UPSTREAM = {"upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}}}
 TEAMS: dict[str, Any] = {
@@ -72,10 +71,9 @@ def running(folder: Path, settings: Mapping[str, Any]) -> Iterator[Running]:
         yield proxy
 
 
-@pytest.fixture(scope="module", params=["store", "folder", "s3"])
-def teams(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("teams")
-    with archive_section(request.param, folder) as section, running(folder, {**TEAMS, **section}) as proxy:
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(tmp_path_factory.mktemp("teams"), TEAMS) as proxy:
         proxy.keep("team:search")
         yield proxy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,10 @@ def settings(upstream: str, store: dict[str, Any], tokens: int = 50_000_000) -> 
         "auth": {"mode": "keys"},
         "teams": {"one": {"keys": [key_hash("sk-team")], "limits": {"spend": {"tokens": tokens, "per": "month"}}}},
     }
+
+
+def in_file(folder: Path) -> dict[str, Any]:
+    return {"url": f"sqlite:///{folder}/store.db"}
 
 
 def conversation(number: int) -> list[Any]:
@@ -173,3 +178,31 @@ def test_forgetting_leaves_the_budget_and_refuses_an_unknown_team(tmp_path: Path
         with proxied(changed, tmp_path) as url:
             assert ask(url, 0).status_code == 401
             assert ask(url, 0, "sk-new").status_code == 402, "the budget belongs to the name"
+
+
+def test_a_restore_touches_no_file_that_is_not_a_backup(tmp_path: Path) -> None:
+    """Such a file may belong to another program, or be the store of a server."""
+    with serve(StandIn(window=16_000).app) as behind, proxied(settings(behind, in_file(tmp_path)), tmp_path) as url:
+        ask(url, 0)
+        assert until(lambda: get(url, "/compaction/report")["total"]["requests"] == 1)
+        config = str(tmp_path / "config.yaml")
+        assert call(tmp_path, "store", "backup", str(tmp_path / "b.db"), "--config", config).returncode == 0
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    for name, script in (("other", "CREATE TABLE a (b)"), ("likely", "CREATE TABLE entries (b)")):
+        with contextlib.closing(sqlite3.connect(wrong / name)) as other:
+            other.execute(script)
+    whole = (tmp_path / "b.db").read_bytes()
+    contents = {"empty": b"", "text": b"no database " * 999, "half a page": whole[:2_000], "keys": b"\x00" * 40_000}
+    for name, content in {**contents, "the store": (tmp_path / "store.db").read_bytes()}.items():
+        (wrong / name).write_bytes(content)
+    before = {file.name: file.read_bytes() for file in wrong.iterdir()}
+    write_config(settings("http://127.0.0.1:9", in_file(wrong.with_name("new"))), tmp_path, "new.yaml")
+    for name in before:
+        for more in ([], ["--add"]):
+            done = call(tmp_path, "store", "restore", str(wrong / name), *more, "--config", str(tmp_path / "new.yaml"))
+            assert (done.returncode, done.stdout) == (2, ""), name
+            assert f"{wrong / name}" in done.stderr, name
+            assert "Fix: pass a file that store backup wrote" in done.stderr, name
+    assert {file.name: file.read_bytes() for file in wrong.iterdir()} == before
+    assert not wrong.with_name("new").exists()

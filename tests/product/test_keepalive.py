@@ -108,6 +108,7 @@ def test_comments_come_before_the_content(tmp_path: Path) -> None:
     assert answer.status_code == 200
     headers = answer.headers
     assert (headers["content-type"], headers["cache-control"]) == ("text/event-stream", "no-cache")
+    assert headers["x-accel-buffering"] == "no", "nginx would hold the comments back"
     assert (headers["x-compaction"], headers["x-compaction-policy"]) == ("pending", "default")
     assert len(headers["x-compaction-id"]) == 24
     assert headers.keys().isdisjoint({"x-compaction-tokens-after", "x-compaction-retries"}), "these aren't known yet"

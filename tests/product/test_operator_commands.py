@@ -1,4 +1,4 @@
-"""The commands for operators: `init`, `doctor`, `run`, `check --json`, and `keys list`."""
+"""The commands for operators: `run`, `check --json`, `check --live`, and `keys list`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import aclosing
 from pathlib import Path
 
 import httpx
@@ -19,10 +22,11 @@ from msgspec.structs import replace
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.limits.profiles.prices import price_from
 from proxy.pipeline.costs import Basis, cost_of
+from proxy.records import open_records
 from proxy.server.loopback import serve
 from proxy.server.programs import PROGRAMS, launch
 from proxy.store import open_store
-from proxy.telemetry.record import Usage
+from proxy.telemetry.record import RequestRecord, Usage
 from tests.kit.program import ROOT, call, program, run, write_config
 from tests.kit.scripted import key_hash
 from tests.kit.upstream import StandIn
@@ -45,31 +49,13 @@ def configured(folder: Path, **sections: object) -> str:
     return "c.yaml"
 
 
-def test_init_writes_a_valid_file_once(tmp_path: Path) -> None:
-    done = call(tmp_path, "init", "new.yaml", "--provider", "openai", "--provider", "vllm")
-    assert (done.returncode, done.stderr) == (0, "")
-    checked = call(tmp_path, "check", "new.yaml", "--strict")
-    assert checked.returncode == 0, checked.stderr
-    text = (tmp_path / "new.yaml").read_text()
-    assert set(yaml.safe_load(text)["upstreams"]) == {"openai", "vllm"}
-    again = call(tmp_path, "init", "new.yaml")
-    assert (again.returncode, again.stderr) == (
-        2,
-        "new.yaml: exists already. Fix: choose another name, or remove the file\n",
-    )
-    assert (tmp_path / "new.yaml").read_text() == text
-    printed = call(tmp_path, "init", "-", "--provider", "openai", "--provider", "vllm")
-    assert (printed.returncode, printed.stdout) == (0, text.replace("new.yaml", "compaction.yaml"))
-    assert [path.name for path in tmp_path.iterdir()] == ["new.yaml"]
-
-
-def test_doctor_reports_each_part_with_a_fix(tmp_path: Path) -> None:
+def test_a_live_check_reports_each_part_with_a_fix(tmp_path: Path) -> None:
     with serve(StandIn().app) as url:
         upstreams = {"main": {"base_url": f"{url}/v1"}, "gone": {"base_url": "http://127.0.0.1:9/v1"}}
         models = [{"match": "gpt-5", "upstream": "main"}, {"match": "own", "upstream": "main"}]
         file = configured(tmp_path, upstreams=upstreams, models=models, store={"url": "sqlite:///c.db"})
-        done = call(tmp_path, "doctor", "--config", file)
-        found = json.loads(call(tmp_path, "doctor", "--config", file, "--json").stdout)
+        done = call(tmp_path, "check", "--live", "--config", file)
+        found = json.loads(call(tmp_path, "check", "--live", "--config", file, "--json").stdout)["findings"]
     lines = done.stdout.splitlines()
     assert done.returncode == 1
     assert len(lines) == len(found)
@@ -82,15 +68,12 @@ def test_doctor_reports_each_part_with_a_fix(tmp_path: Path) -> None:
     assert not re.search(r"\.\.|\. \.", gone)
 
 
-def test_doctor_fails_for_an_unusable_store_and_an_invalid_file(tmp_path: Path) -> None:
+def test_a_live_check_fails_for_an_unusable_store(tmp_path: Path) -> None:
     (tmp_path / "c.db").mkdir()
-    done = call(tmp_path, "doctor", "--config", configured(tmp_path, upstreams={}, store={"url": "sqlite:///c.db"}))
-    assert done.returncode == 1
-    assert re.match(r"FAILED   configuration: .*c\.yaml:\d+: upstreams: is empty. Fix: ", done.stdout)
     with serve(StandIn().app) as url:
         upstreams = {"main": {"base_url": f"{url}/v1"}}
         file = configured(tmp_path, upstreams=upstreams, store={"url": "sqlite:///c.db"})
-        done = call(tmp_path, "doctor", "--config", file)
+        done = call(tmp_path, "check", "--live", "--config", file)
     assert done.returncode == 1
     assert "FAILED   store c.db: " in done.stdout
 
@@ -279,12 +262,14 @@ def test_a_message_fits_its_mistake(text: str, fix: str, tmp_path: Path) -> None
     assert fix in done.stderr
 
 
-def test_doctor_says_that_a_store_is_damaged(tmp_path: Path) -> None:
+def test_a_live_check_says_that_a_store_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "c.db").write_bytes(b"junk" * 3_000)
     file = configured(
         tmp_path, upstreams={"main": {"base_url": "http://127.0.0.1:9/v1"}}, store={"url": "sqlite:///c.db"}
     )
-    (line,) = [line for line in call(tmp_path, "doctor", "--config", file).stdout.splitlines() if "store c.db" in line]
+    (line,) = [
+        line for line in call(tmp_path, "check", "--live", "--config", file).stdout.splitlines() if "store c.db" in line
+    ]
     assert "Fix: the file is damaged: start the proxy, which moves it aside" in line
 
 
@@ -343,3 +328,81 @@ def test_a_price_without_a_price_of_caches_is_exact() -> None:
     assert estimated(usage, cache_read_input_token_cost=0.0000001)
     assert not estimated(replace(usage, cache_read=0), cache_read_input_token_cost=0.0000001)
     assert estimated(replace(usage, estimated=True))
+
+
+LEAVES = """
+import os, re, signal, sys, time
+signal.signal(signal.SIGHUP, lambda *_: sys.exit(9))
+parent, masks = os.getppid(), []
+for id in (parent, os.getpid()):
+    masks += re.findall(r"^Umask:\\s*(\\d+)$", open(f"/proc/{id}/status").read(), re.MULTILINE)
+print(*masks, flush=True)
+os.kill(parent, signal.SIGHUP)
+time.sleep(4)
+sys.exit(5)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("before", "status"), [("", 9), ("trap '' HUP; ", 5)], ids=["by default", "nohup"])
+def test_a_hangup_ends_the_program_of_run_and_only_the_proxy_writes_private_files(
+    before: str, status: int, tmp_path: Path
+) -> None:
+    """The program's files are the user's, so it keeps the user's umask."""
+    command = ["bash", "-c", before + 'umask 022; exec "$@"', "-", sys.executable, "-m", "proxy", "run", "--"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, sys.executable, "-c", LEAVES],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (status, "0077 0022\n"), done.stderr
+
+
+async def filled(url: str) -> None:
+    async with aclosing(open_store(url)) as store:
+        await store.put("team:a", "summary.2", "key", b"value", 60)
+    async with aclosing(open_records(url)) as records:
+        await records.write([RequestRecord("a", 0.0, tenant="team:a")], 60)
+
+
+WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
+"""Makes file permissions apply to root, too."""
+
+
+@pytest.mark.skipif(
+    bool(WITHOUT_RIGHTS) and not shutil.which("setpriv"), reason="no setpriv: apt-get install util-linux"
+)
+@pytest.mark.parametrize(("mode", "whole_folder"), [(0, True), (0, False), (0o400, False)])
+def test_commands_with_a_store_of_another_user_fail_at_once(mode: int, whole_folder: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "of another user"
+    file = configured(tmp_path, upstreams={"main": {"provider": "openai"}}, store={"url": f"sqlite:///{folder}/s.db"})
+    asyncio.run(filled(f"sqlite:///{folder}/s.db"))
+    places = [folder] if whole_folder else [*folder.iterdir()]
+    for place in places:
+        place.chmod(mode)
+    commands: list[tuple[str, ...]] = [("forget", "--team", "a")]
+    if not mode:
+        commands += [("report",), ("store", "backup", "b.db")]
+    try:
+        for command in commands:
+            started = time.monotonic()
+            done = subprocess.run(
+                [*WITHOUT_RIGHTS, sys.executable, "-m", "proxy", *command, "--config", file],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                timeout=50,
+                check=False,
+            )
+            assert (done.returncode, "Traceback" in done.stderr) == (2, False), (command, done.stderr)
+            assert str(folder) in done.stderr or "Fix: " in done.stderr, (command, done.stderr)
+            assert time.monotonic() - started < 30, command
+    finally:
+        for place in places:
+            place.chmod(0o700)

@@ -71,7 +71,6 @@ def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: Red
             moved = {
                 **settings(behind, tokens=1),
                 "store": {"url": redis.url, "encryption": {"key": "b" * 64}},
-                "archive": {"url": f"file://{new}/archive"},
             }
             config = write_config(moved, new)
             with redis.client() as client:
@@ -91,8 +90,7 @@ def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: Red
             "first_expires_seconds": pytest.approx(30 * 86_400, abs=60),
             "last_expires_seconds": pytest.approx(30 * 86_400, abs=60),
         }
-        assert status(config)["archive"]["kinds"][ARCHIVE]["entries"] > 0
-        assert ARCHIVE not in status(config)["store"]["kinds"]
+        assert status(config)["store"]["kinds"][ARCHIVE]["entries"] > 0
         assert b"SUMMARY" not in redis.raw()
         with proxied(moved, new) as url:
             spent = ask(url)
@@ -135,15 +133,6 @@ def test_the_status_of_stores_that_fail_or_have_other_keys(redis: RedisServer, t
     moved = call(tmp_path, "store", "migrate", "--from", str(config), "--config", str(target))
     assert moved.returncode == 1
     assert "can't be read" in moved.stderr
-    target.write_text(yaml.safe_dump({"store": {"url": redis.url}, "archive": {"url": f"file://{tmp_path}/archive"}}))
-    redis_archive = tmp_path / "before.yaml"
-    redis_archive.write_text(yaml.safe_dump({"store": {"url": redis.url}}))
-    with redis.client() as client:
-        client.set("compaction:entry:1:team%3Aone:archive:k", "\nmessages", ex=600)
-        client.zadd("compaction:index:1::archive", {"team%3Aone:k": 9e9})
-        client.sadd("compaction:indexes", "1::archive")
-    own = call(tmp_path, "store", "migrate", "--from", str(redis_archive), "--config", str(target))
-    assert (own.returncode, "archive: 1 copied" in own.stdout, "ledger" in own.stdout) == (0, True, False)
     missing = call(tmp_path, "store", "migrate", "--from", "sqlite:///no.db", "--config", str(target))
     assert (missing.returncode, f"there is no {tmp_path}/no.db" in missing.stderr) == (2, True)
     same = call(tmp_path, "store", "migrate", "--from", str(target), "--config", str(target))
@@ -175,7 +164,7 @@ def test_commands_that_send_nothing_say_that_any_key_of_an_upstream_will_do(tmp_
         assert done.returncode == 2
         assert "Fix: export ACME_API_KEY=VALUE\nThis command sends nothing, so API keys of upstreams" in done.stderr
         assert "isn't set" not in call(tmp_path, *command, "--config", config, ACME_API_KEY="x").stderr
-    assert "sends nothing" not in str(call(tmp_path, "doctor", "--config", config))
+    assert "sends nothing" not in str(call(tmp_path, "check", config))
     checked = call(tmp_path, "check", config)
     assert (checked.returncode, checked.stderr.count("--no-env")) == (1, 1)
     assert call(tmp_path, "check", "--no-env", config).returncode == 0

@@ -23,7 +23,7 @@ COVERED = {
     "product/test_dashboard.py": "endpoints/dashboard endpoints/presentation",
     "product/test_backup.py": "cli/forgetting",
     "product/test_finding_requests.py": "cli/requests pipeline/tags",
-    "product/test_operator_commands.py": "cli/dashboard cli/doctor server/programs",
+    "product/test_operator_commands.py": "cli/dashboard cli/live server/programs",
     "product/test_latency.py": "records/latency",
     "product/test_parts.py": "compaction/state dialects/walk",
     "product/test_record_paths.py": "cli/records constants endpoints/records endpoints/status "

@@ -10,13 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proxy.cli.store import Deployment, Migration, usage
+from proxy.cli.store import Deployment, Migration
 from proxy.records import open_records
 from proxy.records.model import RecordQuery
 from proxy.store import ManagedStore, open_store
 from proxy.store.accounts import Entry
 from proxy.store.forgetting import forget
-from proxy.store.object_store import ObjectsStore
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sqlite import SqliteStore
 from proxy.summary.allowance import KIND
@@ -44,13 +43,9 @@ class Ending(SqliteStore):
         return await super().add(tenant, kind, key, value, seconds, codec)
 
 
-def place(url: str, keys: Sequence[bytes] = (), archive: Path | None = None, *, every: bool = False) -> Deployment:
+def place(url: str, keys: Sequence[bytes] = (), *, every: bool = False) -> Deployment:
     several = [keys, ()] if every else [keys]
-    return Deployment(
-        [open_store(url, own) for own in several],
-        [] if archive is None else [ObjectsStore(f"file://{archive}")],
-        [open_records(url, own) for own in several],
-    )
+    return Deployment([open_store(url, own) for own in several], [open_records(url, own) for own in several])
 
 
 async def migrated(source: Deployment, target: Deployment) -> Migration:
@@ -67,7 +62,7 @@ async def everything(place: Deployment) -> dict[tuple[str, str, str], tuple[byte
     """Return the entries, with their lifetimes in minutes."""
     try:
         found = {}
-        for store in (*place.stores, *place.archives):
+        for store in place.stores:
             async for entries in store.pages():
                 for one in entries:
                     found[one.tenant, one.kind, one.key] = (one.value, round(one.seconds / 60))
@@ -92,9 +87,7 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     return [redis if name == "redis" else next(files) for name in request.param.split("-")]
 
 
-def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_target(
-    urls: list[str], tmp_path: Path
-) -> None:
+def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_target(urls: list[str]) -> None:
     source, target = urls
 
     async def test() -> None:
@@ -114,7 +107,7 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         await newer.aclose()
 
         def wanted() -> Deployment:
-            return place(target, [NEW], tmp_path / "archive")
+            return place(target, [NEW])
 
         first = await migrated(place(source, [OLD], every=True), wanted())
         copied = first.copied
@@ -126,8 +119,6 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         assert found["team:1", "item", "plain"] == (b"I", 10)
         assert msgspec.json.decode(found["team:0", KIND, "b"][0], type=Entry).tokens == 8
         assert not [row for row in found if row[1] == "making"]
-        objects = place(f"sqlite:///{tmp_path}/none.db", (), tmp_path / "archive").archives[0]
-        assert (await usage([objects]))["kinds"]["archive"]["entries"] == 30
 
         again = (await migrated(place(source, [OLD], every=True), wanted())).copied
         assert {kind for kind, count in again.counts.items() if count} == {"record", "ledger row"}
@@ -155,7 +146,7 @@ def test_a_run_that_is_killed_anywhere_is_continued(tmp_path: Path) -> None:
             ending = Ending(tmp_path / "two.db")
             ending.left = 3
             try:
-                await migrated(place(url), Deployment([ending], [], [open_records(f"sqlite:///{tmp_path}/two.db")]))
+                await migrated(place(url), Deployment([ending], [open_records(f"sqlite:///{tmp_path}/two.db")]))
             except Killed:
                 continue
             break

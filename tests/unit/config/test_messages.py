@@ -61,11 +61,7 @@ VALUES = {
     "a parameter of TLS without it": ("store:\n  url: redis://h?ssl_ca_certs=/ca.pem\n", 2, "needs rediss://"),
     "a size of a server": ("store:\n  url: redis://host\n  max_bytes: 1GB\n", 3, "the server's own maxmemory"),
     "sqlite with a parameter": ("store:\n  url: sqlite:///a.db?mode=ro\n", 2, "characters"),
-    # The archive
-    "another scheme for the archive": ("archive:\n  url: redis://host\n", 2, "Fix: url: s3://bucket/prefix"),
-    "an archive in a relative folder": ("archive:\n  url: file://here\n", 2, "Fix: url: file:///srv/archive"),
-    "an endpoint without a bucket": ("archive:\n  endpoint: https://a\n", 2, "needs a url that starts with s3://"),
-    "an endpoint with a password": ("archive:\n  url: s3://bb\n  endpoint: https://a:b@c\n", 3, "without credential"),
+    "an archive elsewhere": ("archive:\n  url: s3://b\n", 1, "Fix: remove it: the archive is in the store"),
     "an address with a key": ("upstreams:\n  main:\n    base_url: https://me:pw@a/v1\n", 3, "Fix: api_key: "),
     "an empty key": ('upstreams:\n  main:\n    api_key: ""\n', 3, "is empty"),
     "a number as a key": ("upstreams:\n  main:\n    api_key: 12345678\n", 3, 'Fix: put it in quotes'),
@@ -197,9 +193,3 @@ def test_a_file_of_something_else_is_not_answered_with_thousands_of_lines() -> N
     found = errors_in("\n".join(f"name{n}: 1" for n in range(3000)))
     assert len(found) == 101
     assert found[-1].message == "2,900 more errors. Fix: check that this is the right file"
-
-
-def test_object_storage_without_its_package_is_an_error_that_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (error,) = errors_in("archive:\n  url: s3://bucket\n")
-    assert error == (2, "archive.url: needs the package obstore. Fix: run pip install 'obstore>=0.12'")

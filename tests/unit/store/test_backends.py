@@ -79,9 +79,6 @@ def test_an_entry_is_added_once_and_replaced_or_removed_by_comparison(there: Pla
 
 @KEYS
 def test_of_many_processes_that_add_an_entry_one_succeeds(there: Place, keys: tuple[bytes, ...]) -> None:
-    if "object_store" in type(there.backend()).__module__:
-        pytest.skip("object storage doesn't compare")
-
     async def whole() -> None:
         stores = [there.open(keys) for _ in range(4)]
         got = await asyncio.gather(

@@ -1,28 +1,26 @@
-"""The command `doctor`: tests what the proxy needs to run."""
+"""The tests of `check --live`: what the proxy needs to run."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import Literal
 
 import aiohttp
 
-from proxy.config import Settings, read
+from proxy.config import Settings
 from proxy.config.checks import named_models
 from proxy.config.upstreams import UpstreamSettings
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.records import open_records
-from proxy.store import StoreFailed, open_archive, open_store, store_file
+from proxy.store import StoreFailed, open_store, store_file
 from proxy.upstream.litellm.library import TESTED, untested_version
 from proxy.upstream.registry import Upstreams
 
@@ -53,24 +51,13 @@ class Finding:
         return f"{mark}  {self.about}: {self.result}" + (f". Fix: {self.fix}" if self.fix else "")
 
 
-def examined(config: Path | None) -> list[Finding]:
+def examined(settings: Settings) -> list[Finding]:
     """Run all tests of a configuration. Sends one small request to each upstream."""
-    try:
-        settings = Settings() if config is None else read(config.absolute(), os.environ).settings
-    except ConfigurationError as error:
-        return [Finding("failed", "configuration", line, "") for line in error.message.splitlines()]
-    shown = "the defaults" if config is None else str(config)
-    return [
-        Finding("ok", "configuration", shown),
-        *asyncio.run(_examined(settings)),
-        *_limits(settings),
-        *_files(),
-        _litellm(),
-    ]
+    return [*asyncio.run(_examined(settings)), *_limits(settings), *_files(), _litellm()]
 
 
 async def _examined(settings: Settings) -> list[Finding]:
-    findings = [await _store(settings), *await _archive(settings)]
+    findings = [await _store(settings)]
     for name, upstream in settings.upstreams.items():
         findings += await _upstream(settings, name, upstream)
     return findings
@@ -82,8 +69,8 @@ async def _store(settings: Settings) -> Finding:
     url, keys = settings.store.url, settings.store.encryption.keys
     try:
         async with aclosing(open_store(url, keys)) as store, aclosing(open_records(url, keys)) as records:
-            await store.put("", "doctor", "test", b"test", 60)
-            await store.delete("", "doctor", "test")
+            await store.put("", "check", "test", b"test", 60)
+            await store.delete("", "check", "test")
             await records.write([], 60)
     except (StoreFailed, OSError) as error:
         return Finding("failed", about, str(error), _store_fix(kind, str(error)))
@@ -97,26 +84,6 @@ def _store_fix(kind: str, error: str) -> str:
     if "malformed" in error or "not a database" in error:
         return "the file is damaged: start the proxy, which moves it aside, or move it away and restore a backup"
     return "make the folder writable for the proxy's user, or set store.url to another file"
-
-
-async def _archive(settings: Settings) -> list[Finding]:
-    """Write, read, list, and remove an entry of the archive's object storage, if it has one."""
-    about = f"archive in {settings.archive.label}"
-    try:
-        archive = open_archive(settings.archive.url, settings.archive.options, settings.store.encryption.keys)
-        if archive is None:
-            return []
-        async with aclosing(archive):
-            await archive.put("", "doctor", "test", b"test", 60)
-            found = await archive.get("", "doctor", "test")
-            await archive.delete("", "doctor", "test")
-    except (StoreFailed, ConfigurationError) as error:
-        fix = "correct the section archive, the credentials in the environment, and their permissions"
-        return [Finding("failed", about, str(error), fix)]
-    if found != b"test":
-        fix = "use storage whose reads and listings show each write at once"
-        return [Finding("failed", about, "it doesn't return an object that was just written", fix)]
-    return [Finding("ok", about, "writable")]
 
 
 async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -> list[Finding]:
