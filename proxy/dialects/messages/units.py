@@ -13,6 +13,7 @@ from typing import Any
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.dialects.foreign_summaries import find_summary
+from proxy.dialects.identity import digest
 from proxy.dialects.parts import MESSAGES
 from proxy.dialects.repair import STRAY_RESULT, CallKey
 from proxy.dialects.units import (
@@ -20,7 +21,6 @@ from proxy.dialects.units import (
     MessageUnits,
     content_text,
     decode,
-    digest,
     encode,
     own_text,
     replace_field,
@@ -71,13 +71,6 @@ class MessagesUnits(MessageUnits):
 
     def kind(self, unit: Message) -> Kind:
         return kind_of(unit)
-
-    def identity(self, unit: Message) -> object:
-        """Return a message without its thinking, which may be removed at any time."""
-        blocks = unit.get("content")
-        if isinstance(blocks, list) and any(type_of(block) in THINKING for block in blocks):
-            unit = {**unit, "content": [block for block in blocks if type_of(block) not in THINKING]}
-        return canonical(unit)
 
     def calls(self, unit: Message) -> tuple[Call, ...]:
         return calls_of(unit)
@@ -305,7 +298,7 @@ def _heading(text: str) -> str:
 def canonical(value: Any, depth: int = 0) -> Any:
     """Return a value without ``cache_control``. A string as content equals a list of one text block.
 
-    Clients move their cache breakpoints from turn to turn, so the marks aren't part of a message's identity.
+    Clients move their cache breakpoints from turn to turn.
     """
     if depth > _DEEPEST:
         return value
