@@ -236,8 +236,8 @@ class Units(Format, Generic[Unit]):
         """Return the key of the call that a result answers."""
 
     @abstractmethod
-    def result(self, kind: str, id: str, text: str) -> bytes:
-        """Return a result."""
+    def result(self, kind: str, id: str, text: str, of: bytes = b"") -> bytes:
+        """Return a result. ``of`` is the unit with its call."""
 
     def may_answer(self, raw: bytes, id: str) -> bool:
         """Return whether ``result`` makes a valid result of a call in a unit."""

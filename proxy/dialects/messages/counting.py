@@ -24,7 +24,7 @@ from proxy.dialects.messages.units import (
 )
 from proxy.dialects.parts import MESSAGES
 from proxy.dialects.units import decode, encode
-from proxy.dialects.walk import row_of
+from proxy.dialects.walk import file_text, row_of
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA
@@ -137,10 +137,14 @@ class MessagesCounter(Counter):
             return text + RESULT, media
         if kind in THINKING:
             return self._plain(dump(block.get("thinking", ""))) + self._sealed(block), 0
-        count_value = self._json if kind == "tool_use" else self._inner
-        return CALL + self._fields(block, count_value), 0
+        if kind == "tool_use":
+            return CALL + self._fields(block, self._json), 0
+        plain, media = self._without_media(block)
+        return CALL + self._fields(plain, self._inner), media
 
     def _media_block(self, kind: str, block: Mapping[str, Any]) -> tuple[int, int]:
+        if (file := file_text(block)) is not None:
+            return self._plain(file), 0
         named = [block[key] for key in ("title", "context") if isinstance(block.get(key), str)]
         text = sum(self._plain(name) for name in named)
         if row_of(block, MESSAGES).plays != "media":  # a document with its text, or with blocks

@@ -26,7 +26,7 @@ from proxy.dialects.units import (
     replace_field,
     string,
 )
-from proxy.dialects.walk import identities, linked, row_of
+from proxy.dialects.walk import linked, links_in, row_of
 from proxy.limits.profiles.lookup import undated
 
 Block = dict[str, Any]
@@ -83,7 +83,8 @@ class MessagesUnits(MessageUnits):
         return content_text(blocks_of(unit), MESSAGES)
 
     def links(self, unit: Message) -> Links:
-        return links_of(unit) if unit.get("role") == "assistant" else NO_LINKS
+        known = unit.get("role") in ("user", "system", "developer")
+        return NO_LINKS if known else linked(links_in(unit, MESSAGES, whole=unit.get("role") != "assistant"))
 
     def effects(self, unit: Message) -> tuple[Effect, ...]:
         return tuple(keys for keys, _ in in_effect(unit))
@@ -105,7 +106,7 @@ class MessagesUnits(MessageUnits):
         return {id: encode({"role": "assistant", "content": content}) for id, content in calls.items()}
 
     def is_empty(self, unit: Message) -> bool:
-        return unit.get("content") in (None, "", [])
+        return unit.get("content") in (None, "", []) and not unit.get("tool_calls")
 
     def result_content(self, unit: Message) -> object:
         return canonical([block.get("content") for block in blocks_of(unit) if isinstance(block, dict)])
@@ -146,7 +147,7 @@ class MessagesUnits(MessageUnits):
     def result_key(self, turn: Turn) -> CallKey:
         return "result", turn.facts.answers or ""
 
-    def result(self, kind: str, id: str, text: str) -> bytes:
+    def result(self, kind: str, id: str, text: str, of: bytes = b"") -> bytes:
         return encode({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]})
 
     def answering(self, raw: bytes, kind: str, id: str) -> bytes:
@@ -231,17 +232,6 @@ def calls_of(message: Message) -> tuple[Call, ...]:
         return ()
     uses = (block for block in blocks_of(message) if type_of(block) == "tool_use")
     return tuple(Call(string(block.get("id")), string(block.get("name"))) for block in uses)
-
-
-def links_of(message: Message) -> Links:
-    """Return how an assistant's message belongs to others: calls and results of the provider, and its programs."""
-    parts = []
-    for block in blocks_of(message):
-        row = row_of(block, MESSAGES)
-        if isinstance(block, dict) and row.plays in ("hosted", "call"):
-            names, refers = identities(block)
-            parts.append(([], refers) if row.plays == "call" else (names, refers))
-    return linked(parts)
 
 
 def answers_before(message: Message) -> int:

@@ -85,15 +85,16 @@ class ResponsesCounter(Counter):
         if type_ == "image_generation_call" and isinstance(item.get("result"), str):
             image = {"type": "input_image", "image_url": item["result"]}
             return 0, self._media.tokens("input_image", image, self.text)
-        tokens = CALL if "name" in item else 0
+        tokens, media = CALL if "name" in item else 0, 0
         for name, value in item.items():
             if name == "encrypted_content" and isinstance(value, str):
                 tokens += int(len(value) * TOKENS_PER_SEALED_CHARACTER)
             elif name in ("summary", "content") and isinstance(value, list):
                 tokens += self._parts(value)[0]
             elif name not in _SILENT and value is not None:
-                tokens += self._value(value)
-        return tokens, 0
+                text, inside = self._value(value)
+                tokens, media = tokens + text, media + inside
+        return tokens, media
 
     def _output(self, output: object) -> tuple[int, int]:
         if isinstance(output, Mapping) and output.get("type") == "computer_screenshot":

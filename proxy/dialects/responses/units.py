@@ -26,11 +26,12 @@ from proxy.dialects.units import (
     encode,
     opening_of,
     own_text,
+    parts_of,
     replace_field,
     string,
     summary_in,
 )
-from proxy.dialects.walk import Change, Swap, identities, linked, rewritten, row_of, strings
+from proxy.dialects.walk import Change, Swap, identities, linked, links_in, rewritten, row_of, strings
 
 MESSAGE_KINDS: dict[object, Kind] = {
     "system": "system",
@@ -77,7 +78,9 @@ class ResponsesUnits(Units[list[Message]]):
         return items_of(raw)
 
     def kind(self, unit: list[Message]) -> Kind:
-        return kind_of(unit[0]) if unit and unit[0] else ""
+        kind = kind_of(unit[0]) if unit and unit[0] else ""
+        # A result in the form of another API isn't the user's message.
+        return "" if kind == "user" and has_results(unit[0]) else kind
 
     def role(self, unit: list[Message], kind: Kind) -> str:
         if kind in ("result", "assistant"):
@@ -163,7 +166,7 @@ class ResponsesUnits(Units[list[Message]]):
         kind = type_ if type_ == CUSTOM or type_ not in RESPONSES else FUNCTION
         return kind, turn.facts.answers or ""
 
-    def result(self, kind: str, id: str, text: str) -> bytes:
+    def result(self, kind: str, id: str, text: str, of: bytes = b"") -> bytes:
         return encode({"type": kind, "call_id": id, "output": text})
 
     def may_answer(self, raw: bytes, id: str) -> bool:
@@ -215,7 +218,10 @@ def item_row(item: Message) -> Part:
 
 def _is_usual(item: Message) -> bool:
     """Return whether an item is a message, or a function's call or output, which has no other relations."""
-    return item_row(item).alike and "caller" not in item
+    usual = item_row(item).alike and "caller" not in item
+    return usual and (
+        item.get("type") not in (None, "message") or not links_in(item, RESPONSES, whole=is_foreign(item))
+    )
 
 
 def links_of(items: Sequence[Message]) -> Links:
@@ -227,9 +233,21 @@ def links_of(items: Sequence[Message]) -> Links:
             names, refers = identities(item)
             paired = (item.get("call_id"), item.get("id"))  # by the engine
             parts.append((names, refers) if row.plays == "hosted" else ([], [id for id in refers if id not in paired]))
+        elif row.plays == "message":
+            parts += links_in(item, RESPONSES, whole=is_foreign(item))
         elif row.plays == "reference":
             unseen = unseen or not str(item.get("id")).startswith((_REASONING_ID, _MESSAGE_ID))
     return linked(parts, unseen=unseen) if parts or unseen else NO_LINKS
+
+
+def is_foreign(message: Message) -> bool:
+    """Return whether a message has a role of another API, such as ``tool``."""
+    return message.get("role") not in MESSAGE_KINDS
+
+
+def has_results(message: Message) -> bool:
+    """Return whether a message has results as blocks of the Messages API."""
+    return any(isinstance(part, dict) and "tool_use_id" in part for part in parts_of(message))
 
 
 def _unbound(item: Message) -> bytes:
@@ -386,7 +404,7 @@ def visible(item: Message) -> str:
 def _is_empty(item: Message) -> bool:
     """Return whether an item has nothing without the items after it, such as lone reasoning."""
     if is_message(item):
-        return item.get("content") in (None, "", [])
+        return item.get("content") in (None, "", []) and not item.get("tool_calls")
     return item.get("type") == "reasoning"
 
 
