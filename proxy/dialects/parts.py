@@ -29,7 +29,8 @@ _HERE: tuple[str, ...] = ()
 class Part:
     """A row.
 
-    - ``reads``: the fields with text, in order. ``None``: every string outside of ``SILENT`` fields.
+    - ``reads``: the fields with text, in order. ``None``: every string outside of ``SILENT`` fields. The first
+      field of an answer has its content.
     - ``cuts``: the texts that may be shortened, as paths through objects and lists. ``*``: all of
       their values. The text parts of a list are one text.
     - ``by`` and ``values``: the path of a value that selects another row.

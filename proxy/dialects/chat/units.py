@@ -83,8 +83,8 @@ class ChatUnits(MessageUnits):
         return self._blocks.calls(unit) if in_blocks(unit) else calls_of(unit)
 
     def links(self, unit: Message) -> Links:
-        known = unit.get("role") in KINDS and unit.get("role") != "assistant"
-        return NO_LINKS if known else linked(links_in(unit, CHAT, whole=unit.get("role") != "assistant"))
+        kind = KINDS.get(string(unit.get("role")), "")
+        return linked(links_in(unit, CHAT, whole=not kind)) if kind in ("assistant", "") else NO_LINKS
 
     def answered(self, unit: Message, kind: Kind) -> str | None:
         if in_blocks(unit):

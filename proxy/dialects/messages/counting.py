@@ -65,7 +65,8 @@ class MessagesCounter(Counter):
         """Return the tokens of one message with its frame."""
         text, media = self._blocks(message.get("content"))
         others = {key: value for key, value in message.items() if key not in ("role", "content", "cache_control")}
-        return self._scaled(MESSAGE + text + (self._json(others) if others else 0)) + media
+        plain, inside = self._without_media(others)
+        return self._scaled(MESSAGE + text + (self._json(plain) if others else 0)) + media + inside
 
     def at_most(self, raw: bytes) -> float:
         """Return an upper bound for a body's tokens: one per byte, and the prompt of tools. This doesn't tokenize."""

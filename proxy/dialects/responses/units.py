@@ -14,6 +14,7 @@ import msgspec
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
+from proxy.dialects.identity import meaning
 from proxy.dialects.parts import OPAQUE, RESPONSES, Part
 from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
@@ -31,7 +32,7 @@ from proxy.dialects.units import (
     string,
     summary_in,
 )
-from proxy.dialects.walk import Change, Swap, identities, linked, links_in, rewritten, row_of, strings
+from proxy.dialects.walk import Change, Swap, identities, linked, links_in, rewritten, row_of, strings, value_at
 
 MESSAGE_KINDS: dict[object, Kind] = {
     "system": "system",
@@ -130,7 +131,8 @@ class ResponsesUnits(Units[list[Message]]):
         return all(map(_is_empty, unit))
 
     def result_content(self, unit: list[Message]) -> object:
-        return unit[0].get("output")
+        found = answer_of(unit[0])
+        return meaning(unit[0], RESPONSES) if found is None else found
 
     def result_text(self, unit: list[Message]) -> str:
         return visible(unit[0])
@@ -146,8 +148,8 @@ class ResponsesUnits(Units[list[Message]]):
         return [(string(c.get("name")) or str(c["type"]), argument_text(c.get(item_row(c).arguments))) for c in calls]
 
     def with_result(self, raw: bytes, text: str) -> bytes:
-        if item_row(items_of(raw)[0]).plain:
-            return replace_field(raw, "output", text)
+        if item_row(item := items_of(raw)[0]).plain and "." not in answer_path(item):
+            return replace_field(raw, answer_path(item), text)
         return self.with_texts(raw, [text])
 
     def with_arguments(self, raw: bytes, rewrite: Rewrite) -> bytes:
@@ -242,7 +244,7 @@ def links_of(items: Sequence[Message]) -> Links:
 
 def is_foreign(message: Message) -> bool:
     """Return whether a message has a role of another API, such as ``tool``."""
-    return message.get("role") not in MESSAGE_KINDS
+    return string(message.get("role")) not in MESSAGE_KINDS
 
 
 def has_results(message: Message) -> bool:
@@ -337,8 +339,19 @@ def is_message(item: Message) -> bool:
 def with_content(item: Message) -> Message:
     """Return an item as a message: its content or its output in ``content``. Other items have no content."""
     if kind_of(item) == "result":
-        return {"content": item.get("output")}
+        return {"content": answer_of(item)}
     return item if is_message(item) or not item.get("type") else {}
+
+
+def answer_path(item: Message) -> str:
+    """Return the path of an answer's content: the first that its row reads."""
+    row = item_row(item)
+    return row.reads[0] if row.plays == "answer" and row.reads else "output"
+
+
+def answer_of(item: Message) -> object:
+    """Return an answer's content; ``None`` if it has none."""
+    return value_at(item, answer_path(item))
 
 
 def is_client_call(item: Message) -> bool:
@@ -390,7 +403,7 @@ def visible(item: Message) -> str:
     row = item_row(item)
     if row.plays == "message":
         return content_text(item.get("content"), RESPONSES)
-    if row.plays == "answer" and isinstance(output := item.get("output"), str | list):
+    if row.plays == "answer" and isinstance(output := answer_of(item), str | list):
         return content_text(output, RESPONSES)
     texts: dict[str, str] = {}
     for name, text in strings(item, RESPONSES, row):
