@@ -217,7 +217,7 @@ def without_media(
     ``fields`` and ``name`` are the object that has the value, and its field.
     """
     if isinstance(value, str):
-        data = data_in(value, fields, name)
+        data = None if name in _TEXTS else data_in(value, fields)
         if data is not None:
             found.append((*data, len(value)))
         return value if data is None else ""
@@ -235,6 +235,7 @@ def without_media(
     return value if all(map(operator.is_, made.values(), value.values())) else made
 
 
+_TEXTS = frozenset({*_TEXT_FIELDS, "output", "arguments", "input"})
 _ADDRESS = re.compile(r"data:|\w+://")
 
 _KNOWN_PART: Set[str] = {"type", "cache_control", *_TEXT_FIELDS}

@@ -198,17 +198,13 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{64}")
 _MIME_FIELDS = ("media_type", "mime_type", "mimeType", "mediaType", "content_type", "contentType", "format")
 _BEGINS = {"iVBORw0KGgo": "image", "/9j/": "image", "R0lGOD": "image", "UklGR": "image", "JVBERi0": "application"}
 _TYPES = {"image": "image", "audio": "input_audio", "video": "video", "application": "file", "text": "file"}
-_UNTYPED = frozenset({"text", "content", "output", "arguments", "input"})
-"""Fields of texts."""
 
 
-def data_in(value: str, fields: Mapping[str, Any], name: str = "") -> tuple[str, Mapping[str, Any]] | None:
+def data_in(value: str, fields: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
     """Return the type of media part for a string that is data, and such a part; ``None`` for texts.
 
     Data is a data URL, or base64 after a media type in another field, or with the first bytes of a known format.
     """
-    if name in _UNTYPED:
-        return None
     if (url := _DATA_URL.match(value)) is not None:
         kind = _TYPES.get(url[1].lower())
         return (kind, {"url": value}) if kind else None
