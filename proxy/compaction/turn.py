@@ -324,3 +324,23 @@ def faults(messages: Sequence[Facts]) -> int:
         for call in facts.calls:
             open_calls[call.id] = open_calls.get(call.id, 0) + 1
     return found + left
+
+
+def digests_in_order(turns: Sequence[Turn]) -> list[bytes]:
+    """Return the digest of each turn. That of a result has the place of its call if results aren't in their order.
+
+    The digests alone don't depend on the ids of calls, which some clients make anew in each request.
+    """
+    found = []
+    ids: list[str | None] = []
+    after = 0
+    for facts in [turn.facts for turn in turns]:
+        digest = facts.digest
+        if facts.kind != "result":
+            ids, after = [call.id for call in facts.calls] if facts.calls else [], 0
+        else:
+            if after >= len(ids) or ids[after] != facts.answers:
+                digest += b"%d" % (ids.index(facts.answers) if facts.answers in ids else -1)
+            after += 1
+        found.append(digest)
+    return found

@@ -66,7 +66,7 @@ MESSAGES = Dialect(
 
 DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (CHAT, RESPONSES, MESSAGES)}
 
-_BLOCKS = MESSAGES_PARTS.keys() - CHAT_PARTS.keys()
+_BLOCKS = MESSAGES_PARTS.keys() - CHAT_PARTS.keys() | {"tool_use", "tool_result", "redacted_thinking"}
 """The types of blocks by which a body of messages is recognized as Anthropic's."""
 
 _PARTS = {**CHAT_PARTS, **RESPONSES_PARTS, **MESSAGES_PARTS}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Set
 from typing import Any, ClassVar
@@ -15,7 +17,7 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.walk import file_text
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
-from proxy.tokens.media import MEDIA, Media
+from proxy.tokens.media import MEDIA, Media, data_in
 from proxy.tokens.text import check, count, dump, encoding, escaped, loaded
 
 CALL = 3
@@ -77,10 +79,23 @@ class Counter(ABC):
     def _count(self, value: object) -> int:
         return count(self._encoding, dump(value))
 
-    def _value(self, value: object) -> int:
-        """Return the tokens of a value with texts, such as a field of a part. Sealed data counts by its length."""
+    def _value(self, value: object) -> tuple[int, int]:
+        """Return the tokens of a value with texts, such as a field of a part, and those of its media.
+
+        Sealed data counts by its length.
+        """
+        value, media = self._without_media(value)
         value, sealed = opened(value)
-        return count(self._encoding, plain_json(value)) + sealed
+        return count(self._encoding, plain_json(value)) + sealed, media
+
+    def _without_media(self, value: Any) -> tuple[Any, int]:
+        """Return a value without media anywhere in it, and their tokens.
+
+        Data that isn't in a media part counts as no more than one token per byte, like any text.
+        """
+        found: list[tuple[str, Mapping[str, Any], float]] = []
+        value = without_media(value, {}, "", found)
+        return value, int(sum(min(most, self._media.tokens(kind, part, self.text)) for kind, part, most in found))
 
     def deferred(self, fields: Mapping[str, Any]) -> dict[str, int]:
         """Return the tokens of the tools that parts of the conversation may load, by name."""
@@ -101,8 +116,9 @@ class Counter(ABC):
                 media += self._media.tokens(kind, part, self.text)
                 continue
             if isinstance(part, Mapping) and not part.keys() <= _KNOWN_PART:
+                part, inside = self._without_media(part)
                 part, sealed = opened(part)
-                tokens += sealed
+                tokens, media = tokens + sealed, media + inside
             text = _part_text(part)
             if (found := counts.get(text)) is None:
                 # An attack may repeat one short part very often.
@@ -192,6 +208,35 @@ def opened(value: Any, depth: int = 0) -> tuple[Any, int]:
     same = len(made) == len(value) and all(new is value[name] for name, new in made.items())
     return value if same else made, tokens + int(characters * TOKENS_PER_SEALED_CHARACTER)
 
+
+def without_media(
+    value: Any, fields: Mapping[str, Any], name: str, found: list[tuple[str, Mapping[str, Any], float]], depth: int = 0
+) -> Any:
+    """Return a value without media, which are added to ``found`` with their most tokens; the same object without any.
+
+    ``fields`` and ``name`` are the object that has the value, and its field.
+    """
+    if isinstance(value, str):
+        data = None if name in _TEXTS else data_in(value, fields)
+        if data is not None:
+            found.append((*data, len(value)))
+        return value if data is None else ""
+    if depth > _DEEPEST or not isinstance(value, list | Mapping):
+        return value
+    if isinstance(value, list):
+        items = [without_media(item, fields, name, found, depth + 1) for item in value]
+        return value if all(map(operator.is_, items, value)) else items
+    kind = value.get("type")
+    held = value.get(kind, value.get("source")) if isinstance(kind, str) and kind in MEDIA else None
+    if isinstance(kind, str) and (isinstance(held, Mapping) or (isinstance(held, str) and _ADDRESS.match(held))):
+        found.append((kind, value, math.inf))
+        return ""
+    made = {name: without_media(one, value, name, found, depth + 1) for name, one in value.items()}
+    return value if all(map(operator.is_, made.values(), value.values())) else made
+
+
+_TEXTS = frozenset({*_TEXT_FIELDS, "output", "arguments", "input"})
+_ADDRESS = re.compile(r"data:|\w+://")
 
 _KNOWN_PART: Set[str] = {"type", "cache_control", *_TEXT_FIELDS}
 

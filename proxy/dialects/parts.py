@@ -29,7 +29,8 @@ _HERE: tuple[str, ...] = ()
 class Part:
     """A row.
 
-    - ``reads``: the fields with text, in order. ``None``: every string outside of ``SILENT`` fields.
+    - ``reads``: the fields with text, in order. ``None``: every string outside of ``SILENT`` fields. The first
+      field of an answer has its content.
     - ``cuts``: the texts that may be shortened, as paths through objects and lists. ``*``: all of
       their values. The text parts of a list are one text.
     - ``by`` and ``values``: the path of a value that selects another row.
@@ -82,20 +83,30 @@ def _answer(*cuts: str, plain: bool = False, alike: bool = False) -> Part:
     return Part(plays="answer", reads=("output",), cuts=cuts, plain=plain, alike=alike)
 
 
-CHAT: Table = {
-    "message": Part(plays="message", reads=("content", "refusal"), cuts=("content",)),
-    "text": _TEXT,
-    "refusal": _REFUSAL,
-    **_MEDIA,
-    "thinking": _THOUGHT,  # of servers such as Mistral's
-    # Calls of tools.
-    "function": Part(plays="call", reads=_HERE, arguments="function.arguments"),
-    "custom": Part(plays="call", reads=_HERE, arguments="custom.input"),
-}
-
 _SOURCES = {
     "text": Part(reads=("title", "context", "source.data"), cuts=("source.data",)),
     "content": Part(reads=("title", "context", "source.content"), cuts=("source.content",)),
+}
+BLOCKS: Table = {
+    "document": Part(plays="media", reads=("title", "context"), by="source.type", values=_SOURCES),
+    "thinking": _THOUGHT,
+    "redacted_thinking": _THOUGHT,
+    "tool_use": _call("input", "tool_result", alike=True),
+    "tool_result": Part(plays="answer", reads=("content",), cuts=("content",), plain=True, alike=True),
+}
+"""Blocks of the Messages API that some clients also send in chat messages."""
+
+CHAT: Table = {
+    "message": Part(plays="message", reads=("content", "refusal"), cuts=("content",)),
+    "text": _TEXT,
+    "input_text": _TEXT,  # of Responses, like the next one
+    "output_text": _TEXT,
+    "refusal": _REFUSAL,
+    **_MEDIA,
+    **BLOCKS,  # "thinking" is also that of servers such as Mistral's
+    # Calls of tools.
+    "function": Part(plays="call", reads=_HERE, arguments="function.arguments"),
+    "custom": Part(plays="call", reads=_HERE, arguments="custom.input"),
 }
 
 _RAN = Part(reads=("content",), cuts=("content.stdout", "content.stderr"))
@@ -104,12 +115,8 @@ MESSAGES: Table = {
     "message": Part(plays="message", reads=("content",), cuts=("content",)),
     "text": _TEXT,
     **_MEDIA,
-    "document": Part(plays="media", reads=("title", "context"), by="source.type", values=_SOURCES),
+    **BLOCKS,
     "search_result": Part(reads=("title", "source", "content"), cuts=("content",)),
-    "thinking": _THOUGHT,
-    "redacted_thinking": _THOUGHT,
-    "tool_use": _call("input", "tool_result", alike=True),
-    "tool_result": Part(plays="answer", reads=("content",), cuts=("content",), plain=True, alike=True),
     "server_tool_use": _INPUT,
     "mcp_tool_use": _INPUT,
     "mcp_tool_result": Part(reads=("content",), cuts=("content",)),

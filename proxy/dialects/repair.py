@@ -179,7 +179,7 @@ class _Conversation:
         awaited = last and all(call.result is None for call in group.calls)
         for call in group.calls:
             if call.result is None and not awaited and self._units.may_answer(group.turn.raw, call.id):
-                call.result = self._rewritten(self._units.result(call.kind, call.id, NO_RESULT))
+                call.result = self._rewritten(self._units.result(call.kind, call.id, NO_RESULT, group.turn.raw))
         late = len(group.calls)
         ordered = sorted(
             (call for call in group.calls if call.result is not None),

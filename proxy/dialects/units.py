@@ -1,8 +1,7 @@
-"""Read, count, and rewrite the units of any API: messages, blocks, and items. Decode, encode, and digest their JSON."""
+"""Read, count, and rewrite the units of any API: messages, blocks, and items. Decode and encode their JSON."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import secrets
@@ -21,6 +20,7 @@ from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Call, Effect, Facts, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
+from proxy.dialects.identity import DEEPEST, digest, meaning, too_deep
 from proxy.dialects.parts import Table
 from proxy.dialects.repair import CallKey, needs_repair, repaired
 from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text, rewritten, strings
@@ -30,13 +30,10 @@ T = TypeVar("T")
 
 Message = Mapping[str, Any]
 
-DEEPEST = 64
-"""Levels of nesting. Deeper messages aren't read, because they could exceed the interpreter's recursion limit."""
-
 MOST_RESULTS = 20_000
 """Results in a cache. A full cache is emptied. A result and its digest take up to a few hundred bytes."""
 
-_NESTED, _TEXT = frozenset({dict, list}), frozenset({str})
+_NESTED = frozenset({dict, list})
 
 PIECE = 65_536
 """Bytes of a large unit."""
@@ -63,7 +60,7 @@ def decode(raw: bytes) -> Message:
     # Most messages have fewer brackets than the allowed depth.
     plain = bytes(raw)  # ``msgspec.Raw`` has no ``count``
     brackets = plain.count(b"[") + plain.count(b"{")
-    return _unread(raw) if brackets > DEEPEST and _too_deep(value) else value
+    return _unread(raw) if brackets > DEEPEST and too_deep(value) else value
 
 
 def _parsed(raw: bytes) -> Any:
@@ -75,45 +72,6 @@ def _parsed(raw: bytes) -> Any:
 
 def _unread(raw: bytes) -> Message:
     return {"content": bytes(raw).decode("utf-8", "replace")}
-
-
-def _too_deep(value: object) -> bool:
-    waiting: list[tuple[object, int]] = [(value, 0)]
-    while waiting:
-        item, depth = waiting.pop()
-        if depth == DEEPEST:
-            return True
-        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        waiting += [(child, depth + 1) for child in children if isinstance(child, dict | list)]
-    return False
-
-
-def digest(value: object, *, large: bool = False) -> bytes:
-    """Return a digest of a value that doesn't depend on key order or on how the JSON is written.
-
-    With ``large``, the value is encoded string by string. A call for all of it would block other threads.
-    """
-    if not large:
-        return hashlib.sha256(_canonical(value)).digest()
-    hashed = hashlib.sha256()
-    for piece in _encoder.iterencode(value):
-        hashed.update(piece.encode("ascii"))
-    return hashed.digest()
-
-
-_encoder = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-_sorted = msgspec.json.Encoder(order="sorted").encode
-
-
-def _canonical(value: object) -> bytes:
-    # For strings in ASCII, msgspec writes the same bytes in a fifth of the time. Numbers may differ.
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    if isinstance(value, str) or (inner is not None and _TEXT.issuperset(map(type, inner))):
-        with contextlib.suppress(UnicodeEncodeError):
-            canonical = _sorted(value)
-            if canonical.isascii() and b"\x7f" not in canonical:
-                return canonical
-    return _encoder.encode(value).encode("ascii")
 
 
 def encode(value: object) -> bytes:
@@ -267,10 +225,6 @@ class Units(Format, Generic[Unit]):
         """Return how a user's unit begins; empty if it has anything but texts."""
         return ""
 
-    def identity(self, unit: Unit) -> object:
-        """Return the value by which a unit is identified."""
-        return unit
-
     # How its calls and results are written.
 
     @abstractmethod
@@ -282,8 +236,8 @@ class Units(Format, Generic[Unit]):
         """Return the key of the call that a result answers."""
 
     @abstractmethod
-    def result(self, kind: str, id: str, text: str) -> bytes:
-        """Return a result."""
+    def result(self, kind: str, id: str, text: str, of: bytes = b"") -> bytes:
+        """Return a result. ``of`` is the unit with its call."""
 
     def may_answer(self, raw: bytes, id: str) -> bool:
         """Return whether ``result`` makes a valid result of a call in a unit."""
@@ -321,7 +275,7 @@ class Units(Format, Generic[Unit]):
             kind=kind,
             role=self.role(unit, kind),
             tokens=self._count(unit),
-            digest=digest(self.identity(unit), large=large),
+            digest=digest(meaning(unit, self.TABLE), large=large),
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
             media=self.media_in(unit) if has_remote_media(raw) else (),

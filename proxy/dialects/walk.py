@@ -212,3 +212,18 @@ def linked(parts: Iterable[tuple[list[str], list[str]]], *, unseen: bool = False
         refers.update((id, None) for id in others if id not in names)
         names.update((id, None) for id in own)
     return Links(tuple(names), tuple(refers), unseen) if names or refers or unseen else NO_LINKS
+
+
+def links_in(message: Mapping[str, Any], table: Table, *, whole: bool = False) -> list[tuple[list[str], list[str]]]:
+    """Return the identities of a message's parts, and of calls and results in the form of another API.
+
+    ``whole``: the message itself is of an unknown type, so it may be one.
+    """
+    listed = (message.get(name) for name in ("content", "tool_calls"))
+    found = [identities(message)] if whole else []
+    for part in [one for value in listed if isinstance(value, list) for one in value if isinstance(one, dict)]:
+        row = row_of(part, table)
+        if row.plays in ("hosted", "call"):
+            names, refers = identities(part)
+            found.append(([], refers) if row.plays == "call" else (names, refers))
+    return found

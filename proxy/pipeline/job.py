@@ -20,7 +20,7 @@ from proxy.compaction.rule_files import project_folders
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.settings import Clause, lowest_level, share_of
 from proxy.compaction.summary_message import Counts, SummaryMessage, retention, texts_of, with_index
-from proxy.compaction.turn import PROGRAM, Facts, Forms, Turn, attributed, faults, head_length
+from proxy.compaction.turn import PROGRAM, Facts, Forms, Turn, attributed, digests_in_order, faults, head_length
 from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request, value_of
@@ -331,7 +331,7 @@ class CompactionJob:
         start = 0
         body = self.body
         for position in positions:
-            digests = b"".join([turn.facts.digest for turn in body[start:position]])
+            digests = b"".join(digests_in_order(body[start:position]))
             chain.update(digests)
             content.update(digests)
             notes = [turn.facts.digest for turn in body[start:position] if turn.facts.role == PROGRAM]

@@ -37,6 +37,7 @@ MEDIA_LABELS = {
     "file": "file",
     "input_file": "file",
     "document": "file",
+    "document_url": "file",  # Mistral's
 }
 """The ``type`` of each media part, with its name in labels.
 
@@ -190,6 +191,29 @@ MEDIA = {kind: _COUNTS[label] for kind, label in MEDIA_LABELS.items()}
 """How to count each content part that is media, by its ``type``."""
 
 _ADDRESSES = ("url", "data", "file_data", "image_url", "audio_url", "video_url", "source", "file_url")
+
+
+_DATA_URL = re.compile(r"data:([a-z]+)/[\w.+-]+[;,]", re.IGNORECASE)
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{64}")
+_MIME_FIELDS = ("media_type", "mime_type", "mimeType", "mediaType", "content_type", "contentType", "format")
+_BEGINS = {"iVBORw0KGgo": "image", "/9j/": "image", "R0lGOD": "image", "UklGR": "image", "JVBERi0": "application"}
+_TYPES = {"image": "image", "audio": "input_audio", "video": "video", "application": "file", "text": "file"}
+
+
+def data_in(value: str, fields: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the type of media part for a string that is data, and such a part; ``None`` for texts.
+
+    Data is a data URL, or base64 after a media type in another field, or with the first bytes of a known format.
+    """
+    if (url := _DATA_URL.match(value)) is not None:
+        kind = _TYPES.get(url[1].lower())
+        return (kind, {"url": value}) if kind else None
+    if _BASE64.match(value) is None:
+        return None
+    stated = next((mime for key in _MIME_FIELDS if isinstance(mime := fields.get(key), str)), "").lower()
+    first = stated.partition("/")[0] or next((kind for begin, kind in _BEGINS.items() if value.startswith(begin)), "")
+    kind = _TYPES.get(first)
+    return (kind, {"data": value, "media_type": stated}) if kind else None
 
 
 def _address(value: object, part: Mapping[str, Any]) -> tuple[str, str]:

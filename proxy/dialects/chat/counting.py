@@ -70,7 +70,8 @@ class ChatCounter(Counter):
                 content, inside = self._content(value, parallel=parallel)
                 tokens, media = tokens + content, media + inside
             elif field not in _SILENT and value is not None:
-                tokens += _FIELDS.get(field, ChatCounter._field)(self, value)
+                text, inside = (_FIELDS[field](self, value), 0) if field in _FIELDS else self._value(value)
+                tokens, media = tokens + text, media + inside
         if message.get("role") in _RESULT_ROLES:
             tokens += RESULT if message.get("name") else RESULT + UNNAMED_RESULT
         return self._scaled(tokens) + media
@@ -103,9 +104,6 @@ class ChatCounter(Counter):
             + self._choice(body.get("function_call"), tools.CHOICE_FUNCTION)
             + self._response_format(body.get("response_format"))
         )
-
-    def _field(self, value: object) -> int:
-        return self._value(value)
 
     def _name(self, value: object) -> int:
         return self._count(value) + NAME if value else 0
@@ -162,7 +160,7 @@ _TEXT = b'"text"'
 _KEPT_ROLES = ("system", "developer", "user", "assistant")
 _TOOL_ROLES = ("tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_CALL = re.compile(rb'"(?:tool_call_id|tool_calls|function_call)"')
+_CALL = re.compile(rb'"(?:tool_call_id|tool_calls|function_call|tool_use|tool_result)"')
 _THOUGHTS_END = re.compile(r"</(?:think|thinking|thought|reasoning)>|<\|(?:end_of_thought|channel)\|>")
 
 

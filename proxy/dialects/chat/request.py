@@ -8,10 +8,10 @@ from typing import Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
+from proxy.dialects.messages.request import BlocksRequest, layouts_of, regrouped, split
 from proxy.dialects.request import (
     MAX_VALUES,
     NOTHING,
-    Request,
     Wire,
     encoded,
     fields_of,
@@ -41,11 +41,16 @@ class _Lists(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Wire)
 _lists_decoder = msgspec.json.Decoder(_Lists)
 
+_RESULT_BLOCK = b'"tool_result"'
+
 OUTPUT_FIELDS = ("max_completion_tokens", "max_tokens")
 
 
-class ChatRequest(Request, eq=False):
-    """A request as the client sent it. ``units`` are the bytes of each message, unchanged."""
+class ChatRequest(BlocksRequest, eq=False):
+    """A request as the client sent it. ``units`` are the bytes of each message, unchanged.
+
+    Messages with results as blocks of the Messages API are split like there.
+    """
 
     OVERHEAD = ("tools", "functions", "tool_choice", "response_format")
 
@@ -55,20 +60,23 @@ class ChatRequest(Request, eq=False):
             wire = _decoder.decode(raw)
         except UNDECODABLE:
             return None
-        units: Sequence[bytes] = wire.messages or []
+        messages: Sequence[bytes] = wire.messages or []
+        with_blocks = _RESULT_BLOCK in raw
+        units, splits = split(messages, layouts_of(messages)) if with_blocks else (messages, {})
         return cls(
             raw=raw,
             model=wire.model_name,
             stream=wire.streams,
             sender=wire.sender,
             units=units,
-            sent=len(units),
+            splits=splits,
+            sent=len(messages),
             max_output=positive(wire.max_completion_tokens) or positive(wire.max_tokens),
             overhead=(bytes(wire.tools), bytes(wire.functions), bytes(wire.tool_choice), bytes(wire.response_format)),
         )
 
     def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
-        fields["messages"] = listed(units)
+        fields["messages"] = listed(regrouped(units, self.splits) if self.splits else units)
 
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
         lower(fields, OUTPUT_FIELDS, most)

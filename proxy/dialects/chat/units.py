@@ -12,8 +12,9 @@ from typing import Any
 
 from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import Call, Facts, Kind, Turn
+from proxy.compaction.turn import NO_LINKS, Call, Facts, Kind, Links, Turn
 from proxy.dialects.chat.alternation import alternating
+from proxy.dialects.messages.units import MessagesUnits, kind_of, type_of
 from proxy.dialects.parts import CHAT
 from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
@@ -24,10 +25,12 @@ from proxy.dialects.units import (
     decode,
     encode,
     own_text,
+    parts_of,
     replace_field,
     string,
     summary_in,
 )
+from proxy.dialects.walk import linked, links_in, part_text
 
 KINDS: dict[str, Kind] = {
     "system": "system",
@@ -70,25 +73,33 @@ class ChatUnits(MessageUnits):
     def __init__(self, message: MessageCounter, text: TextCounter, parallel: MessageCounter | None = None) -> None:
         super().__init__(message, text)
         self._parallel = parallel or message
+        self._blocks = MessagesUnits(message, text, "")
 
     def kind(self, unit: Message) -> Kind:
-        return KINDS.get(string(unit.get("role")), "")
+        role = string(unit.get("role"))
+        return "result" if role == "user" and kind_of(unit) == "result" else KINDS.get(role, "")
 
     def calls(self, unit: Message) -> tuple[Call, ...]:
-        return calls_of(unit)
+        return self._blocks.calls(unit) if in_blocks(unit) else calls_of(unit)
+
+    def links(self, unit: Message) -> Links:
+        kind = KINDS.get(string(unit.get("role")), "")
+        return linked(links_in(unit, CHAT, whole=not kind)) if kind in ("assistant", "") else NO_LINKS
 
     def answered(self, unit: Message, kind: Kind) -> str | None:
+        if in_blocks(unit):
+            return self._blocks.answered(unit, kind)
         answered = unit.get("name" if unit.get("role") == "function" else "tool_call_id")
         return answered if isinstance(answered, str) else None
 
     def visible_text(self, unit: Message) -> str:
-        return text_of(unit)
+        return text_of(unit) if "role" in unit else part_text(unit, CHAT)
 
     def is_empty(self, unit: Message) -> bool:
         return unit.get("content") in (None, "", []) and not any(unit.get(key) for key in _INSTEAD_OF_CONTENT)
 
     def result_content(self, unit: Message) -> object:
-        return unit.get("content")
+        return self._blocks.result_content(unit) if in_blocks(unit) else unit.get("content")
 
     def summary_in(self, unit: Message) -> ForeignSummary | None:
         return summary_in(unit)
@@ -117,14 +128,19 @@ class ChatUnits(MessageUnits):
         return lambda text: count({"content": text}) - bare
 
     def arguments(self, raw: bytes) -> list[tuple[str, str]]:
-        return arguments_of(decode(raw))
+        message = decode(raw)
+        return self._blocks.arguments(raw) if in_blocks(message) else arguments_of(message)
 
     def with_result(self, raw: bytes, text: str) -> bytes:
-        listed = isinstance(decode(raw).get("content"), list)
+        if in_blocks(message := decode(raw)):
+            return self._blocks.with_result(raw, text)
+        listed = isinstance(message.get("content"), list)
         return replace_field(raw, "content", [{"type": "text", "text": text}] if listed else text)
 
     def with_arguments(self, raw: bytes, rewrite: Rewrite) -> bytes:
         message = decode(raw)
+        if in_blocks(message):
+            return self._blocks.with_arguments(raw, rewrite)
         calls = message.get("tool_calls")
         if isinstance(calls, list):
             changed = [_rewritten_call(call, "function", rewrite) for call in calls]
@@ -151,31 +167,45 @@ class ChatUnits(MessageUnits):
         return keys
 
     def result_key(self, turn: Turn) -> CallKey:
-        return turn.facts.role, turn.facts.answers or ""
+        return "function" if turn.facts.role == "function" else "tool", turn.facts.answers or ""
 
-    def result(self, kind: str, id: str, text: str) -> bytes:
+    def result(self, kind: str, id: str, text: str, of: bytes = b"") -> bytes:
+        if in_blocks(decode(of)):
+            return self._blocks.result(kind, id, text)
         return encode({"role": kind, ID_FIELDS[kind]: id, "content": text})
 
     def answering(self, raw: bytes, kind: str, id: str) -> bytes:
+        if in_blocks(decode(raw)):
+            return self._blocks.answering(raw, kind, id)
         return replace_field(raw, ID_FIELDS[kind], id)
 
     def note(self, text: str) -> bytes:
         return encode({"role": "assistant", "content": text})
 
     def without_calls(self, raw: bytes) -> bytes:
+        if in_blocks(decode(raw)):
+            return self._blocks.without_calls(raw)
         for key in ("tool_calls", "function_call"):
             if decode(raw).get(key) is not None:
                 raw = replace_field(raw, key, None)
         return raw
 
     def with_call_ids(self, raw: bytes, ids: Sequence[str]) -> bytes:
+        if in_blocks(message := decode(raw)):
+            return self._blocks.with_call_ids(raw, ids)
         left = iter(ids)
-        calls = decode(raw)["tool_calls"]
+        calls = message["tool_calls"]
         fixed = [{**call, "id": next(left)} if isinstance(call, dict) else call for call in calls]
         return replace_field(raw, "tool_calls", fixed)
 
     def _counter(self, facts: Facts | None) -> MessageCounter:
         return self._parallel if facts is not None and facts.parallel else self._count
+
+
+def in_blocks(message: Message) -> bool:
+    """Return whether a message has its calls or its result as blocks of the Messages API, as Cursor sends them."""
+    fields = message.get("tool_calls"), message.get("function_call"), message.get("tool_call_id")
+    return not any(fields) and any(type_of(block) in ("tool_use", "tool_result") for block in parts_of(message))
 
 
 def text_of(message: Message) -> str:

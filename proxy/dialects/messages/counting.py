@@ -24,7 +24,7 @@ from proxy.dialects.messages.units import (
 )
 from proxy.dialects.parts import MESSAGES
 from proxy.dialects.units import decode, encode
-from proxy.dialects.walk import row_of
+from proxy.dialects.walk import file_text, row_of
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA
@@ -65,7 +65,8 @@ class MessagesCounter(Counter):
         """Return the tokens of one message with its frame."""
         text, media = self._blocks(message.get("content"))
         others = {key: value for key, value in message.items() if key not in ("role", "content", "cache_control")}
-        return self._scaled(MESSAGE + text + (self._json(others) if others else 0)) + media
+        plain, inside = self._without_media(others)
+        return self._scaled(MESSAGE + text + (self._json(plain) if others else 0)) + media + inside
 
     def at_most(self, raw: bytes) -> float:
         """Return an upper bound for a body's tokens: one per byte, and the prompt of tools. This doesn't tokenize."""
@@ -137,10 +138,14 @@ class MessagesCounter(Counter):
             return text + RESULT, media
         if kind in THINKING:
             return self._plain(dump(block.get("thinking", ""))) + self._sealed(block), 0
-        count_value = self._json if kind == "tool_use" else self._inner
-        return CALL + self._fields(block, count_value), 0
+        if kind == "tool_use":
+            return CALL + self._fields(block, self._json), 0
+        plain, media = self._without_media(block)
+        return CALL + self._fields(plain, self._inner), media
 
     def _media_block(self, kind: str, block: Mapping[str, Any]) -> tuple[int, int]:
+        if (file := file_text(block)) is not None:
+            return self._plain(file), 0
         named = [block[key] for key in ("title", "context") if isinstance(block.get(key), str)]
         text = sum(self._plain(name) for name in named)
         if row_of(block, MESSAGES).plays != "media":  # a document with its text, or with blocks

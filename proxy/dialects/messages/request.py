@@ -93,18 +93,44 @@ class Layout(NamedTuple):
 _PLAIN = Layout()
 
 
-class MessagesRequest(Request, eq=False):
+class BlocksRequest(Request, eq=False):
+    """A request whose messages may have blocks. See ``dialects.request.Request``.
+
+    ``splits`` are the messages that several units were made from, by the identity of their first unit.
+    """
+
+    splits: dict[int, Split] = msgspec.field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        made = sum(len(unit) for part in self.splits.values() for unit in part.units if unit is not part.message)
+        return super().size + made
+
+    def release(self) -> None:
+        super().release()
+        self.splits = {}
+
+    def rewritten(
+        self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
+    ) -> bytes:
+        if units is not None and self._same(units):
+            units = None
+        return super().rewritten(units=units, model=model, max_output=max_output)
+
+    def _same(self, units: Sequence[bytes]) -> bool:
+        return len(units) == len(self.units) and all(a is b for a, b in zip(units, self.units, strict=True))
+
+
+class MessagesRequest(BlocksRequest, eq=False):
     """A request as the client sent it. See ``dialects.request.Request``.
 
     ``prefix`` are the messages up to the newest compaction block. The upstream ignores those before the block, so they
-    aren't units and stay unchanged. ``splits`` are the messages that several units were made from, by the identity of
-    their first unit.
+    aren't units and stay unchanged.
     """
 
     OVERHEAD = (*_FIELDS, "prefix")
 
     prefix: Sequence[bytes] = []
-    splits: dict[int, Split] = msgspec.field(default_factory=dict)
     continues: bool = False
     thinking: int = 0
     stated_thinking: int = 0
@@ -151,22 +177,9 @@ class MessagesRequest(Request, eq=False):
     def loads_tools(self) -> bool:
         return _DEFERRED in self.overhead[_FIELDS.index("tools")] and _REFERENCE in self.raw
 
-    @property
-    def size(self) -> int:
-        made = sum(len(unit) for part in self.splits.values() for unit in part.units if unit is not part.message)
-        return super().size + made
-
     def release(self) -> None:
         super().release()
         self.prefix = []
-        self.splits = {}
-
-    def rewritten(
-        self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
-    ) -> bytes:
-        if units is not None and self._same(units):
-            units = None
-        return super().rewritten(units=units, model=model, max_output=max_output)
 
     def _replace_units(self, fields: dict[str, msgspec.Raw], units: Sequence[bytes]) -> None:
         fields["messages"] = listed([*self.prefix, *joined(units, self.splits)])
@@ -179,9 +192,6 @@ class MessagesRequest(Request, eq=False):
         fields["max_tokens"] = encoded(most)
         if (lowered := lower_thinking(self.thinking, most)) < self.thinking:
             fields["thinking"] = encoded({**value_of(fields["thinking"]), "budget_tokens": lowered})
-
-    def _same(self, units: Sequence[bytes]) -> bool:
-        return len(units) == len(self.units) and all(a is b for a, b in zip(units, self.units, strict=True))
 
 
 parse = MessagesRequest.parse
@@ -289,12 +299,19 @@ def _message(blocks: Sequence[bytes], role: bytes = b"user") -> bytes:
 
 
 def joined(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
+    """Return the messages of units. See ``regrouped``.
+
+    A system message must come before an assistant's or last, and may not follow another one. Those that lost their
+    place move behind the next user messages, and several of them become one.
+    """
+    return _placed(regrouped(units, splits))
+
+
+def regrouped(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
     """Return the messages of units.
 
     - If all units of a message are unchanged and together, the message has its original bytes.
     - Other results in a row become one message, with the blocks that came with them at its end.
-    - A system message must come before an assistant's or last, and may not follow another one. Those that lost their
-      place move behind the next user messages, and several of them become one.
     """
     kinds = _kinds(splits)
     messages: list[bytes] = []
@@ -313,7 +330,7 @@ def joined(units: Sequence[bytes], splits: Mapping[int, Split]) -> list[bytes]:
             continue
         messages += _originals(units[index:end], splits) or [_merged(units[index:end])]
         index = end
-    return _placed(messages)
+    return messages
 
 
 def _kinds(splits: Mapping[int, Split]) -> dict[int, bool]:

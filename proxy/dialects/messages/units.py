@@ -13,6 +13,7 @@ from typing import Any
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.dialects.foreign_summaries import find_summary
+from proxy.dialects.identity import digest
 from proxy.dialects.parts import MESSAGES
 from proxy.dialects.repair import STRAY_RESULT, CallKey
 from proxy.dialects.units import (
@@ -20,13 +21,12 @@ from proxy.dialects.units import (
     MessageUnits,
     content_text,
     decode,
-    digest,
     encode,
     own_text,
     replace_field,
     string,
 )
-from proxy.dialects.walk import identities, linked, row_of
+from proxy.dialects.walk import linked, links_in, row_of
 from proxy.limits.profiles.lookup import undated
 
 Block = dict[str, Any]
@@ -72,13 +72,6 @@ class MessagesUnits(MessageUnits):
     def kind(self, unit: Message) -> Kind:
         return kind_of(unit)
 
-    def identity(self, unit: Message) -> object:
-        """Return a message without its thinking, which may be removed at any time."""
-        blocks = unit.get("content")
-        if isinstance(blocks, list) and any(type_of(block) in THINKING for block in blocks):
-            unit = {**unit, "content": [block for block in blocks if type_of(block) not in THINKING]}
-        return canonical(unit)
-
     def calls(self, unit: Message) -> tuple[Call, ...]:
         return calls_of(unit)
 
@@ -90,7 +83,8 @@ class MessagesUnits(MessageUnits):
         return content_text(blocks_of(unit), MESSAGES)
 
     def links(self, unit: Message) -> Links:
-        return links_of(unit) if unit.get("role") == "assistant" else NO_LINKS
+        known = unit.get("role") in ("user", "system", "developer")
+        return NO_LINKS if known else linked(links_in(unit, MESSAGES, whole=unit.get("role") != "assistant"))
 
     def effects(self, unit: Message) -> tuple[Effect, ...]:
         return tuple(keys for keys, _ in in_effect(unit))
@@ -112,7 +106,7 @@ class MessagesUnits(MessageUnits):
         return {id: encode({"role": "assistant", "content": content}) for id, content in calls.items()}
 
     def is_empty(self, unit: Message) -> bool:
-        return unit.get("content") in (None, "", [])
+        return unit.get("content") in (None, "", []) and not unit.get("tool_calls")
 
     def result_content(self, unit: Message) -> object:
         return canonical([block.get("content") for block in blocks_of(unit) if isinstance(block, dict)])
@@ -153,7 +147,7 @@ class MessagesUnits(MessageUnits):
     def result_key(self, turn: Turn) -> CallKey:
         return "result", turn.facts.answers or ""
 
-    def result(self, kind: str, id: str, text: str) -> bytes:
+    def result(self, kind: str, id: str, text: str, of: bytes = b"") -> bytes:
         return encode({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": text}]})
 
     def answering(self, raw: bytes, kind: str, id: str) -> bytes:
@@ -240,17 +234,6 @@ def calls_of(message: Message) -> tuple[Call, ...]:
     return tuple(Call(string(block.get("id")), string(block.get("name"))) for block in uses)
 
 
-def links_of(message: Message) -> Links:
-    """Return how an assistant's message belongs to others: calls and results of the provider, and its programs."""
-    parts = []
-    for block in blocks_of(message):
-        row = row_of(block, MESSAGES)
-        if isinstance(block, dict) and row.plays in ("hosted", "call"):
-            names, refers = identities(block)
-            parts.append(([], refers) if row.plays == "call" else (names, refers))
-    return linked(parts)
-
-
 def answers_before(message: Message) -> int:
     """Return the number of blocks at the start of an assistant's message that answer calls of an earlier message."""
     blocks = blocks_of(message) if message.get("role") == "assistant" else []
@@ -305,7 +288,7 @@ def _heading(text: str) -> str:
 def canonical(value: Any, depth: int = 0) -> Any:
     """Return a value without ``cache_control``. A string as content equals a list of one text block.
 
-    Clients move their cache breakpoints from turn to turn, so the marks aren't part of a message's identity.
+    Clients move their cache breakpoints from turn to turn.
     """
     if depth > _DEEPEST:
         return value

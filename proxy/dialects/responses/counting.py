@@ -14,7 +14,15 @@ import msgspec
 
 from proxy.dialects.counting import CALL, TOKENS_PER_SEALED_CHARACTER, Counter, FieldEvidence
 from proxy.dialects.responses.references import REFERENCE, reported_tokens
-from proxy.dialects.responses.units import ResponsesUnits, is_message, item_row, items_of, kind_of, with_content
+from proxy.dialects.responses.units import (
+    ResponsesUnits,
+    answer_of,
+    is_message,
+    item_row,
+    items_of,
+    kind_of,
+    with_content,
+)
 from proxy.dialects.units import Message, is_text_part, parts_of
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
@@ -80,20 +88,21 @@ class ResponsesCounter(Counter):
             return 0, reported_tokens(item)
         if is_message(item) or not type_:
             return self._parts(item.get("content"))
-        if kind_of(item) == "result" and "output" in item:
-            return self._output(item.get("output"))
+        if kind_of(item) == "result" and ("output" in item or item_row(item).plain):
+            return self._output(answer_of(item))
         if type_ == "image_generation_call" and isinstance(item.get("result"), str):
             image = {"type": "input_image", "image_url": item["result"]}
             return 0, self._media.tokens("input_image", image, self.text)
-        tokens = CALL if "name" in item else 0
+        tokens, media = CALL if "name" in item else 0, 0
         for name, value in item.items():
             if name == "encrypted_content" and isinstance(value, str):
                 tokens += int(len(value) * TOKENS_PER_SEALED_CHARACTER)
             elif name in ("summary", "content") and isinstance(value, list):
                 tokens += self._parts(value)[0]
             elif name not in _SILENT and value is not None:
-                tokens += self._value(value)
-        return tokens, 0
+                text, inside = self._value(value)
+                tokens, media = tokens + text, media + inside
+        return tokens, media
 
     def _output(self, output: object) -> tuple[int, int]:
         if isinstance(output, Mapping) and output.get("type") == "computer_screenshot":

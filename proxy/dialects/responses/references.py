@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from proxy.dialects.identity import digest
 from proxy.dialects.responses.units import items_of, joined, kind_of, raws_of, with_content
-from proxy.dialects.units import ByDigest, Message, decode, digest, encode
+from proxy.dialects.units import ByDigest, Message, decode, encode
 
 REFERENCE = "item_reference"
 

@@ -14,6 +14,7 @@ import msgspec
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
+from proxy.dialects.identity import meaning
 from proxy.dialects.parts import OPAQUE, RESPONSES, Part
 from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
@@ -26,11 +27,12 @@ from proxy.dialects.units import (
     encode,
     opening_of,
     own_text,
+    parts_of,
     replace_field,
     string,
     summary_in,
 )
-from proxy.dialects.walk import Change, Swap, identities, linked, rewritten, row_of, strings
+from proxy.dialects.walk import Change, Swap, identities, linked, links_in, rewritten, row_of, strings, value_at
 
 MESSAGE_KINDS: dict[object, Kind] = {
     "system": "system",
@@ -77,7 +79,9 @@ class ResponsesUnits(Units[list[Message]]):
         return items_of(raw)
 
     def kind(self, unit: list[Message]) -> Kind:
-        return kind_of(unit[0]) if unit and unit[0] else ""
+        kind = kind_of(unit[0]) if unit and unit[0] else ""
+        # A result in the form of another API isn't the user's message.
+        return "" if kind == "user" and has_results(unit[0]) else kind
 
     def role(self, unit: list[Message], kind: Kind) -> str:
         if kind in ("result", "assistant"):
@@ -127,7 +131,8 @@ class ResponsesUnits(Units[list[Message]]):
         return all(map(_is_empty, unit))
 
     def result_content(self, unit: list[Message]) -> object:
-        return unit[0].get("output")
+        found = answer_of(unit[0])
+        return meaning(unit[0], RESPONSES) if found is None else found
 
     def result_text(self, unit: list[Message]) -> str:
         return visible(unit[0])
@@ -143,8 +148,8 @@ class ResponsesUnits(Units[list[Message]]):
         return [(string(c.get("name")) or str(c["type"]), argument_text(c.get(item_row(c).arguments))) for c in calls]
 
     def with_result(self, raw: bytes, text: str) -> bytes:
-        if item_row(items_of(raw)[0]).plain:
-            return replace_field(raw, "output", text)
+        if item_row(item := items_of(raw)[0]).plain and "." not in answer_path(item):
+            return replace_field(raw, answer_path(item), text)
         return self.with_texts(raw, [text])
 
     def with_arguments(self, raw: bytes, rewrite: Rewrite) -> bytes:
@@ -163,7 +168,7 @@ class ResponsesUnits(Units[list[Message]]):
         kind = type_ if type_ == CUSTOM or type_ not in RESPONSES else FUNCTION
         return kind, turn.facts.answers or ""
 
-    def result(self, kind: str, id: str, text: str) -> bytes:
+    def result(self, kind: str, id: str, text: str, of: bytes = b"") -> bytes:
         return encode({"type": kind, "call_id": id, "output": text})
 
     def may_answer(self, raw: bytes, id: str) -> bool:
@@ -215,7 +220,10 @@ def item_row(item: Message) -> Part:
 
 def _is_usual(item: Message) -> bool:
     """Return whether an item is a message, or a function's call or output, which has no other relations."""
-    return item_row(item).alike and "caller" not in item
+    usual = item_row(item).alike and "caller" not in item
+    return usual and (
+        item.get("type") not in (None, "message") or not links_in(item, RESPONSES, whole=is_foreign(item))
+    )
 
 
 def links_of(items: Sequence[Message]) -> Links:
@@ -227,9 +235,21 @@ def links_of(items: Sequence[Message]) -> Links:
             names, refers = identities(item)
             paired = (item.get("call_id"), item.get("id"))  # by the engine
             parts.append((names, refers) if row.plays == "hosted" else ([], [id for id in refers if id not in paired]))
+        elif row.plays == "message":
+            parts += links_in(item, RESPONSES, whole=is_foreign(item))
         elif row.plays == "reference":
             unseen = unseen or not str(item.get("id")).startswith((_REASONING_ID, _MESSAGE_ID))
     return linked(parts, unseen=unseen) if parts or unseen else NO_LINKS
+
+
+def is_foreign(message: Message) -> bool:
+    """Return whether a message has a role of another API, such as ``tool``."""
+    return string(message.get("role")) not in MESSAGE_KINDS
+
+
+def has_results(message: Message) -> bool:
+    """Return whether a message has results as blocks of the Messages API."""
+    return any(isinstance(part, dict) and "tool_use_id" in part for part in parts_of(message))
 
 
 def _unbound(item: Message) -> bytes:
@@ -319,8 +339,19 @@ def is_message(item: Message) -> bool:
 def with_content(item: Message) -> Message:
     """Return an item as a message: its content or its output in ``content``. Other items have no content."""
     if kind_of(item) == "result":
-        return {"content": item.get("output")}
+        return {"content": answer_of(item)}
     return item if is_message(item) or not item.get("type") else {}
+
+
+def answer_path(item: Message) -> str:
+    """Return the path of an answer's content: the first that its row reads."""
+    row = item_row(item)
+    return row.reads[0] if row.plays == "answer" and row.reads else "output"
+
+
+def answer_of(item: Message) -> object:
+    """Return an answer's content; ``None`` if it has none."""
+    return value_at(item, answer_path(item))
 
 
 def is_client_call(item: Message) -> bool:
@@ -372,7 +403,7 @@ def visible(item: Message) -> str:
     row = item_row(item)
     if row.plays == "message":
         return content_text(item.get("content"), RESPONSES)
-    if row.plays == "answer" and isinstance(output := item.get("output"), str | list):
+    if row.plays == "answer" and isinstance(output := answer_of(item), str | list):
         return content_text(output, RESPONSES)
     texts: dict[str, str] = {}
     for name, text in strings(item, RESPONSES, row):
@@ -386,7 +417,7 @@ def visible(item: Message) -> str:
 def _is_empty(item: Message) -> bool:
     """Return whether an item has nothing without the items after it, such as lone reasoning."""
     if is_message(item):
-        return item.get("content") in (None, "", [])
+        return item.get("content") in (None, "", []) and not item.get("tool_calls")
     return item.get("type") == "reasoning"
 
 

@@ -8,7 +8,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.units import PIECE, ByDigest, digest
+from proxy.dialects.identity import digest
+from proxy.dialects.units import PIECE, ByDigest
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20) | st.text(st.characters(max_codepoint=127))
 

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from proxy.compaction.turn import Call
 from proxy.dialects.chat.units import calls_of, text_of
-from proxy.dialects.units import DEEPEST, decode, digest, encode, replace_field
+from proxy.dialects.identity import DEEPEST, digest, meaning
+from proxy.dialects.parts import CHAT
+from proxy.dialects.units import decode, encode, replace_field
 from tests.kit.conversations import FORMAT, IMAGE, assistant, call, result
 
 TEXT = {"type": "text", "text": "one"}
@@ -116,7 +118,7 @@ json_values = st.recursive(
 def test_every_reader_takes_any_json(message: dict[str, Any]) -> None:
     raw = json.dumps(message).encode()
     facts = FORMAT.read(raw)
-    assert facts.digest == digest(json.loads(raw))
+    assert facts.digest == digest(meaning(json.loads(raw), CHAT))
     texts = [text_of(decode(raw)), *(part for pair in FORMAT.arguments(raw) for part in pair)]
     assert all(isinstance(text, str) for text in texts)
     assert decode(replace_field(raw, "content", "x")) == {**decode(raw), "content": "x"}
