@@ -102,7 +102,7 @@ def assemble_plan(
     cut = max(checkpoints, default=0)
     first = starts[cut]
     places = [g for g in (*checkpoints, pending) if g is not None]
-    current = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.keeps_user_message(g)}
+    current = {starts[g]: sizes.newest_user_index[g] for g in places if sizes.keeps_user_message(g)}
     retained = _retained(sizes, cut)
     clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first or i in retained}
     held = [i for i in retained if body[i].facts.kind == "system" and i not in pinned]
@@ -143,15 +143,6 @@ def _omitted(sizes: Sizes, cut: int, body: Sequence[Turn]) -> tuple[int, ...]:
     last = {body[index].facts.digest: index for index in system}
     staying = {body[index].facts.digest for index in _retained(sizes, cut)} if last else set()
     return tuple(sorted(index for digest, index in last.items() if digest not in staying))
-
-
-def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) -> int:
-    """Return the newest user message before a position. Skip pinned messages and other tools' summaries."""
-    for index in range(position - 1, -1, -1):
-        facts = body[index].facts
-        if facts.kind == "user" and not facts.foreign and index not in pinned:
-            return index
-    raise ValueError(f"no user message before position {position}")
 
 
 _LIGHTENING = (media.NAME, evict_results.NAME, truncate_args.NAME)

@@ -113,7 +113,8 @@ class Sizes:
     - ``segments``: the segment of each message.
     - ``cuts``: the first segment of each group, and the number of segments.
     - ``users``: the user's messages as a summary message quotes them.
-    - ``newest_user``: the last of them; ``newest_media``: the tokens of its media parts.
+    - ``newest_user``: the one that the assistant works on; ``newest_media``: the tokens of its media parts.
+    - ``newest_user_index``: the index of ``newest_user``; -1 if there is none.
     - ``newest_user_place``: the segment of the last user message; -1 if there is none.
     - ``retained``: the messages that are kept with a summary: system messages, and groups with a pinned message.
     - ``planned``: whether one of them has a plan.
@@ -141,6 +142,7 @@ class Sizes:
         self.total = [0]
         self.users = [0]
         self.newest_user = [0]
+        self.newest_user_index = [-1]
         self.newest_media = [0]
         self.newest_user_place = [-1]
         self.planned = [False]
@@ -200,7 +202,7 @@ class Sizes:
             tokens -= saved
         self.clipped.append(self.clipped[-1] + saved)
         users = 0
-        newest, newest_media = self.newest_user[-1], self.newest_media[-1]
+        newest, newest_media, index = self.newest_user[-1], self.newest_media[-1], self.newest_user_index[-1]
         first = body[start].facts
         if pinned or (first.kind == "system" and not first.effects):
             self.retained.add(segment, body[start:end], tokens, pinned=pinned)
@@ -208,11 +210,14 @@ class Sizes:
             self.retained.skip()
         if first.kind == "user" and not pinned:
             users = first.text_tokens + keeps.USER_FRAME_TOKENS + (keeps.LABEL_TOKENS if first.media else 0)
-            if not first.foreign:
-                newest, newest_media = users, first.apart
+            if users < newest and _is_beside_results(body, start):
+                self._asks[segment] = False
+            elif not first.foreign:
+                newest, newest_media, index = users, first.apart, start
         self.total.append(self.total[-1] + tokens)
         self.users.append(self.users[-1] + users)
         self.newest_user.append(newest)
+        self.newest_user_index.append(index)
         self.newest_media.append(newest_media)
         self.newest_user_place.append(segment if first.kind == "user" else self.newest_user_place[-1])
         self.planned.append(self.planned[-1] or is_plan(first, self._plan_tools))
@@ -265,6 +270,13 @@ def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> 
         if level >= below:
             break
     return {i: level + body[i].facts.apart for i in results if body[i].facts.text_tokens > level}
+
+
+def _is_beside_results(body: Sequence[Turn], index: int) -> bool:
+    """Return whether a user's message comes right after results. The assistant still works on an older one."""
+    while index > 0 and body[index - 1].facts.kind == "":
+        index -= 1
+    return index > 0 and body[index - 1].facts.kind == "result"
 
 
 class Projection:
@@ -337,11 +349,7 @@ class Projection:
         kept = kept_sizes(body, sizes.clips)
         groups = list(zip(sizes.starts, sizes.ends, strict=True))
         retained = sizes.retained.totals([sum(kept[start:end]) for start, end in groups])
-        newest = [0]
-        for start, end in groups:
-            first = body[start].facts
-            own = first.kind == "user" and not first.foreign and pinned.isdisjoint(range(start, end))
-            newest.append(kept[start] if own else newest[-1])
+        newest = [kept[index] if index >= 0 else 0 for index in sizes.newest_user_index]
 
         def replacement(cut: int) -> int:
             if cut == 0:

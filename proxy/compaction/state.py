@@ -7,10 +7,12 @@ live at a cut depends on the messages before it alone.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
@@ -18,7 +20,10 @@ from proxy.compaction.stages.evict_results import common_level, shortened
 from proxy.compaction.turn import Effect, Facts, Turn
 
 NOTE = "note "
-"""The start of the keys of reminders. Only those with a heading in the first user message stand."""
+"""The start of the keys of reminders."""
+
+COUNTER = NOTE + "counter "
+"""The start of the keys of reminders that only count something. They stand in the first message of the user alone."""
 
 _MARKER = "\n[The compaction proxy left out {tokens} tokens of this note here.]\n"
 _UNLOADED = (
@@ -26,6 +31,16 @@ _UNLOADED = (
     "you call it.]"
 )
 _NAMED = 20
+
+_HEADING = 300
+"""Characters of a reminder that show its subject."""
+
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_USUAL = frozenset(
+    "system reminder the following are now available via for use with you your have has had been not and can use used "
+    "longer this that will wa were from when user instruction".split()
+)
+"""Words in reminders about anything, without the plural's ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +67,15 @@ NOTHING = Live()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A part that puts something into effect: the index of its message, its number there, and its units."""
+    """A part that puts something into effect: the index of its message, and its units.
+
+    ``first`` means that it's in the first message of the user.
+    """
 
     index: int
     keys: Effect
     units: tuple[tuple[int, Turn], ...]
+    first: bool = False
 
     @property
     def is_note(self) -> bool:
@@ -89,12 +108,13 @@ def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, form
     state = State()
     if not any(turn.facts.effects for turn in body):
         return state
-    standing = _standing(body)
+    first = next((index for index, turn in enumerate(body) if turn.facts.kind != "system"), 0)
     newest: dict[str, _Part] = {}
     parts = _Parts(body, format)
     for group, (start, end) in enumerate(zip(starts, [*starts[1:], len(body)], strict=True)):
         found = [part for index in range(start, end) for part in parts.of(start, index)]
-        found = [part for part in found if not part.is_note or part.keys[0] in standing]
+        found = [replace(part, first=part.index == first) for part in found]
+        found = [part for part in found if part.first or not part.keys[0].startswith(COUNTER)]
         for part in found:
             for key in part.keys:
                 newest.pop(key, None)
@@ -104,12 +124,6 @@ def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, form
         if found:
             state.add(group + 1, _fitted(list(dict.fromkeys(newest.values())), most, format))
     return state
-
-
-def _standing(body: Sequence[Turn]) -> set[str]:
-    """Return the keys of the reminders in the first message of the user, which its client may send once only."""
-    first = next((turn.facts for turn in body if turn.facts.kind != "system"), None)
-    return {key for keys in first.effects for key in keys if key.startswith(NOTE)} if first is not None else set()
 
 
 class _Parts:
@@ -149,23 +163,55 @@ class _Parts:
 
 
 def _fitted(parts: Sequence[_Part], most: int | None, format: Format) -> Live:
-    """Return the parts that fit, oldest first. Reminders shrink to one common size. Of the others, the newest stay."""
+    """Return the parts that fit, oldest first.
+
+    Reminders of the first message shrink to one common size. Later ones stay whole or go, and so do their older
+    counterparts. Of the other parts, the newest stay.
+    """
     ordered = sorted(parts, key=lambda part: part.index)
     if most is None or sum([part.tokens for part in ordered]) <= most:
         return Live(tuple([unit for part in ordered for unit in part.units]))
-    notes = [part.tokens for part in ordered if part.is_note]
-    room = max(most - sum([part.tokens for part in ordered if not part.is_note]), int(most * keeps.NOTES_PART))
-    level = common_level(notes, room)
-    left = most - min(sum(notes), room)
+    others = sum([part.tokens for part in ordered if not part.is_note])
+    notes = max(most - others, int(most * keeps.NOTES_PART))
+    later = _whole([part for part in ordered if part.is_note], int(notes * keeps.LATER_NOTES_PART), format)
+    ordered = [part for part in ordered if not part.is_note or part in later]
+    firsts = [part.tokens for part in ordered if part.is_note and part.first]
+    taken = sum([part.tokens for part in ordered if part.is_note and not part.first])
+    level = common_level(firsts, notes - taken)
+    left = most - taken - min(sum(firsts), notes - taken)
     kept: dict[_Part, tuple[tuple[int, Turn], ...]] = {}
     for part in reversed(ordered):
         if part.is_note:
-            kept[part] = tuple([(index, _cut(turn, level, format)) for index, turn in part.units])
+            cut = [(index, _cut(turn, level, format)) for index, turn in part.units]
+            kept[part] = tuple(cut) if part.first else part.units
         elif part.tokens <= left:
             kept[part] = part.units
             left -= part.tokens
     gone = [key for part in ordered if part not in kept for key in part.keys if not key.startswith(NOTE)]
     return Live(tuple([unit for part in ordered for unit in kept.get(part, ())]), tuple(dict.fromkeys(gone)))
+
+
+def _whole(notes: Sequence[_Part], room: int, format: Format) -> set[_Part]:
+    """Return the reminders that stay: those of the first message, and the newest of the others.
+
+    A reminder may end an older one, so if it goes, those about the same subject go, too.
+    """
+    kept: set[_Part] = set()
+    gone: set[str] = set()
+    for part in reversed(notes):
+        subject = _subject(part, format)
+        if gone.isdisjoint(subject) and (part.first or part.tokens <= room):
+            kept.add(part)
+            room -= 0 if part.first else part.tokens
+        else:
+            gone |= subject
+    return kept
+
+
+def _subject(part: _Part, format: Format) -> set[str]:
+    """Return pairs of words at the start of a reminder, such as ``plan mode``, without words of any sentence."""
+    words = [word.rstrip("s") for word in _WORD.findall(format.text(part.units[-1][1].raw)[:_HEADING].lower())]
+    return {f"{a} {b}" for a, b in pairwise(words) if a not in _USUAL and b not in _USUAL}
 
 
 def _cut(turn: Turn, level: int, format: Format) -> Turn:

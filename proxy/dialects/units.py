@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import secrets
 from abc import abstractmethod
 from collections import Counter
@@ -18,6 +19,7 @@ import xxhash
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
 from proxy.compaction.render import OutgoingMessage
+from proxy.compaction.state import COUNTER, NOTE
 from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Call, Effect, Facts, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
@@ -37,6 +39,10 @@ MOST_RESULTS = 20_000
 """Results in a cache. A full cache is emptied. A result and its digest take up to a few hundred bytes."""
 
 _NESTED, _TEXT = frozenset({dict, list}), frozenset({str})
+
+_NOTE_START, _NOTE_END = "<system-reminder>", "</system-reminder>"
+_ELEMENT = re.compile(r"<([\w-]{1,40})>[^<>]*</\1>")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 PIECE = 65_536
 """Bytes of a large unit."""
@@ -474,6 +480,11 @@ class MessageUnits(Units[Message]):
         return opening_of(unit.get("content"), self.TABLE)
 
 
+def is_note_text(text: str) -> bool:
+    """Return whether a text is a reminder as a whole."""
+    return text.lstrip().startswith(_NOTE_START) and text.rstrip().endswith(_NOTE_END)
+
+
 def string(value: object) -> str:
     """Return a string unchanged; an empty one for other values."""
     return value if isinstance(value, str) else ""
@@ -528,10 +539,41 @@ def own_text(content: object, table: Table) -> tuple[str, str]:
     return "\n".join(filter(None, said)), f"[{', '.join(kinds)}: no longer shown]" if kinds else ""
 
 
+def notes_in(text: object) -> list[str]:
+    """Return the reminders that a text ends with, oldest first. Agents add them to messages and to results."""
+    notes: list[str] = []
+    rest = text.rstrip() if isinstance(text, str) else ""
+    while rest.endswith(_NOTE_END) and (start := rest.rfind(_NOTE_START)) >= 0:
+        if start and rest[start - 1] != "\n":
+            break
+        notes.append(rest[start:])
+        rest = rest[:start].rstrip()
+    return notes[::-1]
+
+
+def texts_noted(message: Message, table: Table) -> list[str]:
+    """Return the reminders in the texts of a message's content, in order."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    texts = [content] if isinstance(content, str) else [part["text"] for part in parts if is_text(part, table)]
+    return [note for text in texts for note in notes_in(text)]
+
+
+def note_key(note: str) -> str:
+    """Return the key of a reminder. One line that is an element or mostly numbers counts something."""
+    inside = _DATE.sub("", note.replace(_NOTE_START, "").replace(_NOTE_END, "").strip())
+    counts = "\n" not in inside and (_ELEMENT.fullmatch(inside) or 10 * sum(map(str.isdigit, inside)) > len(inside))
+    return (COUNTER if counts else NOTE) + digest(" ".join(note.split())).hex()[:16]
+
+
 def opening_of(content: object, table: Table) -> str:
-    """Return a digest of how a user's texts begin; empty if there is anything else. Stored facts have no content."""
+    """Return a digest of how a user's texts begin; empty if there is anything else. Stored facts have no content.
+
+    Reminders don't count.
+    """
     given = [{"type": "text", "text": content}] if isinstance(content, str) else content
     parts = given if isinstance(given, list) else []
+    parts = [part for part in parts if not (is_text(part, table) and is_note_text(part["text"]))]
     texts = [part["text"][:OPENING] for part in parts if is_text(part, table)]
     if not any(texts) or len(texts) < len(parts):
         return ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import Call, Facts, Kind, Turn
+from proxy.compaction.turn import Call, Effect, Facts, Kind, Turn
 from proxy.dialects.chat.alternation import alternating
 from proxy.dialects.parts import CHAT
 from proxy.dialects.repair import CallKey
@@ -23,10 +23,12 @@ from proxy.dialects.units import (
     content_text,
     decode,
     encode,
+    note_key,
     own_text,
     replace_field,
     string,
     summary_in,
+    texts_noted,
 )
 
 KINDS: dict[str, Kind] = {
@@ -83,6 +85,19 @@ class ChatUnits(MessageUnits):
 
     def visible_text(self, unit: Message) -> str:
         return text_of(unit)
+
+    def effects(self, unit: Message) -> tuple[Effect, ...]:
+        return tuple((note_key(note),) for note in _notes_of(unit))
+
+    def in_effect(self, raw: bytes) -> list[bytes]:
+        unit = decode(raw)
+        return [encode({**unit, "content": note}) for note in _notes_of(unit)]
+
+    def single_calls(self, raw: bytes) -> dict[str, bytes]:
+        unit = decode(raw)
+        kept = _unsealed({name: value for name, value in unit.items() if name not in _SEALED})
+        calls = [call for call in _list(kept.get("tool_calls")) if isinstance(call, dict)]
+        return {string(call.get("id")): encode({**kept, "content": "", "tool_calls": [call]}) for call in calls}
 
     def is_empty(self, unit: Message) -> bool:
         return unit.get("content") in (None, "", []) and not any(unit.get(key) for key in _INSTEAD_OF_CONTENT)
@@ -176,6 +191,11 @@ class ChatUnits(MessageUnits):
 
     def _counter(self, facts: Facts | None) -> MessageCounter:
         return self._parallel if facts is not None and facts.parallel else self._count
+
+
+def _notes_of(message: Message) -> list[str]:
+    """Return the reminders in a user's message or a tool's result."""
+    return texts_noted(message, CHAT) if message.get("role") in ("user", "tool") else []
 
 
 def text_of(message: Message) -> str:

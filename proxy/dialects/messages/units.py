@@ -20,8 +20,9 @@ from proxy.dialects.units import (
     MessageUnits,
     content_text,
     decode,
-    digest,
     encode,
+    note_key,
+    notes_in,
     own_text,
     replace_field,
     string,
@@ -36,9 +37,6 @@ THINKING = frozenset({"thinking", "redacted_thinking"})
 
 _REMINDER = re.compile(r"\s*<system-reminder>(.*)</system-reminder>\s*\Z", re.DOTALL)
 """Text that Claude Code adds to the user's messages."""
-
-_HEADING = 80
-"""Characters of a reminder's first line that name it."""
 
 _DEEPEST = 6
 
@@ -267,15 +265,20 @@ def in_effect(message: Message) -> Iterator[tuple[Effect, list[Any]]]:
     calls: dict[object, Any] = {}
     for block in blocks_of(message):
         if is_reminder(block):
-            yield (f"note {digest(_heading(block['text'])).hex()[:16]}",), [block]
+            yield (note_key(block["text"]),), [block]
             continue
+        for note in notes_in(text_in(block)) if message.get("role") == "user" else ():
+            yield (note_key(note),), [{"type": "text", "text": note}]
         row = row_of(block, MESSAGES)
         if row.arguments:
             calls[block.get("id")] = block
         elif row.effect == "changes":
             yield _changed(block), [block]
-        elif row.plays == "answer" and isinstance(block.get("content"), list):
-            refers = [part for part in block["content"] if row_of(part, MESSAGES).effect == "loads"]
+        elif row.plays == "answer":
+            parts = nested(block)
+            for note in [note for part in parts for note in notes_in(text_in(part))]:
+                yield (note_key(note),), [{**block, "content": [{"type": "text", "text": note}]}]
+            refers = [part for part in parts if row_of(part, MESSAGES).effect == "loads"]
             if refers:
                 yield tuple(f"tool {part.get('tool_name')}" for part in refers), [{**block, "content": refers}]
         elif row.effect == "loads" and (call := calls.get(block.get("tool_use_id"))) is not None:
@@ -295,11 +298,6 @@ def _changed(block: Block) -> Effect:
     server = named.get("server_name") or named.get("mcp_server_name")
     name = "/".join(str(part) for part in (server, named.get("name")) if part)
     return (f"tool {name}", f"definition {name}") if named is defined else (f"tool {name}",)
-
-
-def _heading(text: str) -> str:
-    inside = _REMINDER.match(text)
-    return (inside[1] if inside else text).strip().partition("\n")[0][:_HEADING]
 
 
 def canonical(value: Any, depth: int = 0) -> Any:

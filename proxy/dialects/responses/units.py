@@ -24,11 +24,13 @@ from proxy.dialects.units import (
     content_text,
     decode,
     encode,
+    note_key,
     opening_of,
     own_text,
     replace_field,
     string,
     summary_in,
+    texts_noted,
 )
 from proxy.dialects.walk import Change, Swap, identities, linked, rewritten, row_of, strings
 
@@ -95,7 +97,7 @@ class ResponsesUnits(Units[list[Message]]):
         return NO_LINKS if all(map(_is_usual, unit)) else links_of(unit)
 
     def effects(self, unit: list[Message]) -> tuple[Effect, ...]:
-        return () if all(map(_is_usual, unit)) else tuple(keys for keys, _ in in_effect(unit))
+        return tuple(keys for keys, _ in in_effect(unit))
 
     def in_effect(self, raw: bytes) -> list[bytes]:
         return [joined(list(map(_unbound, items))) for _, items in in_effect(items_of(raw))]
@@ -190,14 +192,17 @@ class ResponsesUnits(Units[list[Message]]):
 
 def kind_of(item: Message) -> Kind:
     """Return the part that an item plays; empty if it's unknown."""
-    return kind_by(item.get("type"), item.get("role"), item.get("call_id"), item.get("execution"))
+    fields = (item.get(name) for name in ("type", "role", "call_id", "execution", "name"))
+    return kind_by(*fields)
 
 
-def kind_by(type_: object, role: object, call_id: object, execution: object) -> Kind:
-    """Return the kind of an item with these fields."""
+def kind_by(type_: object, role: object, call_id: object, execution: object, name: object = None) -> Kind:
+    """Return the kind of an item with these fields. An output with a name in place of a call is a program's note."""
     if type_ is None or type_ == "message":
         return MESSAGE_KINDS.get(role, "") if isinstance(role, str) else ""
     if not isinstance(type_, str):
+        return ""
+    if isinstance(name, str) and call_id is None and type_.endswith("_output"):
         return ""
     row = row_of({"type": type_, "execution": execution}, RESPONSES)
     if row is OPAQUE:
@@ -240,8 +245,13 @@ def in_effect(items: Sequence[Message]) -> Iterator[tuple[Effect, list[Message]]
     """Yield the keys of what items put into effect, with the items that do so."""
     calls: dict[object, Message] = {}
     for item in items:
-        row = item_row(item)
-        if row.answer:
+        row, kind = item_row(item), kind_of(item)
+        for note in texts_noted(with_content(item), RESPONSES) if kind in ("user", "result") else ():
+            parts = [{"type": "input_text", "text": note}]
+            yield (note_key(note),), [{**item, "content" if kind == "user" else "output": parts}]
+        if not kind and "output" in item:
+            yield (f"output {item.get('namespace')}.{item.get('name')}",), [item]
+        elif row.answer:
             calls[row.answer] = item
         elif row.effect == "sets":
             keys = [f"configuration {name}" for name in item if name in (row.reads or ())]
