@@ -82,7 +82,7 @@ def render(
     """Return the messages under a plan. ``summary`` replaces the body up to ``plan.cut``.
 
     The kept messages from before the cut follow the summary, in order. They are the newest system messages and
-    exchanges with a pinned message. The newest user message is kept too if later messages still work on it.
+    exchanges with a pinned message. The user messages that later messages still work on are kept, too.
 
     Raise ``ValueError`` if the plan has a cut but ``summary`` is ``None``.
     """
@@ -156,8 +156,7 @@ def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:
 
 def before_cut(plan: Plan) -> list[int]:
     """Return the indexes of the kept messages from before the cut, in order."""
-    current = plan.current_user_message.get(plan.cut) if plan.cut else None
-    return sorted({*plan.retained, *([] if current is None else [current])})
+    return sorted({*plan.retained, *plan.current_user_message.get(plan.cut, ())})
 
 
 def clip_marker(turn: Turn, rules: Rules) -> str:

@@ -16,14 +16,9 @@ from itertools import pairwise
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
+from proxy.compaction.reminders import COUNTER, NOTE
 from proxy.compaction.stages.evict_results import common_level, shortened
 from proxy.compaction.turn import Effect, Facts, Turn
-
-NOTE = "note "
-"""The start of the keys of reminders."""
-
-COUNTER = NOTE + "counter "
-"""The start of the keys of reminders that only count something. They stand in the first message of the user alone."""
 
 _MARKER = "\n[The compaction proxy left out {tokens} tokens of this note here.]\n"
 _UNLOADED = (
@@ -36,9 +31,9 @@ _HEADING = 300
 """Characters of a reminder that show its subject."""
 
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_USUAL = frozenset(
-    "system reminder the following are now available via for use with you your have has had been not and can use used "
-    "longer this that will wa were from when user instruction".split()
+_USUAL = re.compile(
+    "system|reminder|the|following|are|now|available|via|for|use|with|you|your|have|has|had|been|not|and|can|used|longer|"
+    "this|that|will|wa|were|from|when|user|instruction"
 )
 """Words in reminders about anything, without the plural's ending."""
 
@@ -143,7 +138,7 @@ class _Parts:
         for number, keys in enumerate(facts.effects if facts.answers is None or place >= start else ()):
             units = [(index, self._reduced(index, ("effect", number)))]
             if facts.answers is not None:
-                units.insert(0, (place, self._reduced(place, ("call", facts.answers))))
+                units.insert(0, (index, self._reduced(place, ("call", facts.answers))))
             parts.append(_Part(index, keys, tuple(units)))
         self._called.update((call.id, index) for call in facts.calls)
         return parts
@@ -163,55 +158,49 @@ class _Parts:
 
 
 def _fitted(parts: Sequence[_Part], most: int | None, format: Format) -> Live:
-    """Return the parts that fit, oldest first.
-
-    Reminders of the first message shrink to one common size. Later ones stay whole or go, and so do their older
-    counterparts. Of the other parts, the newest stay.
-    """
+    """Return the parts that fit, oldest first. Reminders shrink to one common size. Of the others, the newest stay."""
     ordered = sorted(parts, key=lambda part: part.index)
     if most is None or sum([part.tokens for part in ordered]) <= most:
         return Live(tuple([unit for part in ordered for unit in part.units]))
-    others = sum([part.tokens for part in ordered if not part.is_note])
-    notes = max(most - others, int(most * keeps.NOTES_PART))
-    later = _whole([part for part in ordered if part.is_note], int(notes * keeps.LATER_NOTES_PART), format)
-    ordered = [part for part in ordered if not part.is_note or part in later]
-    firsts = [part.tokens for part in ordered if part.is_note and part.first]
-    taken = sum([part.tokens for part in ordered if part.is_note and not part.first])
-    level = common_level(firsts, notes - taken)
-    left = most - taken - min(sum(firsts), notes - taken)
+    room = max(most - sum([part.tokens for part in ordered if not part.is_note]), int(most * keeps.NOTES_PART))
+    staying = _staying([part for part in ordered if part.is_note], room, format)
+    notes = [part.tokens for part in staying]
+    level = common_level(notes, room)
+    left = most - min(sum(notes), room)
     kept: dict[_Part, tuple[tuple[int, Turn], ...]] = {}
     for part in reversed(ordered):
-        if part.is_note:
-            cut = [(index, _cut(turn, level, format)) for index, turn in part.units]
-            kept[part] = tuple(cut) if part.first else part.units
-        elif part.tokens <= left:
+        if part in staying:
+            kept[part] = tuple([(index, _cut(turn, level, format)) for index, turn in part.units])
+        elif not part.is_note and part.tokens <= left:
             kept[part] = part.units
             left -= part.tokens
     gone = [key for part in ordered if part not in kept for key in part.keys if not key.startswith(NOTE)]
     return Live(tuple([unit for part in ordered for unit in kept.get(part, ())]), tuple(dict.fromkeys(gone)))
 
 
-def _whole(notes: Sequence[_Part], room: int, format: Format) -> set[_Part]:
-    """Return the reminders that stay: those of the first message, and the newest of the others.
+def _staying(notes: Sequence[_Part], room: int, format: Format) -> set[_Part]:
+    """Return the reminders that stay: the newest, and those of the first message, if at least a little of each fits.
 
     A reminder may end an older one, so if it goes, those about the same subject go, too.
     """
     kept: set[_Part] = set()
     gone: set[str] = set()
+    left = room - sum([min(part.tokens, keeps.LEAST_NOTE) for part in notes if part.first])
     for part in reversed(notes):
-        subject = _subject(part, format)
-        if gone.isdisjoint(subject) and (part.first or part.tokens <= room):
+        subject, cost = _subject(part, format), 0 if part.first else min(part.tokens, keeps.LEAST_NOTE)
+        if cost <= left and gone.isdisjoint(subject):
             kept.add(part)
-            room -= 0 if part.first else part.tokens
+            left -= cost
         else:
             gone |= subject
+            left = min(left, 0)
     return kept
 
 
 def _subject(part: _Part, format: Format) -> set[str]:
     """Return pairs of words at the start of a reminder, such as ``plan mode``, without words of any sentence."""
     words = [word.rstrip("s") for word in _WORD.findall(format.text(part.units[-1][1].raw)[:_HEADING].lower())]
-    return {f"{a} {b}" for a, b in pairwise(words) if a not in _USUAL and b not in _USUAL}
+    return {f"{a} {b}" for a, b in pairwise(words) if not _USUAL.fullmatch(a) and not _USUAL.fullmatch(b)}
 
 
 def _cut(turn: Turn, level: int, format: Format) -> Turn:

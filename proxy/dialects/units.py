@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 import secrets
 from abc import abstractmethod
 from collections import Counter
@@ -18,8 +17,8 @@ import xxhash
 
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
+from proxy.compaction.reminders import sparing, split_notes
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.state import COUNTER, NOTE
 from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Call, Effect, Facts, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
@@ -39,10 +38,6 @@ MOST_RESULTS = 20_000
 """Results in a cache. A full cache is emptied. A result and its digest take up to a few hundred bytes."""
 
 _NESTED, _TEXT = frozenset({dict, list}), frozenset({str})
-
-_NOTE_START, _NOTE_END = "<system-reminder>", "</system-reminder>"
-_ELEMENT = re.compile(r"<([\w-]{1,40})>[^<>]*</\1>")
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 
 PIECE = 65_536
 """Bytes of a large unit."""
@@ -392,7 +387,8 @@ class Units(Format, Generic[Unit]):
             found.append(text)
             return text
 
-        self.walked(self.decoded(raw), keep, None)
+        unit = self.decoded(raw)
+        self.walked(unit, self._sparing(unit, keep), None)
         return found
 
     def with_texts(self, raw: bytes, texts: Sequence[str]) -> bytes:
@@ -414,8 +410,11 @@ class Units(Format, Generic[Unit]):
 
     def _mapped(self, raw: bytes, change: Change | None, swap: Swap | None) -> bytes:
         unit = self.decoded(raw)
-        new = self.walked(unit, change, swap)
+        new = self.walked(unit, self._sparing(unit, change), swap)
         return raw if new is unit else self.written(raw, unit, new)
+
+    def _sparing(self, unit: Unit, change: Change | None) -> Change | None:
+        return sparing(change) if change is not None and self.kind(unit) == "result" else change
 
     def _unless_media(self, part: Any) -> Any:
         return None if is_media(part, self.TABLE) else part
@@ -480,11 +479,6 @@ class MessageUnits(Units[Message]):
         return opening_of(unit.get("content"), self.TABLE)
 
 
-def is_note_text(text: str) -> bool:
-    """Return whether a text is a reminder as a whole."""
-    return text.lstrip().startswith(_NOTE_START) and text.rstrip().endswith(_NOTE_END)
-
-
 def string(value: object) -> str:
     """Return a string unchanged; an empty one for other values."""
     return value if isinstance(value, str) else ""
@@ -525,12 +519,12 @@ def content_text(content: object, table: Table) -> str:
 def own_text(content: object, table: Table) -> tuple[str, str]:
     """Return the text that a user wrote, and a label for what was attached, such as ``[3 × image: no longer shown]``.
 
-    The label names at most four kinds of parts, so its length is bounded.
+    Reminders of a program aren't the user's. The label names at most four kinds of parts, so its length is bounded.
     """
     if isinstance(content, str):
-        return content, ""
+        return without_notes(content), ""
     parts = content if isinstance(content, list) else []
-    said = [part_text(part, table) for part in parts if isinstance(part, str) or is_text(part, table)]
+    said = [without_notes(part_text(part, table)) for part in parts if isinstance(part, str) or is_text(part, table)]
     attached = [part for part in parts if isinstance(part, dict) and not is_text(part, table)]
     counts = Counter(label_of(part)[:20] for part in attached)
     kinds = [f"{number} × {kind}" if number > 1 else kind for kind, number in counts.most_common(4)]
@@ -539,31 +533,10 @@ def own_text(content: object, table: Table) -> tuple[str, str]:
     return "\n".join(filter(None, said)), f"[{', '.join(kinds)}: no longer shown]" if kinds else ""
 
 
-def notes_in(text: object) -> list[str]:
-    """Return the reminders that a text ends with, oldest first. Agents add them to messages and to results."""
-    notes: list[str] = []
-    rest = text.rstrip() if isinstance(text, str) else ""
-    while rest.endswith(_NOTE_END) and (start := rest.rfind(_NOTE_START)) >= 0:
-        if start and rest[start - 1] != "\n":
-            break
-        notes.append(rest[start:])
-        rest = rest[:start].rstrip()
-    return notes[::-1]
-
-
-def texts_noted(message: Message, table: Table) -> list[str]:
-    """Return the reminders in the texts of a message's content, in order."""
-    content = message.get("content")
-    parts = content if isinstance(content, list) else []
-    texts = [content] if isinstance(content, str) else [part["text"] for part in parts if is_text(part, table)]
-    return [note for text in texts for note in notes_in(text)]
-
-
-def note_key(note: str) -> str:
-    """Return the key of a reminder. One line that is an element or mostly numbers counts something."""
-    inside = _DATE.sub("", note.replace(_NOTE_START, "").replace(_NOTE_END, "").strip())
-    counts = "\n" not in inside and (_ELEMENT.fullmatch(inside) or 10 * sum(map(str.isdigit, inside)) > len(inside))
-    return (COUNTER if counts else NOTE) + digest(" ".join(note.split())).hex()[:16]
+def without_notes(text: str) -> str:
+    """Return a text without the reminders at its ends; the same string if there are none."""
+    notes, rest = split_notes(text)
+    return rest if notes else text
 
 
 def opening_of(content: object, table: Table) -> str:
@@ -573,11 +546,10 @@ def opening_of(content: object, table: Table) -> str:
     """
     given = [{"type": "text", "text": content}] if isinstance(content, str) else content
     parts = given if isinstance(given, list) else []
-    parts = [part for part in parts if not (is_text(part, table) and is_note_text(part["text"]))]
-    texts = [part["text"][:OPENING] for part in parts if is_text(part, table)]
+    texts = [without_notes(part["text"])[:OPENING] for part in parts if is_text(part, table)]
     if not any(texts) or len(texts) < len(parts):
         return ""
-    begins = "\0".join(texts)
+    begins = "\0".join(filter(None, texts))
     digest = hashlib.sha256(begins.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return digest if len(begins) >= OPENING else digest + SHORT
 

@@ -7,6 +7,7 @@ import binascii
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from proxy.compaction.reminders import split_notes
 from proxy.compaction.turn import NO_LINKS, Links
 from proxy.dialects.parts import OPAQUE, SILENT, Part, Table
 from proxy.tokens.media import MEDIA_LABELS
@@ -144,6 +145,23 @@ def is_text(part: object, table: Table) -> bool:
 def is_media(part: object, table: Table) -> bool:
     """Return whether a part is an image, audio, video, or a file without readable text."""
     return row_of(part, table).plays == "media"
+
+
+def notes_of(content: object, table: Table, *, elements: bool = False) -> list[str]:
+    """Return the reminders in the texts of a content, in order. See ``split_notes``."""
+    return [note for text in _own_texts(content, table) for note in split_notes(text, elements=elements)[0]]
+
+
+def is_noted(content: object, table: Table) -> bool:
+    """Return whether a content has nothing but reminders."""
+    texts = _own_texts(content, table)
+    whole = isinstance(content, str) or (isinstance(content, list) and len(texts) == len(content))
+    return whole and bool(texts) and all(notes and not rest for notes, rest in map(split_notes, texts))
+
+
+def _own_texts(content: object, table: Table) -> list[str]:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [part["text"] for part in parts if is_text(part, table)] if isinstance(parts, list) else []
 
 
 def part_text(part: object, table: Table) -> str:

@@ -142,7 +142,7 @@ class Explanation:
 PROMPT_VERSION = "14"
 """A part of every summary's key. Raise it when ``keeps``, a prompt's wording, or the summary message changes."""
 
-PROMPT_DIGEST = "14:a30bf6fa410647ec"
+PROMPT_DIGEST = "14:858fa81fd59b11bc"
 """The version, and the digest of its numbers and forms, which a test compares."""
 
 
@@ -331,7 +331,7 @@ class CompactionJob:
             if notes:
                 chain.update(b"".join([b"notes", *notes]))
             start = position
-            # The summary message doesn't quote the carried message.
+            # The summary message doesn't quote the carried messages.
             place = chain.copy()
             place.update(repr(self.plan.current_user_message.get(position)).encode())
             keys.append(Checkpoint(position, place.hexdigest(), content.hexdigest()))
@@ -340,7 +340,7 @@ class CompactionJob:
 
     def quoted(self, position: int) -> list[Turn]:
         """Return the turns before a checkpoint, without those that are sent unchanged."""
-        apart = {*self.plan.pinned, self.plan.current_user_message.get(position, -1)}
+        apart = {*self.plan.pinned, *self.plan.current_user_message.get(position, ())}
         return [turn for index, turn in enumerate(self.body[:position]) if index not in apart]
 
     def archived(self, position: int) -> str | None:

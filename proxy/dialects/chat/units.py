@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.reminders import note_key
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import Call, Effect, Facts, Kind, Turn
 from proxy.dialects.chat.alternation import alternating
@@ -23,13 +24,12 @@ from proxy.dialects.units import (
     content_text,
     decode,
     encode,
-    note_key,
     own_text,
     replace_field,
     string,
     summary_in,
-    texts_noted,
 )
+from proxy.dialects.walk import is_noted, notes_of
 
 KINDS: dict[str, Kind] = {
     "system": "system",
@@ -74,7 +74,8 @@ class ChatUnits(MessageUnits):
         self._parallel = parallel or message
 
     def kind(self, unit: Message) -> Kind:
-        return KINDS.get(string(unit.get("role")), "")
+        kind = KINDS.get(string(unit.get("role")), "")
+        return "" if kind == "user" and is_noted(unit.get("content"), CHAT) else kind
 
     def calls(self, unit: Message) -> tuple[Call, ...]:
         return calls_of(unit)
@@ -87,7 +88,7 @@ class ChatUnits(MessageUnits):
         return text_of(unit)
 
     def effects(self, unit: Message) -> tuple[Effect, ...]:
-        return tuple((note_key(note),) for note in _notes_of(unit))
+        return tuple([(note_key(note),) for note in _notes_of(unit)])
 
     def in_effect(self, raw: bytes) -> list[bytes]:
         unit = decode(raw)
@@ -195,7 +196,8 @@ class ChatUnits(MessageUnits):
 
 def _notes_of(message: Message) -> list[str]:
     """Return the reminders in a user's message or a tool's result."""
-    return texts_noted(message, CHAT) if message.get("role") in ("user", "tool") else []
+    role = message.get("role")
+    return notes_of(message.get("content"), CHAT, elements=role == "user") if role in ("user", "tool") else []
 
 
 def text_of(message: Message) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.reminders import note_key, split_notes
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.parts import MESSAGES
@@ -21,22 +22,17 @@ from proxy.dialects.units import (
     content_text,
     decode,
     encode,
-    note_key,
-    notes_in,
     own_text,
     replace_field,
     string,
 )
-from proxy.dialects.walk import identities, linked, row_of
+from proxy.dialects.walk import identities, is_noted, linked, notes_of, row_of
 from proxy.limits.profiles.lookup import undated
 
 Block = dict[str, Any]
 
 # Not in the table's terms, because only these blocks are bound to the prompt and may be removed.
 THINKING = frozenset({"thinking", "redacted_thinking"})
-
-_REMINDER = re.compile(r"\s*<system-reminder>(.*)</system-reminder>\s*\Z", re.DOTALL)
-"""Text that Claude Code adds to the user's messages."""
 
 _DEEPEST = 6
 
@@ -210,13 +206,7 @@ def kind_of(message: Message) -> Kind:
 def is_note(block: object) -> bool:
     """Return whether a block is text that a program added, and not the user's."""
     text = text_in(block)
-    return text is not None and (text.startswith(STRAY_RESULT) or is_reminder(block))
-
-
-def is_reminder(block: object) -> bool:
-    """Return whether a block is a reminder of a program."""
-    text = text_in(block)
-    return text is not None and _REMINDER.match(text) is not None
+    return text is not None and (text.startswith(STRAY_RESULT) or is_noted(text, MESSAGES))
 
 
 def text_in(block: object) -> str | None:
@@ -264,10 +254,8 @@ def in_effect(message: Message) -> Iterator[tuple[Effect, list[Any]]]:
     """Yield the keys of what a message puts into effect, with the blocks that do so."""
     calls: dict[object, Any] = {}
     for block in blocks_of(message):
-        if is_reminder(block):
-            yield (note_key(block["text"]),), [block]
-            continue
-        for note in notes_in(text_in(block)) if message.get("role") == "user" else ():
+        said = [] if message.get("role") == "assistant" else [text_in(block)]
+        for note in [note for text in said for note in split_notes(text, elements=True)[0]]:
             yield (note_key(note),), [{"type": "text", "text": note}]
         row = row_of(block, MESSAGES)
         if row.arguments:
@@ -275,10 +263,9 @@ def in_effect(message: Message) -> Iterator[tuple[Effect, list[Any]]]:
         elif row.effect == "changes":
             yield _changed(block), [block]
         elif row.plays == "answer":
-            parts = nested(block)
-            for note in [note for part in parts for note in notes_in(text_in(part))]:
+            for note in notes_of(block.get("content"), MESSAGES):
                 yield (note_key(note),), [{**block, "content": [{"type": "text", "text": note}]}]
-            refers = [part for part in parts if row_of(part, MESSAGES).effect == "loads"]
+            refers = [part for part in nested(block) if row_of(part, MESSAGES).effect == "loads"]
             if refers:
                 yield tuple(f"tool {part.get('tool_name')}" for part in refers), [{**block, "content": refers}]
         elif row.effect == "loads" and (call := calls.get(block.get("tool_use_id"))) is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite
+from proxy.compaction.reminders import note_key
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.parts import OPAQUE, RESPONSES, Part
@@ -24,15 +25,13 @@ from proxy.dialects.units import (
     content_text,
     decode,
     encode,
-    note_key,
     opening_of,
     own_text,
     replace_field,
     string,
     summary_in,
-    texts_noted,
 )
-from proxy.dialects.walk import Change, Swap, identities, linked, rewritten, row_of, strings
+from proxy.dialects.walk import Change, Swap, identities, is_noted, linked, notes_of, rewritten, row_of, strings
 
 MESSAGE_KINDS: dict[object, Kind] = {
     "system": "system",
@@ -79,7 +78,8 @@ class ResponsesUnits(Units[list[Message]]):
         return items_of(raw)
 
     def kind(self, unit: list[Message]) -> Kind:
-        return kind_of(unit[0]) if unit and unit[0] else ""
+        kind = kind_of(unit[0]) if unit and unit[0] else ""
+        return "" if kind == "user" and is_noted(unit[0].get("content"), RESPONSES) else kind
 
     def role(self, unit: list[Message], kind: Kind) -> str:
         if kind in ("result", "assistant"):
@@ -202,7 +202,7 @@ def kind_by(type_: object, role: object, call_id: object, execution: object, nam
         return MESSAGE_KINDS.get(role, "") if isinstance(role, str) else ""
     if not isinstance(type_, str):
         return ""
-    if isinstance(name, str) and call_id is None and type_.endswith("_output"):
+    if isinstance(name, str) and not call_id and type_.endswith("_output"):
         return ""
     row = row_of({"type": type_, "execution": execution}, RESPONSES)
     if row is OPAQUE:
@@ -246,9 +246,9 @@ def in_effect(items: Sequence[Message]) -> Iterator[tuple[Effect, list[Message]]
     calls: dict[object, Message] = {}
     for item in items:
         row, kind = item_row(item), kind_of(item)
-        for note in texts_noted(with_content(item), RESPONSES) if kind in ("user", "result") else ():
-            parts = [{"type": "input_text", "text": note}]
-            yield (note_key(note),), [{**item, "content" if kind == "user" else "output": parts}]
+        field = {"user": "content", "result": "output"}.get(kind, "")
+        for note in notes_of(item.get(field), RESPONSES, elements=kind == "user"):
+            yield (note_key(note),), [{**item, field: [{"type": "input_text", "text": note}]}]
         if not kind and "output" in item:
             yield (f"output {item.get('namespace')}.{item.get('name')}",), [item]
         elif row.answer:
