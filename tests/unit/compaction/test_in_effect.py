@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,27 +13,19 @@ from proxy.compaction.rules import Rules
 from proxy.compaction.turn import Turn, attributed
 from proxy.dialects.apis import DIALECTS
 from proxy.limits.profiles import Profile
+from tests.kit.agent_client import REQUIREMENTS, TASK, Client, reminder
 from tests.kit.any_api import strings
 from tests.kit.compacting import rules, send
 from tests.kit.messages import words
 from tests.kit.three_apis import APIS
 
 BUDGET = 14_000
-RESULT = 330
-"""Words of a result: about 30 results reach the trigger."""
-
-TASK = "Build this:\n" + "\n".join(f"Requirement {n}: case K{n * 37} gives code {n * 911}." for n in range(80))
-REQUIREMENTS = [f"case K{n * 37} gives" for n in range(80)]
 NOTES = "Goal: see the messages. Next step: go on."
 RESUMED = (
     "This session is being continued from a previous conversation that ran out of context. The summary below covers "
     f"the earlier portion of the conversation.\n\n{NOTES}\n\nContinue the conversation from where it left off without "
     "asking the user any further questions. Resume directly. Begin with the next open step."
 )
-
-
-def reminder(text: str, tag: str = "system-reminder") -> str:
-    return f"<{tag}>\n{text}\n</{tag}>"
 
 
 @dataclass(frozen=True)
@@ -106,50 +97,6 @@ def kinds(n: int) -> dict[str, Said]:
             replaced=True,
         ),
     }
-
-
-@dataclass
-class Client:
-    """A client of one API, which sends its conversation after each step."""
-
-    api: str
-    units: list[Any] = field(default_factory=list)
-    steps: int = 0
-
-    def user(self, *parts: str, joined: bool = False) -> None:
-        kind = "input_text" if self.api == "responses" else "text"
-        content: Any = "\n\n".join(parts) if joined else [{"type": kind, "text": part} for part in parts]
-        self.units.append({"role": "user", "content": content})
-
-    def say(self) -> None:
-        self.units.append({"role": "assistant", "content": f"Done with part {self.steps}."})
-
-    def step(self, *, end: str = "", beside: tuple[str, ...] = (), listed: bool = False) -> None:
-        """Call a tool. ``end`` is at the end of the result's text, and ``beside`` are texts after the result."""
-        self.steps += 1
-        text = f"out {self.steps}: {words(RESULT, f'{self.steps}')}" + (f"\n\n{end}" if end else "")
-        id_, path = f"call_{self.steps}", json.dumps({"path": f"src/{self.steps}.py"})
-        if self.api == "messages":
-            said: Any = [{"type": "text", "text": text}] if listed else text
-            result = {"type": "tool_result", "tool_use_id": id_, "content": said}
-            use = {"type": "tool_use", "id": id_, "name": "Read", "input": json.loads(path)}
-            self.units.append({"role": "assistant", "content": [{"type": "text", "text": "Next."}, use]})
-            self.units.append({"role": "user", "content": [result, *({"type": "text", "text": one} for one in beside)]})
-            return
-        if self.api == "chat":
-            call = {"id": id_, "type": "function", "function": {"name": "Read", "arguments": path}}
-            self.units.append({"role": "assistant", "content": "Next.", "tool_calls": [call]})
-            content: Any = [{"type": "text", "text": text}] if listed else text
-            self.units.append({"role": "tool", "tool_call_id": id_, "content": content})
-        else:
-            self.units.append({"type": "function_call", "call_id": id_, "name": "Read", "arguments": path})
-            output: Any = [{"type": "input_text", "text": text}] if listed else text
-            self.units.append({"type": "function_call_output", "call_id": id_, "output": output})
-        if beside:
-            self.user(*beside)
-
-    def body(self) -> bytes:
-        return json.dumps({"model": "m", "input" if self.api == "responses" else "messages": self.units}).encode()
 
 
 Place = Callable[[Client, str], None]
