@@ -56,7 +56,7 @@ WRITTEN_WEIGHT = 3  # the same in a change. With more, a name belongs to a file 
 DEFINED_WEIGHT = 12  # occurrences for which a definition counts. More helped the project it was fitted to, not others
 LONG_INDEX = 1_000  # tokens of an index that repeats names which the prompt has without their files
 NOTES_PART = 0.5  # of the room for what's in effect: reminders, if they and the tools don't fit
-LEAST_NOTE = 100  # tokens of a reminder. With less of each, the oldest ones end
+LEAST_NOTE = 60  # tokens of a reminder. If less of each fits, the oldest ones end
 
 # Shortened texts.
 HEAD_PART = 0.6  # of the kept text: its beginning, which states the subject. The rest is the end, with the result

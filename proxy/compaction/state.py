@@ -7,12 +7,10 @@ live at a cut depends on the messages before it alone.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
@@ -26,16 +24,6 @@ _UNLOADED = (
     "you call it.]"
 )
 _NAMED = 20
-
-_HEADING = 300
-"""Characters of a reminder that show its subject."""
-
-_WORD = re.compile(r"[^\W\d_]{3,}")
-_USUAL = re.compile(
-    "system|reminder|the|following|are|now|available|via|for|use|with|you|your|have|has|had|been|not|and|can|used|longer|"
-    "this|that|will|wa|were|from|when|user|instruction"
-)
-"""Words in reminders about anything, without the plural's ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +151,7 @@ def _fitted(parts: Sequence[_Part], most: int | None, format: Format) -> Live:
     if most is None or sum([part.tokens for part in ordered]) <= most:
         return Live(tuple([unit for part in ordered for unit in part.units]))
     room = max(most - sum([part.tokens for part in ordered if not part.is_note]), int(most * keeps.NOTES_PART))
-    staying = _staying([part for part in ordered if part.is_note], room, format)
+    staying = _staying([part for part in ordered if part.is_note], room)
     notes = [part.tokens for part in staying]
     level = common_level(notes, room)
     left = most - min(sum(notes), room)
@@ -178,29 +166,15 @@ def _fitted(parts: Sequence[_Part], most: int | None, format: Format) -> Live:
     return Live(tuple([unit for part in ordered for unit in kept.get(part, ())]), tuple(dict.fromkeys(gone)))
 
 
-def _staying(notes: Sequence[_Part], room: int, format: Format) -> set[_Part]:
-    """Return the reminders that stay: the newest, and those of the first message, if at least a little of each fits.
-
-    A reminder may end an older one, so if it goes, those about the same subject go, too.
-    """
+def _staying(notes: Sequence[_Part], room: int) -> set[_Part]:
+    """Return the newest reminders of which at least a little fits. A reminder may end an older one only."""
     kept: set[_Part] = set()
-    gone: set[str] = set()
-    left = room - sum([min(part.tokens, keeps.LEAST_NOTE) for part in notes if part.first])
     for part in reversed(notes):
-        subject, cost = _subject(part, format), 0 if part.first else min(part.tokens, keeps.LEAST_NOTE)
-        if cost <= left and gone.isdisjoint(subject):
-            kept.add(part)
-            left -= cost
-        else:
-            gone |= subject
-            left = min(left, 0)
+        room -= min(part.tokens, keeps.LEAST_NOTE)
+        if room < 0:
+            break
+        kept.add(part)
     return kept
-
-
-def _subject(part: _Part, format: Format) -> set[str]:
-    """Return pairs of words at the start of a reminder, such as ``plan mode``, without words of any sentence."""
-    words = [word.rstrip("s") for word in _WORD.findall(format.text(part.units[-1][1].raw)[:_HEADING].lower())]
-    return {f"{a} {b}" for a, b in pairwise(words) if not _USUAL.fullmatch(a) and not _USUAL.fullmatch(b)}
 
 
 def _cut(turn: Turn, level: int, format: Format) -> Turn:
