@@ -17,14 +17,25 @@ import xxhash
 
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
-from proxy.compaction.reminders import sparing, split_notes
+from proxy.compaction.reminders import sparing
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Call, Effect, Facts, Kind, Links, Turn
+from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.parts import Table
 from proxy.dialects.repair import CallKey, needs_repair, repaired
-from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text, rewritten, strings
+from proxy.dialects.walk import (
+    Change,
+    Swap,
+    is_media,
+    is_text,
+    label_of,
+    opening_of,
+    part_text,
+    rewritten,
+    strings,
+    without_notes,
+)
 from proxy.tokens.media import MEDIA_LABELS, has_remote_media
 
 T = TypeVar("T")
@@ -387,8 +398,7 @@ class Units(Format, Generic[Unit]):
             found.append(text)
             return text
 
-        unit = self.decoded(raw)
-        self.walked(unit, self._sparing(unit, keep), None)
+        self._mapped(raw, keep, None)
         return found
 
     def with_texts(self, raw: bytes, texts: Sequence[str]) -> bytes:
@@ -410,11 +420,9 @@ class Units(Format, Generic[Unit]):
 
     def _mapped(self, raw: bytes, change: Change | None, swap: Swap | None) -> bytes:
         unit = self.decoded(raw)
-        new = self.walked(unit, self._sparing(unit, change), swap)
+        change = sparing(change) if change is not None and self.kind(unit) == "result" else change
+        new = self.walked(unit, change, swap)
         return raw if new is unit else self.written(raw, unit, new)
-
-    def _sparing(self, unit: Unit, change: Change | None) -> Change | None:
-        return sparing(change) if change is not None and self.kind(unit) == "result" else change
 
     def _unless_media(self, part: Any) -> Any:
         return None if is_media(part, self.TABLE) else part
@@ -531,27 +539,6 @@ def own_text(content: object, table: Table) -> tuple[str, str]:
     if len(counts) > len(kinds):
         kinds.append("other parts")
     return "\n".join(filter(None, said)), f"[{', '.join(kinds)}: no longer shown]" if kinds else ""
-
-
-def without_notes(text: str) -> str:
-    """Return a text without the reminders at its ends; the same string if there are none."""
-    notes, rest = split_notes(text)
-    return rest if notes else text
-
-
-def opening_of(content: object, table: Table) -> str:
-    """Return a digest of how a user's texts begin; empty if there is anything else. Stored facts have no content.
-
-    Reminders don't count.
-    """
-    given = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    parts = given if isinstance(given, list) else []
-    texts = [without_notes(part["text"])[:OPENING] for part in parts if is_text(part, table)]
-    if not any(texts) or len(texts) < len(parts):
-        return ""
-    begins = "\0".join(filter(None, texts))
-    digest = hashlib.sha256(begins.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return digest if len(begins) >= OPENING else digest + SHORT
 
 
 def parts_of(message: Message) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from proxy.compaction.reminders import split_notes
-from proxy.compaction.turn import NO_LINKS, Links
+from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Links
 from proxy.dialects.parts import OPAQUE, SILENT, Part, Table
 from proxy.tokens.media import MEDIA_LABELS
 
@@ -162,6 +163,27 @@ def is_noted(content: object, table: Table) -> bool:
 def _own_texts(content: object, table: Table) -> list[str]:
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return [part["text"] for part in parts if is_text(part, table)] if isinstance(parts, list) else []
+
+
+def without_notes(text: str) -> str:
+    """Return a text without the reminders at its ends; the same string if there are none."""
+    notes, rest = split_notes(text)
+    return rest if notes else text
+
+
+def opening_of(content: object, table: Table) -> str:
+    """Return a digest of how a user's texts begin; empty if there is anything else. Stored facts have no content.
+
+    Reminders don't count.
+    """
+    given = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = given if isinstance(given, list) else []
+    texts = [without_notes(part["text"])[:OPENING] for part in parts if is_text(part, table)]
+    if not any(texts) or len(texts) < len(parts):
+        return ""
+    begins = "\0".join(filter(None, texts))
+    digest = hashlib.sha256(begins.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return digest if len(begins) >= OPENING else digest + SHORT
 
 
 def part_text(part: object, table: Table) -> str:

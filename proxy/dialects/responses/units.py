@@ -25,13 +25,23 @@ from proxy.dialects.units import (
     content_text,
     decode,
     encode,
-    opening_of,
     own_text,
     replace_field,
     string,
     summary_in,
 )
-from proxy.dialects.walk import Change, Swap, identities, is_noted, linked, notes_of, rewritten, row_of, strings
+from proxy.dialects.walk import (
+    Change,
+    Swap,
+    identities,
+    is_noted,
+    linked,
+    notes_of,
+    opening_of,
+    rewritten,
+    row_of,
+    strings,
+)
 
 MESSAGE_KINDS: dict[object, Kind] = {
     "system": "system",
