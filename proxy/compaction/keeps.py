@@ -56,6 +56,7 @@ WRITTEN_WEIGHT = 3  # the same in a change. With more, a name belongs to a file 
 DEFINED_WEIGHT = 12  # occurrences for which a definition counts. More helped the project it was fitted to, not others
 LONG_INDEX = 1_000  # tokens of an index that repeats names which the prompt has without their files
 NOTES_PART = 0.5  # of the room for what's in effect: reminders, if they and the tools don't fit
+LEAST_NOTE = 60  # tokens of a reminder. If less of each fits, the oldest ones end
 
 # Shortened texts.
 HEAD_PART = 0.6  # of the kept text: its beginning, which states the subject. The rest is the end, with the result
@@ -71,6 +72,7 @@ RESULT_PART = 0.25  # of a result's limit: a shortened one. More of each result,
 LEAST_LOSSLESS = 200  # tokens of a result that gets another form. Shorter ones would hardly save anything
 KEPT_CHARACTERS = 120  # of a cut argument. DeepAgents keeps 20, which shows less of a file's purpose
 SMALLEST_RESULT = 200  # tokens. Oversized results aren't shortened below it, even if the exchange is then too large
+SPARED_CHARACTERS = 8_000  # of reminders at the end of a result that is shortened. Longer ones are cut with it
 LEAST_TEXT = 32  # tokens of a user's or assistant's text, even beyond the limit, so that it's never only a note
 FIT_ARGUMENT = 400  # characters of an argument when a request is still too large
 FIT_TOKENS = 120  # tokens of a message that isn't shortened even then

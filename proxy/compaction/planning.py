@@ -20,6 +20,7 @@ from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limit
 from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, raised, share_of
 from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
 from proxy.compaction.stages import evict_results, media, truncate_args
+from proxy.compaction.stages.evict_results import common_level
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.state import NOTHING, Live, State, state_of
 from proxy.compaction.turn import Turn
@@ -46,7 +47,7 @@ class Plan:
     - ``upcoming``: the next checkpoint, if the planner chose it before the trigger fired.
     - ``replaced``: the tokens before each checkpoint, including the upcoming one.
     - ``seen``: the number of messages that the body had when each checkpoint was made.
-    - ``current_user_message``: the user message before each checkpoint that is sent unchanged after the summary.
+    - ``current_user_message``: the user messages before each checkpoint that are sent unchanged after the summary.
     - ``retained``: the messages before the last checkpoint that are kept.
     - ``state``: what was put into effect before the last checkpoint.
     - ``omitted``: the system messages that aren't kept, for the last checkpoint and the upcoming one.
@@ -61,7 +62,7 @@ class Plan:
     upcoming: int | None = None
     replaced: dict[int, int] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
-    current_user_message: dict[int, int] = field(default_factory=dict)
+    current_user_message: dict[int, tuple[int, ...]] = field(default_factory=dict)
     retained: tuple[int, ...] = ()
     state: Live = NOTHING
     omitted: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -102,14 +103,15 @@ def assemble_plan(
     cut = max(checkpoints, default=0)
     first = starts[cut]
     places = [g for g in (*checkpoints, pending) if g is not None]
-    current = {starts[g]: _newest_user(body, starts[g], pinned) for g in places if sizes.keeps_user_message(g)}
+    current = {starts[g]: carried for g in places if (carried := sizes.carried(g))}
     retained = _retained(sizes, cut)
     clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first or i in retained}
-    held = [i for i in retained if body[i].facts.kind == "system" and i not in pinned]
-    held += [current[first]] if cut and first in current else []
-    for index in held:
-        if body[index].facts.text_tokens > limits.newest:
-            clips[index] = limits.newest + body[index].facts.apart
+    held = {i: limits.newest for i in retained if body[i].facts.kind == "system" and i not in pinned}
+    carried = current.get(first, ()) if cut else ()
+    held |= dict.fromkeys(carried, common_level([body[i].facts.text_tokens for i in carried], limits.newest))
+    for index, most in held.items():
+        if body[index].facts.text_tokens > most:
+            clips[index] = most + body[index].facts.apart
     return Plan(
         limits=limits,
         checkpoints=tuple(starts[g] for g in checkpoints),
@@ -143,15 +145,6 @@ def _omitted(sizes: Sizes, cut: int, body: Sequence[Turn]) -> tuple[int, ...]:
     last = {body[index].facts.digest: index for index in system}
     staying = {body[index].facts.digest for index in _retained(sizes, cut)} if last else set()
     return tuple(sorted(index for digest, index in last.items() if digest not in staying))
-
-
-def _newest_user(body: Sequence[Turn], position: int, pinned: frozenset[int]) -> int:
-    """Return the newest user message before a position. Skip pinned messages and other tools' summaries."""
-    for index in range(position - 1, -1, -1):
-        facts = body[index].facts
-        if facts.kind == "user" and not facts.foreign and index not in pinned:
-            return index
-    raise ValueError(f"no user message before position {position}")
 
 
 _LIGHTENING = (media.NAME, evict_results.NAME, truncate_args.NAME)

@@ -18,6 +18,9 @@ from proxy.compaction.turn import Facts, Turn
 PLAN_TOOLS = frozenset({"todowrite", "todo_write", "write_todos", "update_plan"})
 """Tools of well-known agents that replace the whole plan, whatever its shape, as ``plain_name`` returns them."""
 
+GOAL_TOOLS = frozenset({"create_goal", "update_goal"})
+"""Tools that set or change the goal that a plan serves."""
+
 _STEP = re.compile(r"(?:task|todo)s?_?(?:create|add|update)|(?:create|add|update)_(?:task|todo)(?:_item)?s?")
 _STATE_KEYS = ("status", "state", "done", "completed", "checked")
 _STATES = re.compile(
@@ -53,28 +56,32 @@ def newest_plan(turns: Sequence[Turn], more: Collection[str], format: Format) ->
     plan = shaped = ""
     tasks: dict[str, dict[str, Any]] = {}
     created: dict[str | None, str] = {}
+    goal: dict[str, Any] = {}
     for turn in turns:
         key = created.pop(turn.facts.answers, None)
         if key and (number := _NUMBER.search(format.text(turn.raw)[:200])):
             tasks[number[0]] = tasks.pop(key)
         calls, arguments = turn.facts.calls, format.arguments(turn.raw) if is_plan(turn.facts, more) else []
         for place, (tool, text) in enumerate(arguments):
-            if tool not in more and _STEP.fullmatch(plain_name(tool)) and isinstance(fields := parsed(text), dict):
+            if plain_name(tool) in GOAL_TOOLS and isinstance(fields := parsed(text), dict):
+                goal = {**(goal if plain_name(tool) == "update_goal" else {}), **fields}
+            elif tool not in more and _STEP.fullmatch(plain_name(tool)) and isinstance(fields := parsed(text), dict):
                 key = next((str(value) for name, value in fields.items() if name.lower().endswith("id")), "")
                 if not key and len(calls) == len(arguments):
                     key = created[calls[place].id] = f"{len(tasks) + 1} (new)"
                 tasks[key] = {**tasks.get(key, {}), **fields}
-            elif _is_tool(tool) or tool in more:
+            elif (_is_tool(tool) and plain_name(tool) not in GOAL_TOOLS) or tool in more:
                 plan, tasks = f"{tool}: {text}", {}
             elif stated := _plan_in(text):
                 shaped = f"{tool}: {stated}"
+    stated = f"Goal: {json.dumps(goal, ensure_ascii=False)}" if goal else ""
     changed = [f"Task {key}: {json.dumps(task, ensure_ascii=False)}" for key, task in tasks.items()]
-    return "\n".join(filter(None, (plan, *changed))) or shaped
+    return "\n".join(filter(None, (stated, plan, *changed))) or shaped
 
 
 def _is_tool(name: str) -> bool:
     name = plain_name(name)
-    return name in PLAN_TOOLS or _STEP.fullmatch(name) is not None
+    return name in PLAN_TOOLS or name in GOAL_TOOLS or _STEP.fullmatch(name) is not None
 
 
 def _plan_in(arguments: str) -> str:

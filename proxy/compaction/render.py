@@ -82,7 +82,7 @@ def render(
     """Return the messages under a plan. ``summary`` replaces the body up to ``plan.cut``.
 
     The kept messages from before the cut follow the summary, in order. They are the newest system messages and
-    exchanges with a pinned message. The newest user message is kept too if later messages still work on it.
+    exchanges with a pinned message. The user messages that later messages still work on are kept, too.
 
     Raise ``ValueError`` if the plan has a cut but ``summary`` is ``None``.
     """
@@ -93,13 +93,16 @@ def render(
         if summary is None:
             raise ValueError("a plan with a cut needs a summary")
         pieces.append(summary)
-        pieces += _in_effect(plan, rules, format)
         applied.add(SUMMARY)
+    live = _in_effect(plan, rules, format)
     stages: list[tuple[Stage, Frontier]] = []
     if plan.frontiers:
         stages = [(s, plan.frontiers[s.name]) for s in rules.applied_to(body, format) if s.name in plan.frontiers]
 
     for index in (*before_cut(plan), *range(plan.cut, len(body))):
+        # In order, because a later reminder may end one that a kept message has.
+        while live and live[0][0] < index:
+            pieces.append(live.pop(0)[1])
         original = turn = body[index]
         if index in plan.pinned:
             if (form := _current(turn, index, plan, format)) is not None:
@@ -123,16 +126,19 @@ def render(
             turn = form
             applied.add(evict_results.NAME)
         pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, original))
+    pieces += [piece for _, piece in live]
     return RenderedConversation(pieces, tuple(name for name in STEPS if name in applied))
 
 
-def _in_effect(plan: Plan, rules: Rules, format: Format) -> list[OutgoingMessage]:
+def _in_effect(plan: Plan, rules: Rules, format: Format) -> list[tuple[int, OutgoingMessage]]:
     """Return what was put into effect before the cut, without the messages that are kept as a whole."""
+    if not plan.cut:
+        return []
     kept = set(before_cut(plan))
-    live = [turn for index, turn in plan.state.units if index not in kept]
+    live = [(index, turn) for index, turn in plan.state.units if index not in kept]
     notice = unloaded(plan.state, rules.role, format)
-    live += [] if notice is None else [notice]
-    return [OutgoingMessage(turn.raw, turn.facts.tokens, None, state=True) for turn in live]
+    live += [] if notice is None else [(plan.cut - 1, notice)]
+    return [(index, OutgoingMessage(turn.raw, turn.facts.tokens, None, state=True)) for index, turn in live]
 
 
 def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:
@@ -150,8 +156,7 @@ def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:
 
 def before_cut(plan: Plan) -> list[int]:
     """Return the indexes of the kept messages from before the cut, in order."""
-    current = plan.current_user_message.get(plan.cut) if plan.cut else None
-    return sorted({*plan.retained, *([] if current is None else [current])})
+    return sorted({*plan.retained, *plan.current_user_message.get(plan.cut, ())})
 
 
 def clip_marker(turn: Turn, rules: Rules) -> str:

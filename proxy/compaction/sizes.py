@@ -17,7 +17,7 @@ from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, MessagePressu
 from proxy.compaction.rules import Envelope, SectionLimits
 from proxy.compaction.settings import Clause, share_of
 from proxy.compaction.state import State
-from proxy.compaction.turn import Turn, group_starts
+from proxy.compaction.turn import Facts, Turn, group_starts
 
 
 class RetainedGroups:
@@ -113,7 +113,8 @@ class Sizes:
     - ``segments``: the segment of each message.
     - ``cuts``: the first segment of each group, and the number of segments.
     - ``users``: the user's messages as a summary message quotes them.
-    - ``newest_user``: the last of them; ``newest_media``: the tokens of its media parts.
+    - ``newest_users``: the indexes of those that the assistant works on: the last one, and the task if that one came
+      after results. ``newest_user`` are their tokens as quotes; ``newest_media``: the tokens of their media parts.
     - ``newest_user_place``: the segment of the last user message; -1 if there is none.
     - ``retained``: the messages that are kept with a summary: system messages, and groups with a pinned message.
     - ``planned``: whether one of them has a plan.
@@ -141,6 +142,7 @@ class Sizes:
         self.total = [0]
         self.users = [0]
         self.newest_user = [0]
+        self.newest_users: list[tuple[int, ...]] = [()]
         self.newest_media = [0]
         self.newest_user_place = [-1]
         self.planned = [False]
@@ -179,9 +181,9 @@ class Sizes:
         """Return the next cut."""
         return self.cuts[bisect_right(self.cuts, cut)]
 
-    def keeps_user_message(self, cut: int) -> bool:
-        """Return whether the newest user message before a cut is kept because later messages work on it."""
-        return self.newest_user[cut] > 0 and not self._asks[cut]
+    def carried(self, cut: int) -> tuple[int, ...]:
+        """Return the user messages before a cut that are kept because later messages work on them."""
+        return () if self._asks[cut] else self.newest_users[cut]
 
     def goes_on(self, end: int) -> bool:
         """Return whether the assistant's answer follows the segments before ``end``, so that a cut may be there."""
@@ -200,20 +202,23 @@ class Sizes:
             tokens -= saved
         self.clipped.append(self.clipped[-1] + saved)
         users = 0
-        newest, newest_media = self.newest_user[-1], self.newest_media[-1]
+        newest = self.newest_users[-1]
         first = body[start].facts
         if pinned or (first.kind == "system" and not first.effects):
             self.retained.add(segment, body[start:end], tokens, pinned=pinned)
         else:
             self.retained.skip()
         if first.kind == "user" and not pinned:
-            users = first.text_tokens + keeps.USER_FRAME_TOKENS + (keeps.LABEL_TOKENS if first.media else 0)
+            users = _quoted_tokens(first)
+            beside = _is_beside_results(body, start)
+            self._asks[segment] = not beside
             if not first.foreign:
-                newest, newest_media = users, first.apart
+                newest = (*newest[:1], start) if beside else (start,)
         self.total.append(self.total[-1] + tokens)
         self.users.append(self.users[-1] + users)
-        self.newest_user.append(newest)
-        self.newest_media.append(newest_media)
+        self.newest_users.append(newest)
+        self.newest_user.append(sum([_quoted_tokens(body[index].facts) for index in newest]))
+        self.newest_media.append(sum([body[index].facts.apart for index in newest]))
         self.newest_user_place.append(segment if first.kind == "user" else self.newest_user_place[-1])
         self.planned.append(self.planned[-1] or is_plan(first, self._plan_tools))
 
@@ -267,6 +272,18 @@ def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> 
     return {i: level + body[i].facts.apart for i in results if body[i].facts.text_tokens > level}
 
 
+def _quoted_tokens(facts: Facts) -> int:
+    """Return the tokens of a user's message as a summary message quotes it."""
+    return facts.text_tokens + keeps.USER_FRAME_TOKENS + (keeps.LABEL_TOKENS if facts.media else 0)
+
+
+def _is_beside_results(body: Sequence[Turn], index: int) -> bool:
+    """Return whether a user's message comes right after results, so that the assistant still works on an older one."""
+    while index > 0 and body[index - 1].facts.kind == "":
+        index -= 1
+    return index > 0 and body[index - 1].facts.kind == "result"
+
+
 class Projection:
     """Compute sizes for any cut and any number of groups. Positions are group indexes.
 
@@ -311,7 +328,7 @@ class Projection:
         if not cut:
             return 0
         live = self._state.at(cut)
-        kept = self._sizes.retained.messages[cut] + self._sizes.keeps_user_message(cut)
+        kept = self._sizes.retained.messages[cut] + len(self._sizes.carried(cut))
         return 1 + kept + len(live.units) + bool(live.unloaded)
 
     def leaves_room(self, after: int, cut: int) -> bool:
@@ -337,16 +354,11 @@ class Projection:
         kept = kept_sizes(body, sizes.clips)
         groups = list(zip(sizes.starts, sizes.ends, strict=True))
         retained = sizes.retained.totals([sum(kept[start:end]) for start, end in groups])
-        newest = [0]
-        for start, end in groups:
-            first = body[start].facts
-            own = first.kind == "user" and not first.foreign and pinned.isdisjoint(range(start, end))
-            newest.append(kept[start] if own else newest[-1])
 
         def replacement(cut: int) -> int:
             if cut == 0:
                 return 0
-            user_message = newest[cut] if sizes.keeps_user_message(cut) else 0
+            user_message = sum([kept[index] for index in sizes.carried(cut)])
             return SUMMARY_BYTES * self._summary_tokens(cut) + retained[cut] + user_message + self._state.at(cut).bytes
 
         return BytePressure(most, self._envelope.overhead_bytes, groups, kept, lighter, replacement)
@@ -375,7 +387,7 @@ class Projection:
         return keeps.SUMMARY_FRAME_TOKENS + (written // 2 if self.room else written) + users
 
     def _user_message_tokens(self, cut: int) -> int:
-        return self._sizes.newest_user[cut] if self._sizes.keeps_user_message(cut) else 0
+        return self._sizes.newest_user[cut] if self._sizes.carried(cut) else 0
 
     def _user_message_media(self, cut: int) -> int:
-        return self._sizes.newest_media[cut] if self._sizes.keeps_user_message(cut) else 0
+        return self._sizes.newest_media[cut] if self._sizes.carried(cut) else 0

@@ -14,11 +14,9 @@ from functools import cache
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
+from proxy.compaction.reminders import COUNTER, NOTE
 from proxy.compaction.stages.evict_results import common_level, shortened
 from proxy.compaction.turn import Effect, Facts, Turn
-
-NOTE = "note "
-"""The start of the keys of reminders. Only those with a heading in the first user message stand."""
 
 _MARKER = "\n[The compaction proxy left out {tokens} tokens of this note here.]\n"
 _UNLOADED = (
@@ -52,11 +50,15 @@ NOTHING = Live()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A part that puts something into effect: the index of its message, its number there, and its units."""
+    """A part that puts something into effect: the index of its message, and its units.
+
+    ``first`` means that it's in the first message of the user.
+    """
 
     index: int
     keys: Effect
     units: tuple[tuple[int, Turn], ...]
+    first: bool = False
 
     @property
     def is_note(self) -> bool:
@@ -89,12 +91,13 @@ def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, form
     state = State()
     if not any(turn.facts.effects for turn in body):
         return state
-    standing = _standing(body)
+    first = next((index for index, turn in enumerate(body) if turn.facts.kind != "system"), 0)
     newest: dict[str, _Part] = {}
     parts = _Parts(body, format)
     for group, (start, end) in enumerate(zip(starts, [*starts[1:], len(body)], strict=True)):
         found = [part for index in range(start, end) for part in parts.of(start, index)]
-        found = [part for part in found if not part.is_note or part.keys[0] in standing]
+        found = [replace(part, first=part.index == first) for part in found]
+        found = [part for part in found if part.first or not part.keys[0].startswith(COUNTER)]
         for part in found:
             for key in part.keys:
                 newest.pop(key, None)
@@ -104,12 +107,6 @@ def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, form
         if found:
             state.add(group + 1, _fitted(list(dict.fromkeys(newest.values())), most, format))
     return state
-
-
-def _standing(body: Sequence[Turn]) -> set[str]:
-    """Return the keys of the reminders in the first message of the user, which its client may send once only."""
-    first = next((turn.facts for turn in body if turn.facts.kind != "system"), None)
-    return {key for keys in first.effects for key in keys if key.startswith(NOTE)} if first is not None else set()
 
 
 class _Parts:
@@ -129,7 +126,7 @@ class _Parts:
         for number, keys in enumerate(facts.effects if facts.answers is None or place >= start else ()):
             units = [(index, self._reduced(index, ("effect", number)))]
             if facts.answers is not None:
-                units.insert(0, (place, self._reduced(place, ("call", facts.answers))))
+                units.insert(0, (index, self._reduced(place, ("call", facts.answers))))
             parts.append(_Part(index, keys, tuple(units)))
         self._called.update((call.id, index) for call in facts.calls)
         return parts
@@ -153,19 +150,31 @@ def _fitted(parts: Sequence[_Part], most: int | None, format: Format) -> Live:
     ordered = sorted(parts, key=lambda part: part.index)
     if most is None or sum([part.tokens for part in ordered]) <= most:
         return Live(tuple([unit for part in ordered for unit in part.units]))
-    notes = [part.tokens for part in ordered if part.is_note]
     room = max(most - sum([part.tokens for part in ordered if not part.is_note]), int(most * keeps.NOTES_PART))
+    staying = _staying([part for part in ordered if part.is_note], room)
+    notes = [part.tokens for part in staying]
     level = common_level(notes, room)
     left = most - min(sum(notes), room)
     kept: dict[_Part, tuple[tuple[int, Turn], ...]] = {}
     for part in reversed(ordered):
-        if part.is_note:
+        if part in staying:
             kept[part] = tuple([(index, _cut(turn, level, format)) for index, turn in part.units])
-        elif part.tokens <= left:
+        elif not part.is_note and part.tokens <= left:
             kept[part] = part.units
             left -= part.tokens
     gone = [key for part in ordered if part not in kept for key in part.keys if not key.startswith(NOTE)]
     return Live(tuple([unit for part in ordered for unit in kept.get(part, ())]), tuple(dict.fromkeys(gone)))
+
+
+def _staying(notes: Sequence[_Part], room: int) -> set[_Part]:
+    """Return the newest reminders of which at least a little fits. A reminder may end an older one only."""
+    kept: set[_Part] = set()
+    for part in reversed(notes):
+        room -= min(part.tokens, keeps.LEAST_NOTE)
+        if room < 0:
+            break
+        kept.add(part)
+    return kept
 
 
 def _cut(turn: Turn, level: int, format: Format) -> Turn:

@@ -20,7 +20,8 @@ class SummaryWording:
 
     - ``opening`` matches at the beginning of a text. The optional group ``before`` is the user's own text; ``note``
       belongs to the summary. Every repetition in the pattern is bounded.
-    - ``closings`` are pairs: the beginning and the end of the tool's closing words. Text after them is the user's.
+    - ``closings`` are pairs: the beginning and the end of the tool's closing words. Without an end, they end with the
+      line. Text after them is the user's.
     - ``parts_only`` means that the tool sends a list of parts. The opening is too common to be recognized in a string.
     - ``quotes`` are the tags around the user's own messages inside the summary.
     """
@@ -76,9 +77,10 @@ WORDINGS = (
             r"The conversation is summarized below:)?\s{0,4}"
         ),
         (
+            ("Continue the conversation from where it left off without asking", ""),
             (
                 "Continue the conversation from where it left off without asking",
-                "Pick up the last task as if the break never happened.",
+                "Do not greet the user or ask what to work on.",
             ),
             (
                 "Please continue the conversation from where we",
@@ -205,9 +207,10 @@ def _closing(wording: SummaryWording, text: str, start: int) -> tuple[int, int]:
     """
     closings = [(len(text), len(text))]
     for first, last in wording.closings:
-        place = text.rfind(last, start)
+        place = text.rfind(last or first, start)
         if place >= 0:
-            after = place + len(last)
+            line = text.find("\n", place) if not last else -1
+            after = place + len(last) if last else line if line >= 0 else len(text)
             begin = text.rfind(first, start, after)
             closings.append((place if begin < 0 else begin, after))
     return max(closings[1:] or closings, key=lambda closing: closing[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from abc import abstractmethod
@@ -16,14 +15,26 @@ import xxhash
 
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
+from proxy.compaction.reminders import sparing
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Call, Effect, Facts, Kind, Links, Turn
+from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.identity import DEEPEST, digest, meaning, too_deep
 from proxy.dialects.parts import Table
 from proxy.dialects.repair import CallKey, needs_repair, repaired
-from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text, rewritten, strings
+from proxy.dialects.walk import (
+    Change,
+    Swap,
+    is_media,
+    is_text,
+    label_of,
+    opening_of,
+    part_text,
+    rewritten,
+    strings,
+    without_notes,
+)
 from proxy.tokens.media import MEDIA_LABELS, has_remote_media
 
 T = TypeVar("T")
@@ -340,7 +351,7 @@ class Units(Format, Generic[Unit]):
             found.append(text)
             return text
 
-        self.walked(self.decoded(raw), keep, None)
+        self._mapped(raw, keep, None)
         return found
 
     def with_texts(self, raw: bytes, texts: Sequence[str]) -> bytes:
@@ -362,6 +373,7 @@ class Units(Format, Generic[Unit]):
 
     def _mapped(self, raw: bytes, change: Change | None, swap: Swap | None) -> bytes:
         unit = self.decoded(raw)
+        change = sparing(change) if change is not None and self.kind(unit) == "result" else change
         new = self.walked(unit, change, swap)
         return raw if new is unit else self.written(raw, unit, new)
 
@@ -468,30 +480,18 @@ def content_text(content: object, table: Table) -> str:
 def own_text(content: object, table: Table) -> tuple[str, str]:
     """Return the text that a user wrote, and a label for what was attached, such as ``[3 × image: no longer shown]``.
 
-    The label names at most four kinds of parts, so its length is bounded.
+    Reminders of a program aren't the user's. The label names at most four kinds of parts, so its length is bounded.
     """
     if isinstance(content, str):
-        return content, ""
+        return without_notes(content), ""
     parts = content if isinstance(content, list) else []
-    said = [part_text(part, table) for part in parts if isinstance(part, str) or is_text(part, table)]
+    said = [without_notes(part_text(part, table)) for part in parts if isinstance(part, str) or is_text(part, table)]
     attached = [part for part in parts if isinstance(part, dict) and not is_text(part, table)]
     counts = Counter(label_of(part)[:20] for part in attached)
     kinds = [f"{number} × {kind}" if number > 1 else kind for kind, number in counts.most_common(4)]
     if len(counts) > len(kinds):
         kinds.append("other parts")
     return "\n".join(filter(None, said)), f"[{', '.join(kinds)}: no longer shown]" if kinds else ""
-
-
-def opening_of(content: object, table: Table) -> str:
-    """Return a digest of how a user's texts begin; empty if there is anything else. Stored facts have no content."""
-    given = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    parts = given if isinstance(given, list) else []
-    texts = [part["text"][:OPENING] for part in parts if is_text(part, table)]
-    if not any(texts) or len(texts) < len(parts):
-        return ""
-    begins = "\0".join(texts)
-    digest = hashlib.sha256(begins.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return digest if len(begins) >= OPENING else digest + SHORT
 
 
 def parts_of(message: Message) -> list[Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from proxy.compaction.turn import NO_LINKS, Links
+from proxy.compaction.reminders import split_notes
+from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Links
 from proxy.dialects.parts import OPAQUE, SILENT, Part, Table
 from proxy.tokens.media import MEDIA_LABELS
 
@@ -144,6 +146,44 @@ def is_text(part: object, table: Table) -> bool:
 def is_media(part: object, table: Table) -> bool:
     """Return whether a part is an image, audio, video, or a file without readable text."""
     return row_of(part, table).plays == "media"
+
+
+def notes_of(content: object, table: Table, *, elements: bool = False) -> list[str]:
+    """Return the reminders in the texts of a content, in order. See ``split_notes``."""
+    return [note for text in _own_texts(content, table) for note in split_notes(text, elements=elements)[0]]
+
+
+def is_noted(content: object, table: Table) -> bool:
+    """Return whether a content has nothing but reminders."""
+    texts = _own_texts(content, table)
+    whole = isinstance(content, str) or (isinstance(content, list) and len(texts) == len(content))
+    return whole and bool(texts) and all(notes and not rest for notes, rest in map(split_notes, texts))
+
+
+def _own_texts(content: object, table: Table) -> list[str]:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [part["text"] for part in parts if is_text(part, table)] if isinstance(parts, list) else []
+
+
+def without_notes(text: str) -> str:
+    """Return a text without the reminders at its ends; the same string if there are none."""
+    notes, rest = split_notes(text)
+    return rest if notes else text
+
+
+def opening_of(content: object, table: Table) -> str:
+    """Return a digest of how a user's texts begin; empty if there is anything else. Stored facts have no content.
+
+    Reminders don't count.
+    """
+    given = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = given if isinstance(given, list) else []
+    texts = [without_notes(part["text"])[:OPENING] for part in parts if is_text(part, table)]
+    if not any(texts) or len(texts) < len(parts):
+        return ""
+    begins = "\0".join(filter(None, texts))
+    digest = hashlib.sha256(begins.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return digest if len(begins) >= OPENING else digest + SHORT
 
 
 def part_text(part: object, table: Table) -> str:

@@ -140,10 +140,10 @@ class Explanation:
     parts: Mapping[str, int]
 
 
-PROMPT_VERSION = "13"
+PROMPT_VERSION = "14"
 """A part of every summary's key. Raise it when ``keeps``, a prompt's wording, or the summary message changes."""
 
-PROMPT_DIGEST = "13:e822b0e1b16052fa"
+PROMPT_DIGEST = "14:7ea72c12044dcd7e"
 """The version, and the digest of its numbers and forms, which a test compares."""
 
 
@@ -338,7 +338,7 @@ class CompactionJob:
             if notes:
                 chain.update(b"".join([b"notes", *notes]))
             start = position
-            # The summary message doesn't quote the carried message.
+            # The summary message doesn't quote the carried messages.
             place = chain.copy()
             place.update(repr(self.plan.current_user_message.get(position)).encode())
             keys.append(Checkpoint(position, place.hexdigest(), content.hexdigest()))
@@ -347,7 +347,7 @@ class CompactionJob:
 
     def quoted(self, position: int) -> list[Turn]:
         """Return the turns before a checkpoint, without those that are sent unchanged."""
-        apart = {*self.plan.pinned, self.plan.current_user_message.get(position, -1)}
+        apart = {*self.plan.pinned, *self.plan.current_user_message.get(position, ())}
         return [turn for index, turn in enumerate(self.body[:position]) if index not in apart]
 
     def archived(self, position: int) -> str | None:

@@ -93,7 +93,7 @@ def key_of(shape: Shape) -> str:
     case = CompactionInput(body, counter, policy, "enforce", 16_000, shape.tenant, shape.upstream, rules)
     turns: list[Turn] = _loop.run_until_complete(_turns(case))
     caps = SectionLimits(summary=100, users=100, newest=100, system=100, words=100, index=100, group=100)
-    plan = Plan(caps, (2,), replaced={2: 10}, current_user_message={2: shape.carried})
+    plan = Plan(caps, (2,), replaced={2: 10}, current_user_message={2: (shape.carried,)})
     version, compacting.PROMPT_VERSION = compacting.PROMPT_VERSION, shape.version
     try:
         return compacting.CompactionJob(case, turns, 0, 0, 20, plan).checkpoints((2,))[-1].key

@@ -152,7 +152,7 @@ def send(
     piece = None
     if plan.cut:
         dropped = turns[head : head + plan.cut]
-        apart = {*plan.pinned, plan.current_user_message.get(plan.cut, -1)}
+        apart = {*plan.pinned, *plan.current_user_message.get(plan.cut, ())}
         quoted = [turn for index, turn in enumerate(dropped) if index not in apart]
         kept = "0123456789abcdef0123" if policy.archive else None
         message = summary_message(

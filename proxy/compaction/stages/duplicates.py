@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import Part, collect, ranking
+from proxy.compaction.reminders import split_notes
 from proxy.compaction.shorten import listed_names
 from proxy.compaction.stages.reads import Superseded, superseded_reads
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as
@@ -68,7 +69,10 @@ class _Duplicates(Stage):
         key = (NAME, (self._archive, None if read is None else (read.event, read.path)))
         if key not in forms:
             kept = kept_as(turn, archive=self._archive)
-            text = _REFERENCE.replace("{kept}", kept) if read is None else self._note(turn, read, kept)
+            text = _REFERENCE.replace("{kept}", kept)
+            if read is not None:
+                notes, _ = split_notes(self._format.text(turn.raw))
+                text = "\n".join([self._note(turn, read, kept), *notes])
             forms[key] = turn.rewritten(self._format.with_result(turn.raw, text), self._format)
         return forms[key]
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.reminders import note_key
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import NO_LINKS, Call, Facts, Kind, Links, Turn
+from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, Turn
 from proxy.dialects.chat.alternation import alternating
 from proxy.dialects.messages.units import MessagesUnits, kind_of, type_of
 from proxy.dialects.parts import CHAT
@@ -30,7 +31,7 @@ from proxy.dialects.units import (
     string,
     summary_in,
 )
-from proxy.dialects.walk import linked, links_in, part_text
+from proxy.dialects.walk import is_noted, linked, links_in, notes_of, part_text
 
 KINDS: dict[str, Kind] = {
     "system": "system",
@@ -77,7 +78,8 @@ class ChatUnits(MessageUnits):
 
     def kind(self, unit: Message) -> Kind:
         role = string(unit.get("role"))
-        return "result" if role == "user" and kind_of(unit) == "result" else KINDS.get(role, "")
+        kind = "result" if role == "user" and kind_of(unit) == "result" else KINDS.get(role, "")
+        return "" if kind == "user" and is_noted(unit.get("content"), CHAT) else kind
 
     def calls(self, unit: Message) -> tuple[Call, ...]:
         return self._blocks.calls(unit) if in_blocks(unit) else calls_of(unit)
@@ -94,6 +96,19 @@ class ChatUnits(MessageUnits):
 
     def visible_text(self, unit: Message) -> str:
         return text_of(unit) if "role" in unit else part_text(unit, CHAT)
+
+    def effects(self, unit: Message) -> tuple[Effect, ...]:
+        return tuple([(note_key(note),) for note in _notes_of(unit)])
+
+    def in_effect(self, raw: bytes) -> list[bytes]:
+        unit = decode(raw)
+        return [encode({**unit, "content": note}) for note in _notes_of(unit)]
+
+    def single_calls(self, raw: bytes) -> dict[str, bytes]:
+        unit = decode(raw)
+        kept = _unsealed({name: value for name, value in unit.items() if name not in _SEALED})
+        calls = [call for call in _list(kept.get("tool_calls")) if isinstance(call, dict)]
+        return {string(call.get("id")): encode({**kept, "content": "", "tool_calls": [call]}) for call in calls}
 
     def is_empty(self, unit: Message) -> bool:
         return unit.get("content") in (None, "", []) and not any(unit.get(key) for key in _INSTEAD_OF_CONTENT)
@@ -206,6 +221,12 @@ def in_blocks(message: Message) -> bool:
     """Return whether a message has its calls or its result as blocks of the Messages API, as Cursor sends them."""
     fields = message.get("tool_calls"), message.get("function_call"), message.get("tool_call_id")
     return not any(fields) and any(type_of(block) in ("tool_use", "tool_result") for block in parts_of(message))
+
+
+def _notes_of(message: Message) -> list[str]:
+    """Return the reminders in a user's message or a tool's result."""
+    role = message.get("role")
+    return notes_of(message.get("content"), CHAT, elements=role == "user") if role in ("user", "tool") else []
 
 
 def text_of(message: Message) -> str:

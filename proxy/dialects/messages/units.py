@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
+from proxy.compaction.reminders import note_key, split_notes
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.dialects.foreign_summaries import find_summary
-from proxy.dialects.identity import digest
 from proxy.dialects.parts import MESSAGES
 from proxy.dialects.repair import STRAY_RESULT, CallKey
 from proxy.dialects.units import (
@@ -26,19 +26,13 @@ from proxy.dialects.units import (
     replace_field,
     string,
 )
-from proxy.dialects.walk import linked, links_in, row_of
+from proxy.dialects.walk import is_noted, linked, links_in, notes_of, row_of
 from proxy.limits.profiles.lookup import undated
 
 Block = dict[str, Any]
 
 # Not in the table's terms, because only these blocks are bound to the prompt and may be removed.
 THINKING = frozenset({"thinking", "redacted_thinking"})
-
-_REMINDER = re.compile(r"\s*<system-reminder>(.*)</system-reminder>\s*\Z", re.DOTALL)
-"""Text that Claude Code adds to the user's messages."""
-
-_HEADING = 80
-"""Characters of a reminder's first line that name it."""
 
 _DEEPEST = 6
 
@@ -206,13 +200,7 @@ def kind_of(message: Message) -> Kind:
 def is_note(block: object) -> bool:
     """Return whether a block is text that a program added, and not the user's."""
     text = text_in(block)
-    return text is not None and (text.startswith(STRAY_RESULT) or is_reminder(block))
-
-
-def is_reminder(block: object) -> bool:
-    """Return whether a block is a reminder of a program."""
-    text = text_in(block)
-    return text is not None and _REMINDER.match(text) is not None
+    return text is not None and (text.startswith(STRAY_RESULT) or is_noted(text, MESSAGES))
 
 
 def text_in(block: object) -> str | None:
@@ -249,16 +237,18 @@ def in_effect(message: Message) -> Iterator[tuple[Effect, list[Any]]]:
     """Yield the keys of what a message puts into effect, with the blocks that do so."""
     calls: dict[object, Any] = {}
     for block in blocks_of(message):
-        if is_reminder(block):
-            yield (f"note {digest(_heading(block['text'])).hex()[:16]}",), [block]
-            continue
+        said = [] if message.get("role") == "assistant" else [text_in(block)]
+        for note in [note for text in said for note in split_notes(text, elements=True)[0]]:
+            yield (note_key(note),), [{"type": "text", "text": note}]
         row = row_of(block, MESSAGES)
         if row.arguments:
             calls[block.get("id")] = block
         elif row.effect == "changes":
             yield _changed(block), [block]
-        elif row.plays == "answer" and isinstance(block.get("content"), list):
-            refers = [part for part in block["content"] if row_of(part, MESSAGES).effect == "loads"]
+        elif row.plays == "answer":
+            for note in notes_of(block.get("content"), MESSAGES):
+                yield (note_key(note),), [{**block, "content": [{"type": "text", "text": note}]}]
+            refers = [part for part in nested(block) if row_of(part, MESSAGES).effect == "loads"]
             if refers:
                 yield tuple(f"tool {part.get('tool_name')}" for part in refers), [{**block, "content": refers}]
         elif row.effect == "loads" and (call := calls.get(block.get("tool_use_id"))) is not None:
@@ -278,11 +268,6 @@ def _changed(block: Block) -> Effect:
     server = named.get("server_name") or named.get("mcp_server_name")
     name = "/".join(str(part) for part in (server, named.get("name")) if part)
     return (f"tool {name}", f"definition {name}") if named is defined else (f"tool {name}",)
-
-
-def _heading(text: str) -> str:
-    inside = _REMINDER.match(text)
-    return (inside[1] if inside else text).strip().partition("\n")[0][:_HEADING]
 
 
 def canonical(value: Any, depth: int = 0) -> Any:

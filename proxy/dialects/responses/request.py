@@ -50,6 +50,7 @@ class _Item(msgspec.Struct):
     role: Any = None
     call_id: Any = None
     execution: Any = None
+    name: object = None
     id: Any = None
 
 
@@ -232,7 +233,7 @@ def _part(item: bytes) -> str:
         return _PREFIX
     if shape.type == REFERENCE:
         return _REFERENCE
-    kind = kind_by(shape.type, shape.role, shape.call_id, shape.execution)
+    kind = kind_by(shape.type, shape.role, shape.call_id, shape.execution, shape.name)
     if shape.type == "reasoning" or (shape.role == "assistant" and isinstance(shape.id, str)):
         return _REPEATED if kind == "assistant" else ""
     return kind

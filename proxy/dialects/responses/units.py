@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite
+from proxy.compaction.reminders import note_key
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.identity import meaning
@@ -25,14 +26,26 @@ from proxy.dialects.units import (
     content_text,
     decode,
     encode,
-    opening_of,
     own_text,
     parts_of,
     replace_field,
     string,
     summary_in,
 )
-from proxy.dialects.walk import Change, Swap, identities, linked, links_in, rewritten, row_of, strings, value_at
+from proxy.dialects.walk import (
+    Change,
+    Swap,
+    identities,
+    is_noted,
+    linked,
+    links_in,
+    notes_of,
+    opening_of,
+    rewritten,
+    row_of,
+    strings,
+    value_at,
+)
 
 MESSAGE_KINDS: dict[object, Kind] = {
     "system": "system",
@@ -81,7 +94,8 @@ class ResponsesUnits(Units[list[Message]]):
     def kind(self, unit: list[Message]) -> Kind:
         kind = kind_of(unit[0]) if unit and unit[0] else ""
         # A result in the form of another API isn't the user's message.
-        return "" if kind == "user" and has_results(unit[0]) else kind
+        foreign = kind == "user" and (has_results(unit[0]) or is_noted(unit[0].get("content"), RESPONSES))
+        return "" if foreign else kind
 
     def role(self, unit: list[Message], kind: Kind) -> str:
         if kind in ("result", "assistant"):
@@ -99,7 +113,7 @@ class ResponsesUnits(Units[list[Message]]):
         return NO_LINKS if all(map(_is_usual, unit)) else links_of(unit)
 
     def effects(self, unit: list[Message]) -> tuple[Effect, ...]:
-        return () if all(map(_is_usual, unit)) else tuple(keys for keys, _ in in_effect(unit))
+        return tuple(keys for keys, _ in in_effect(unit))
 
     def in_effect(self, raw: bytes) -> list[bytes]:
         return [joined(list(map(_unbound, items))) for _, items in in_effect(items_of(raw))]
@@ -195,14 +209,17 @@ class ResponsesUnits(Units[list[Message]]):
 
 def kind_of(item: Message) -> Kind:
     """Return the part that an item plays; empty if it's unknown."""
-    return kind_by(item.get("type"), item.get("role"), item.get("call_id"), item.get("execution"))
+    fields = (item.get(name) for name in ("type", "role", "call_id", "execution", "name"))
+    return kind_by(*fields)
 
 
-def kind_by(type_: object, role: object, call_id: object, execution: object) -> Kind:
-    """Return the kind of an item with these fields."""
+def kind_by(type_: object, role: object, call_id: object, execution: object, name: object = None) -> Kind:
+    """Return the kind of an item with these fields. An output with a name in place of a call is a program's note."""
     if type_ is None or type_ == "message":
         return MESSAGE_KINDS.get(role, "") if isinstance(role, str) else ""
     if not isinstance(type_, str):
+        return ""
+    if isinstance(name, str) and not call_id and type_.endswith("_output"):
         return ""
     row = row_of({"type": type_, "execution": execution}, RESPONSES)
     if row is OPAQUE:
@@ -260,8 +277,13 @@ def in_effect(items: Sequence[Message]) -> Iterator[tuple[Effect, list[Message]]
     """Yield the keys of what items put into effect, with the items that do so."""
     calls: dict[object, Message] = {}
     for item in items:
-        row = item_row(item)
-        if row.answer:
+        row, kind = item_row(item), kind_of(item)
+        field = {"user": "content", "result": "output"}.get(kind, "")
+        for note in notes_of(item.get(field), RESPONSES, elements=kind == "user"):
+            yield (note_key(note),), [{**item, field: [{"type": "input_text", "text": note}]}]
+        if not kind and "output" in item:
+            yield (f"output {item.get('namespace')}.{item.get('name')}",), [item]
+        elif row.answer:
             calls[row.answer] = item
         elif row.effect == "sets":
             keys = [f"configuration {name}" for name in item if name in (row.reads or ())]

@@ -46,7 +46,7 @@ async def replay(raws: list[bytes], batch: Batch, seen: Seen) -> None:
     ends = requests([json.loads(raw) for raw in raws])[-MOST_TURNS:]
     epochs: set[object] = set()
     summaries: set[object] = set()
-    places: set[tuple[int, int | None]] = set()
+    places: set[tuple[int, tuple[int, ...] | None]] = set()
     previous: tuple[object, Outcome, list[bytes]] | None = None
     latest: tuple[Request, Outcome, Judged] | None = None
     digests = False

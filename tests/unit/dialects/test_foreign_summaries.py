@@ -91,6 +91,13 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
         f"{BODY}\n> {RESUME}\nmore",
         (WORDS,),
     ),
+    ("Claude Code, Cline", f"{CLAUDE}\n{BODY}\n{RESUME} Begin with the next open step.", BODY, ()),
+    (
+        "Claude Code, Cline",
+        f"{CLAUDE}\n{BODY}\n{RESUME}\n\nYou are autonomous. Do not greet the user or ask what to work on.",
+        BODY,
+        (),
+    ),
     ("Codex CLI", f"{CODEX.format(' ')}\n{BODY}", BODY, ()),
     (
         "opencode",
