@@ -217,9 +217,11 @@ def language_sample(turns: Sequence[Turn], format: Format, clean: Clean | None =
             text = f"{text[:SAMPLED]}\n\n{text[-SAMPLED:]}"
         # Redact a longer excerpt first, because a truncated secret isn't recognizable.
         own = _own_words((clean or str)(_BASE64.sub("", text)).strip())
-        if any(map(str.isalpha, own)) and len(parts) < keeps.SAMPLED_MESSAGES:
+        if any(map(str.isalpha, own)):
             fits = len(own) <= 2 * keeps.SAMPLE_CHARACTERS
             parts.append(own if fits else f"{own[: keeps.SAMPLE_CHARACTERS]} … {own[-keeps.SAMPLE_CHARACTERS :]}")
+            if len(parts) == keeps.SAMPLED_MESSAGES:
+                break
     return fenced("\n".join(parts)) or None
 
 
