@@ -10,16 +10,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock, local
+from threading import Lock
 from typing import NamedTuple
 
 import tiktoken
 
+from proxy.compaction.pieces import pause
 from proxy.errors import ConfigurationError
 
 PIECE = 65_536
@@ -40,8 +41,7 @@ def count(encoding: tiktoken.Encoding, text: str) -> int:
     """Return the tokens of ``text``. Special tokens count as ordinary text. Lone surrogates are allowed."""
     if not text:
         return 0
-    if _here.pause is not None:
-        _here.pause()
+    pause()
     if len(text) > PIECE:
         return sum([count(encoding, piece) for piece in _pieces(text)])
     if len(text) <= SHORT:
@@ -110,19 +110,6 @@ def _leaves(value: object) -> str:
         else:
             texts.append("null")
     return " ".join(texts)
-
-
-class _ThisThread(local):
-    pause: Callable[[], None] | None = None
-    """Called before each text and each piece of a long one."""
-
-
-_here = _ThisThread()
-
-
-def begin_thread(pause: Callable[[], None]) -> None:
-    """Prepare a thread that counts a lot. ``pause`` is called before each text and each piece of a long one."""
-    _here.pause = pause
 
 
 class _File(NamedTuple):
