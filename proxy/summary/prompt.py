@@ -19,6 +19,7 @@ import structlog
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
+from proxy.compaction.pieces import pieces
 from proxy.compaction.shorten import keep_ends
 from proxy.compaction.turn import Turn
 
@@ -188,10 +189,13 @@ Clean = Callable[[str], str]
 _MARKER = "\n[… {characters} characters left out …]\n"
 # Long runs of base64 carry no readable content.
 _BASE64 = re.compile(
-    r"data:[\w/+.;=-]{3,80};base64,[A-Za-z0-9+/_-]{40,}={0,2}|[A-Za-z0-9+/]{400,}={0,2}"
-    # Base64 in lines, as mail and the `base64` command write it.
-    r"|(?<![A-Za-z0-9+/])(?:[A-Za-z0-9+/]{60,76}(?:\r?\n|(?:\\r)?\\n)){4,}[A-Za-z0-9+/]{0,76}={0,2}"
+    r"data:[\w/+.;=-]{3,80};base64,[A-Za-z0-9+/_-]{40,}={0,2}|(?<![A-Za-z0-9+/])(?:[A-Za-z0-9+/]{400,}={0,2}"
+    # Base64 in lines, as mail and the `base64` command write it, and a run that goes on behind them.
+    r"|(?:[A-Za-z0-9+/]{60,76}(?:\r?\n|(?:\\r)?\\n)){4,}[A-Za-z0-9+/]{0,76}(?P<more>[A-Za-z0-9+/]{400,})?={0,2})"
 )
+_SHORTEST_WORD = 56
+"""Characters of the shortest data URL in the expression. Lines are longer."""
+_BESIDE_BASE64 = re.compile(r"[^\w/+.;=,:\\\r\n-]")
 # A block in a tag or a fence, by the start of its first line.
 _OPENING = re.compile(r"^[ \t]{0,8}(?:<([A-Za-z][\w-]{0,60})[^<>\n]{0,200}>|(```|~~~))", re.MULTILINE)
 _SYMBOLS = re.compile(r"[!-@\[-`{-~]")
@@ -216,7 +220,7 @@ def language_sample(turns: Sequence[Turn], format: Format, clean: Clean | None =
         if len(text) > 2 * SAMPLED:
             text = f"{text[:SAMPLED]}\n\n{text[-SAMPLED:]}"
         # Redact a longer excerpt first, because a truncated secret isn't recognizable.
-        own = _own_words((clean or str)(_BASE64.sub("", text)).strip())
+        own = _own_words((clean or str)(_without_base64(text, "")).strip())
         if any(map(str.isalpha, own)):
             fits = len(own) <= 2 * keeps.SAMPLE_CHARACTERS
             parts.append(own if fits else f"{own[: keeps.SAMPLE_CHARACTERS]} … {own[-keeps.SAMPLE_CHARACTERS :]}")
@@ -271,8 +275,21 @@ def _entry(turn: Turn, format: Format, clean: Clean) -> str:
 
 
 def _clip(text: str, characters: int) -> str:
-    text = _BASE64.sub("[base64 data]", text)
+    text = _without_base64(text, "[base64 data]")
     return text if len(text) <= characters else keep_ends(text, characters, len(text) // 4, _MARKER)
+
+
+def _without_base64(text: str, note: str) -> str:
+    """Replace runs of base64 by a note. Most pieces of a text have no word that is long enough."""
+
+    def noted(match: re.Match[str]) -> str:
+        return note if match["more"] is None else 2 * note
+
+    return "".join([_BASE64.sub(noted, piece) if _has_long(piece) else piece for piece in pieces(text, _BESIDE_BASE64)])
+
+
+def _has_long(text: str) -> bool:
+    return len(max(text.split(), key=len, default="")) >= _SHORTEST_WORD
 
 
 WORDS_PER_TOKEN = 0.6
