@@ -36,3 +36,29 @@ def pieces(text: str, border: re.Pattern[str], length: int = SEARCHED) -> Iterat
         start = found.end()
         pause()
     yield text[start:]
+
+
+REACH = 4_096
+"""Characters that a search for a replacement looks ahead. Every expression is bounded by that, except in one run of
+characters at its end."""
+
+
+def sub(pattern: re.Pattern[str], replace: Callable[[re.Match[str]], str], text: str) -> str:
+    """Replace the matches of an expression. Other threads can run after each piece of a long text."""
+    if len(text) <= SEARCHED:
+        return pattern.sub(replace, text)
+    made: list[str] = []
+    done = place = 0
+    while place < len(text):
+        end = min(len(text), place + SEARCHED + REACH)
+        border = end if end == len(text) else place + SEARCHED
+        for match in pattern.finditer(text, place, end):
+            if match.start() >= border:
+                break
+            # A run may go on behind the piece.
+            whole = pattern.match(text, match.start()) if match.end() == end else None
+            made += (text[done : match.start()], replace(whole or match))
+            done = (whole or match).end()
+        place = max(border, done)
+        pause()
+    return "".join([*made, text[done:]])

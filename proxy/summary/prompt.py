@@ -19,7 +19,7 @@ import structlog
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
-from proxy.compaction.pieces import pieces
+from proxy.compaction.pieces import pieces, sub
 from proxy.compaction.shorten import keep_ends
 from proxy.compaction.turn import Turn
 
@@ -36,7 +36,7 @@ ALL_SECONDS = 5.0
 # Keys by prefix. A key has a digit; a CSS class name like `sk-fading-circle` has none.
 _KEYS = re.compile(
     r"""(?<![A-Za-z0-9])(?:
-    sk-(?=[A-Za-z_-]{0,100}\d)[A-Za-z0-9_-]{20,}                  # OpenAI, Anthropic, OpenRouter, DeepSeek
+    sk-(?=[A-Za-z_-]{0,100}+\d)[A-Za-z0-9_-]{20,}                  # OpenAI, Anthropic, OpenRouter, DeepSeek
   | (?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,} | whsec_[A-Za-z0-9+/=]{24,}                  # Stripe
   | gh[pousr]_[A-Za-z0-9]{30,} | github_pat_[A-Za-z0-9_]{40,}     # GitHub
   | glpat-[A-Za-z0-9_-]{20,}                                      # GitLab
@@ -46,7 +46,9 @@ _KEYS = re.compile(
   | hf_[A-Za-z0-9]{30,} | gsk_[A-Za-z0-9]{40,} | xai-[A-Za-z0-9]{40,}                     # Hugging Face, Groq, xAI
   | npm_[A-Za-z0-9]{36} | pypi-AgE[A-Za-z0-9_-]{40,} | dop_v1_[0-9a-f]{64}
   | SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}                    # SendGrid
-  | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){0,3}                      # JWT, JWE
+    # JWT, JWE. If "eyJ" occurs more often before the first dot, each part is searched once, from the last ones on.
+  | (?=eyJ[A-Za-z0-9_-]{8})(?:eyJ(?:(?![_-]eyJ)[A-Za-z0-9_-])*+[_-]){0,8}+eyJ(?:(?![_-]eyJ)[A-Za-z0-9_-])*+
+    \.[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+){0,3}
     )""",
     re.VERBOSE,
 )
@@ -126,7 +128,6 @@ _COMMAND = re.compile(
 
 # Each pattern with lowercase literals. The pattern runs only on texts that contain one of them.
 _RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
-    (_PEM, ("private key",)),
     (_URL, ("://",)),
     (_KEYS, ()),
     (_BEARER, ("bearer", "basic")),
@@ -134,6 +135,10 @@ _RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (_ASSIGNED, ("pass", "pwd", "secret", "key", "token", "credential", "authorization")),
     (_COMMAND, ("--", "curl")),
 )
+_NEEDLES = re.compile("pass|pwd|secret|key|token|credential|authorization", re.IGNORECASE)
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+# A command's option may be after the end of a line.
+_LINE_END = re.compile(r"\n(?!-)")
 
 
 class Redaction:
@@ -151,10 +156,9 @@ class Redaction:
     def __call__(self, text: str) -> str:
         """Replace each secret and match with ``[redacted]``. The names of the secrets stay."""
         if self._secrets:
-            lower = text.lower()
-            for pattern, needles in _RULES:
-                if not needles or any(needle in lower for needle in needles):
-                    text = pattern.sub(_blacked_out, text)
+            if "PRIVATE KEY" in text:
+                text = _PEM.sub(_blacked_out, text)
+            text = "".join(map(_redacted, pieces(text, _LINE_END)))
         return self._without_matches(text) if self._patterns else text
 
     def _without_matches(self, text: str) -> str:
@@ -168,6 +172,19 @@ class Redaction:
             text = REDACTED
         self._left = max(0.0, self._left - (time.thread_time() - began))
         return text
+
+
+def _redacted(text: str) -> str:
+    """Redact whole lines. No secret except a private key goes beyond its line."""
+    lower = text.casefold()
+    for pattern, needles in _RULES:
+        if needles and not any(needle in lower for needle in needles):
+            continue
+        # This search is slow, and few lines need it.
+        parts = _LINE.findall(text) if pattern is _ASSIGNED else [text]
+        chosen = _NEEDLES.search if pattern is _ASSIGNED else bool
+        text = "".join([sub(pattern, _blacked_out, part) if chosen(part) else part for part in parts])
+    return text
 
 
 def _blacked_out(match: re.Match[str]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from proxy.compaction.identifiers import Part, collect
 from proxy.compaction.pieces import SEARCHED, begin_thread, pieces
 from proxy.compaction.summary_message import fenced
-from proxy.summary.prompt import _without_base64
+from proxy.summary.prompt import Redaction, _without_base64
 
 UNITS = [
     "a" * 399 + " ",
@@ -83,3 +83,24 @@ def test_base64_in_pieces_is_that_of_the_whole_text(unit: str, end: str, before:
     for number in (1, 5, SEARCHED // 40):
         text = before + (unit + end) * number + unit * 3
         assert _without_base64(text, "[base64 data]") == BASE64.sub("[base64 data]", text)
+
+
+@pytest.mark.parametrize("filler", ["plain words ", "key key ", "eyJ-", "\n- line", "token\n"])
+def test_a_secret_in_a_long_text_is_redacted(filler: str) -> None:
+    secret = "hunter2hunter2"
+    for around in (filler * 3, filler * (2 * SEARCHED // len(filler))):
+        clean = Redaction(secrets=True)(f"{around} \n--password {secret}\n{around} password = {secret}\n{around}")
+        assert secret not in clean
+        assert clean.count("[redacted]") >= 2
+
+
+def test_a_json_web_token_is_redacted_from_its_first_letters() -> None:
+    clean = Redaction(secrets=True)
+    assert clean("a eyJhbGciOi-eyJhbGciOi_eyJ.eyJzdWIiOi-eyJh.abc b") == "a [redacted] b"
+    assert clean(f"{'eyJ-' * 8}eyJhbGciOi.eyJzdWIiOiJh") == "[redacted]"
+
+
+@pytest.mark.parametrize("size", [SEARCHED - 30, SEARCHED, SEARCHED + 4_000, 3 * SEARCHED])
+def test_a_long_key_is_redacted_as_a_whole(size: int) -> None:
+    for before in ("", "x " * (SEARCHED // 2 - 8)):
+        assert Redaction(secrets=True)(f"{before}sk-1{'a' * size} b") == f"{before}[redacted] b"
