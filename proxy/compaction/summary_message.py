@@ -121,15 +121,24 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     """
     introduction = _INTRODUCTION if parts.id is None else f"{_INTRODUCTION} {_KEPT.format(id=parts.id)}"
     count = format.text_tokens
-    said_by = [
-        (format.speaker(turn.raw), format.user_text(turn.raw)) for turn in parts.dropped if turn.facts.kind == "user"
-    ]
+    quoted = [turn for turn in parts.dropped if turn.facts.kind == "user"]
+    said_by = [(format.speaker(turn.raw), format.user_text(turn.raw)) for turn in quoted]
+    sizes = {
+        text: format.counted(turn, text, count)
+        for turn, (_, words) in zip(quoted, said_by, strict=True)
+        for text in (fenced(said) for said, _ in words)
+    }
     texts = [text for _, words in said_by for text, _ in words]
     labels = [label for _, words in said_by for _, label in words]
     names = [name for name, words in said_by for _ in words]
     read = _rules_read(parts, int(limits.users * keeps.FILES_PART), format)
     most = limits.users - count(read)
-    users = "\n".join(user_messages(texts, most, count, labels, names, keep_first=rules.user_messages.keep_first))
+    keep_first = rules.user_messages.keep_first
+
+    def sized(text: str) -> int:
+        return sizes[text] if text in sizes else count(text)
+
+    users = "\n".join(user_messages(texts, most, sized, labels, names, keep_first=keep_first))
     if parts.omitted:
         users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=parts.omitted))))
     # Escaping tags may make the summary longer than its limit.

@@ -25,6 +25,7 @@ from proxy.dialects.parts import Table
 from proxy.dialects.repair import CallKey, needs_repair, repaired
 from proxy.dialects.walk import Change, Swap, is_media, is_text, label_of, part_text, rewritten, strings
 from proxy.tokens.media import MEDIA_LABELS, has_remote_media
+from proxy.tokens.text import TextCount
 
 T = TypeVar("T")
 
@@ -346,6 +347,23 @@ class Units(Format, Generic[Unit]):
 
     def text_tokens(self, text: str) -> int:
         return self._text_tokens(text)
+
+    def counted(self, turn: Turn, text: str, count: TextCounter) -> int:
+        facts, own, said = turn.facts, self._text_tokens, list[str]()
+        if not isinstance(own, TextCount) or not isinstance(count, TextCount) or own.tokenizer != count.tokenizer:
+            return count(text)
+        # If most of a unit isn't text, counting the text is faster.
+        if own.ratio < 1 or facts.media or facts.apart or facts.parallel or 2 * len(text) < len(turn.raw):
+            return count(text)
+
+        def taken(text: str) -> str:
+            said.append(text)
+            return ""
+
+        bare = self.walked(self.decoded(turn.raw), taken, None)
+        if len(said) != 1 or not text.endswith(said[0]) or 2 * len(said[0]) < len(turn.raw):
+            return count(text)
+        return count.ending(text, said[0], own.unscaled(facts.tokens) - own.unscaled(self._count(bare)))
 
     def media_in(self, unit: Unit) -> bool:
         """Return whether a unit contains an image, audio, video, or file."""

@@ -221,12 +221,12 @@ _SYMBOLS = re.compile(r"[!-@\[-`{-~]")
 _FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary|language_sample)\b)", re.IGNORECASE)
 
 
-def entries(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> list[str]:
-    """Return one non-empty text per message, in order. Only the last of identical system messages stays."""
+def entries(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> list[tuple[Turn, str]]:
+    """Return each message with its text, in order. Only the last of identical system messages stays."""
     last = {turn.facts.digest: index for index, turn in enumerate(turns) if turn.facts.kind == "system"}
     once = (turn for index, turn in enumerate(turns) if last.get(turn.facts.digest, index) == index)
-    texts = (_entry(turn, format, clean or str) for turn in once)
-    return [fenced(text) for text in texts if text]
+    texts = ((turn, _entry(turn, format, clean or str)) for turn in once)
+    return [(turn, fenced(text)) for turn, text in texts if text]
 
 
 def language_sample(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> str | None:
