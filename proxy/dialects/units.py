@@ -316,7 +316,7 @@ class Units(Format, Generic[Unit]):
         return raw
 
     def read(self, raw: bytes) -> Facts:
-        unit, large = self.decoded(raw), len(raw) > PIECE
+        unit, large, estimated = self.decoded(raw), len(raw) > PIECE, has_remote_media(raw)
         kind = self.kind(unit)
         facts = Facts(
             kind=kind,
@@ -325,7 +325,8 @@ class Units(Format, Generic[Unit]):
             digest=digest(self.identity(unit), large=large),
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
-            media=has_remote_media(raw) and self.media_in(unit),
+            media=estimated and self.media_in(unit),
+            estimated=estimated,
             foreign=kind == "user" and self.summary_in(unit) is not None,
             empty=kind == "assistant" and self.is_empty(unit),
             links=self.links(unit),
