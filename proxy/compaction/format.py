@@ -39,6 +39,10 @@ class Format(ABC):
     text_tokens: TextCounter
     """Count the tokens of a text without a frame."""
 
+    def counted(self, turn: Turn, text: str, count: TextCounter) -> int:
+        """Return ``count(text)``. If the text ends with that of a unit, its facts may have most of it."""
+        return count(text)
+
     @property
     @abstractmethod
     def binds_reasoning(self) -> Binding:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from proxy.compaction import keeps
 from proxy.compaction.named_files import Access, portable
-from proxy.compaction.shorten import SEARCHED
+from proxy.compaction.pieces import SEARCHED, pause, pieces
 
 Source = Literal["call", "said", "result"]
 """The place of a text: the arguments of a call, a message of the user or the assistant, or a result."""
@@ -201,6 +201,7 @@ class _Words:
         defined = _defined(text) if factor else ()
         seen: set[str] = set()
         for piece in _pieces(text):
+            pause()
             # Most words are plain, and not counting them takes a third of the time.
             counts = Counter(filterfalse(plain.__contains__, _words(piece)))
             for word, count in counts.items():
@@ -230,6 +231,7 @@ class _Words:
         """Add the names in the words to those that were found."""
         known = self._plain | self._mentions.keys()
         for word, mention in self._mentions.items():
+            pause()
             for kind, name in _classified(word, known, mention, self._proper):
                 if name in self._parameters:
                     continue
@@ -391,7 +393,7 @@ def search_in(text: str) -> Callable[[str], bool]:
 
     A name without white space is in a text if it's in one of the words. Most words occur many times.
     """
-    words = {word for piece in _pieces_between_words(text) for word in piece.split()}
+    words = {word for piece in pieces(text, _SPACE, PIECE) for word in piece.split()}
     distinct = "\n".join(words)
 
     def is_in(name: str) -> bool:
@@ -402,21 +404,6 @@ def search_in(text: str) -> Callable[[str], bool]:
         return any(searched.find(name, at, at + SEARCHED + len(name)) >= 0 for at in starts)
 
     return is_in
-
-
-def _pieces_between_words(text: str) -> Iterator[str]:
-    """Split a text at white space, so that no word is cut."""
-    start = 0
-    end = PIECE
-    while end < len(text):
-        space = _SPACE.search(text, end, end + SEARCHED)
-        if space is None:
-            end += SEARCHED
-            continue
-        yield text[start : space.start()]
-        start = space.end()
-        end = start + PIECE
-    yield text[start:]
 
 
 # How much likelier a kind is needed again than a word of code with the same mentions.
@@ -467,6 +454,7 @@ def _weigh(found: Names) -> Callable[[str], float]:
     log = math.log1p
 
     def weigh(name: str) -> float:
+        pause()
         mention = found[name]
         kind = mention.kind
         score = (

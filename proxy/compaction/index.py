@@ -14,6 +14,7 @@ from proxy.compaction import keeps
 from proxy.compaction.format import TextCounter
 from proxy.compaction.identifiers import FILES, Mention, Names, ranking, search_in
 from proxy.compaction.named_files import native
+from proxy.compaction.pieces import pause
 
 MARKS = {"written": " (written)", "read": " (read)"}
 """The kinds that the index lists first, each with its mark behind the folder."""
@@ -175,6 +176,7 @@ def _longer(files: Sequence[str]) -> dict[str, str]:
     roots: dict[str, Counter[str]] = {}
     longer: dict[str, str] = {}
     for name in sorted(files, key=lambda name: (-len(name), name)):
+        pause()
         whole = by_ending.get(f"/{_DOTS.sub('', name, 1)}")
         if whole is not None:
             longer[name] = whole

@@ -10,9 +10,10 @@ from typing import Any
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import PIECE, Part, Source
 from proxy.compaction.named_files import Access, argument_text, handles_files, named_files, parameters, parsed, portable
+from proxy.compaction.pieces import pause
 from proxy.compaction.turn import Turn
 
-_PATH = r"(?:[A-Za-z]:[\\/])?(?:[\w@.+~-]{1,100}[\\/]|[\\/]){0,30}[\w@.+-]{1,100}\.[A-Za-z]\w{0,7}"
+_PATH = r"(?:[A-Za-z]:[\\/])?(?:[\w@.+~-]{1,100}+[\\/]|[\\/]){0,30}[\w@.+-]{1,100}\.[A-Za-z]\w{0,7}"
 
 # A line of a search, of a compiler, or of a test: the path, and the number of the line.
 _LOCATED = re.compile(
@@ -62,6 +63,7 @@ class Origins:
         called = self._format.arguments(turn.raw) if turn.facts.calls else []
         found, targets = [Part("said", text)], []
         for tool, arguments in called:
+            pause()
             value = parsed(arguments)
             inside = argument_text(value)
             file = target(tool, value, inside)

@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heapreplace
 
 from proxy.compaction import keeps
 from proxy.compaction.format import TextCounter
+from proxy.compaction.pieces import SEARCHED
 
 Notable = Callable[[str, int], Sequence[str]]
 """Return the lines of a text to keep from its middle, at most so many characters."""
@@ -33,9 +34,6 @@ _PADDING = re.compile("={0,2}")
 _DATA_URL = re.compile(r"data:[\w/+.-]{3,60};base64,\Z")
 _LONGEST_START = 80
 """Characters before the base64 of a data URL, and a few more."""
-
-SEARCHED = 65_536
-"""Characters per search. No other thread runs meanwhile."""
 
 
 def without_base64(text: str, note: str) -> str:

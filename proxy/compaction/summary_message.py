@@ -14,10 +14,11 @@ from proxy.compaction.identifiers import FILES, Names, collect, ranking, search_
 from proxy.compaction.index import index as index_of
 from proxy.compaction.named_files import argument_text, parsed
 from proxy.compaction.origins import Origins
+from proxy.compaction.pieces import SEARCHED, pause, pieces
 from proxy.compaction.plans import newest_plan
 from proxy.compaction.rule_files import MARKS, project_folders, rules_read
 from proxy.compaction.rules import Rules, SectionLimits
-from proxy.compaction.shorten import SEARCHED, middle_cut
+from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
 
 TAG = "conversation_summary"
@@ -54,8 +55,7 @@ _INTRODUCTION = (
 _KEPT = "The complete earlier messages are in the archive as {id}."
 # A model may read a tag with spaces as a tag.
 _FENCE = re.compile(rf"<(?=\s{{0,4}}/?\s{{0,4}}(?:{TAG}|user_message)\b)", re.IGNORECASE)
-_LONGEST_TAG = 64
-"""Characters, and a few more."""
+_BEFORE_TAG = re.compile("(?=<)")
 _PLAN_MARKER = "\n[… the proxy left out {tokens} tokens of this plan …]\n"
 _MESSAGE_MARKER = "\n[… the proxy left out {tokens} tokens of this message …]\n"
 _SUMMARY_MARKER = "\n[… the proxy left out {tokens} tokens of the summary …]\n"
@@ -67,8 +67,10 @@ _RULES = "[Sentences from them that state rules, word for word:]"
 
 def collect_names(turns: Sequence[Turn], earlier: Names | None, format: Format, start: int = 0) -> Names:
     """Return the names in turns, after those of ``earlier`` turns. ``start`` is the position of the first turn."""
-    origins = Origins(format)
-    messages = [origins.parts(position, turn) for position, turn in enumerate(turns, start)]
+    origins, messages = Origins(format), []
+    for position, turn in enumerate(turns, start):
+        pause()
+        messages.append(origins.parts(position, turn))
     return collect(messages, earlier, origins.files, start, origins.parameters)
 
 
@@ -119,15 +121,24 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     """
     introduction = _INTRODUCTION if parts.id is None else f"{_INTRODUCTION} {_KEPT.format(id=parts.id)}"
     count = format.text_tokens
-    said_by = [
-        (format.speaker(turn.raw), format.user_text(turn.raw)) for turn in parts.dropped if turn.facts.kind == "user"
-    ]
+    quoted = [turn for turn in parts.dropped if turn.facts.kind == "user"]
+    said_by = [(format.speaker(turn.raw), format.user_text(turn.raw)) for turn in quoted]
+    sizes = {
+        text: format.counted(turn, text, count)
+        for turn, (_, words) in zip(quoted, said_by, strict=True)
+        for text in (fenced(said) for said, _ in words)
+    }
     texts = [text for _, words in said_by for text, _ in words]
     labels = [label for _, words in said_by for _, label in words]
     names = [name for name, words in said_by for _ in words]
     read = _rules_read(parts, int(limits.users * keeps.FILES_PART), format)
     most = limits.users - count(read)
-    users = "\n".join(user_messages(texts, most, count, labels, names, keep_first=rules.user_messages.keep_first))
+    keep_first = rules.user_messages.keep_first
+
+    def sized(text: str) -> int:
+        return sizes[text] if text in sizes else count(text)
+
+    users = "\n".join(user_messages(texts, most, sized, labels, names, keep_first=keep_first))
     if parts.omitted:
         users = "\n".join(filter(None, (users, _OMITTED_SYSTEM.format(count=parts.omitted))))
     # Escaping tags may make the summary longer than its limit.
@@ -310,18 +321,7 @@ def _has_mark(raw: bytes) -> bool:
 
 def fenced(text: str) -> str:
     """Escape everything in a text that could open or close one of the summary message's tags."""
-    if len(text) <= SEARCHED:
-        return _FENCE.sub("&lt;", text)
-    pieces: list[str] = []
-    start = 0
-    while start < len(text):
-        # No match goes beyond the next "<".
-        border = text.find("<", start + SEARCHED)
-        end = len(text) if border < 0 else border
-        searched = min(end, start + SEARCHED + _LONGEST_TAG)
-        pieces += (_FENCE.sub("&lt;", text[start:searched]), text[searched:end])
-        start = end
-    return "".join(pieces)
+    return "".join([_FENCE.sub("&lt;", piece) for piece in pieces(text, _BEFORE_TAG)])
 
 
 def _block(text: str, label: str, name: str = "") -> str:

@@ -18,7 +18,7 @@ from proxy.dialects.walk import file_text
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA, Media, data_in
-from proxy.tokens.text import check, count, dump, encoding, escaped, loaded
+from proxy.tokens.text import TextCount, check, count, dump, encoding, escaped, loaded
 
 CALL = 3
 """Tokens of a call's frame, and of a tool's."""
@@ -39,6 +39,7 @@ class Counter(ABC):
         if not loaded(profile.tokenizer):
             check(profile.tokenizer)
         self.profile = profile
+        self.text = TextCount(profile.tokenizer, profile.token_ratio)
         self._media = Media(profile.images)
 
     @classmethod
@@ -60,10 +61,6 @@ class Counter(ABC):
     def _encoding(self) -> tiktoken.Encoding:
         return encoding(self.profile.tokenizer)
 
-    def text(self, text: str) -> int:
-        """Return the tokens of text without a frame."""
-        return self._scaled(count(self._encoding, text))
-
     @abstractmethod
     def at_most(self, raw: bytes) -> float:
         """Return an upper bound for a body's tokens, without tokenizing."""
@@ -73,8 +70,7 @@ class Counter(ABC):
         """Return a request's tokens outside its units. ``fields`` are those of ``Request.overhead_fields``."""
 
     def _scaled(self, tokens: int) -> int:
-        # Subtract a billionth so that 1.1 times 10 is 11 and not 12.
-        return max(0, math.ceil(tokens * self.profile.token_ratio - 1e-9))
+        return self.text.scaled(tokens)
 
     def _count(self, value: object) -> int:
         return count(self._encoding, dump(value))

@@ -36,6 +36,7 @@ from proxy.dialects.walk import (
     without_notes,
 )
 from proxy.tokens.media import MEDIA_LABELS, has_remote_media
+from proxy.tokens.text import TextCount
 
 T = TypeVar("T")
 
@@ -280,7 +281,7 @@ class Units(Format, Generic[Unit]):
         return raw
 
     def read(self, raw: bytes) -> Facts:
-        unit, large = self.decoded(raw), len(raw) > PIECE
+        unit, large, estimated = self.decoded(raw), len(raw) > PIECE, has_remote_media(raw)
         kind = self.kind(unit)
         facts = Facts(
             kind=kind,
@@ -289,7 +290,8 @@ class Units(Format, Generic[Unit]):
             digest=digest(meaning(unit, self.TABLE), large=large),
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
-            media=self.media_in(unit) if has_remote_media(raw) else (),
+            media=self.media_in(unit) if estimated else (),
+            estimated=estimated,
             foreign=kind == "user" and self.summary_in(unit) is not None,
             empty=kind == "assistant" and self.is_empty(unit),
             links=self.links(unit),
@@ -311,6 +313,23 @@ class Units(Format, Generic[Unit]):
 
     def text_tokens(self, text: str) -> int:
         return self._text_tokens(text)
+
+    def counted(self, turn: Turn, text: str, count: TextCounter) -> int:
+        facts, own, said = turn.facts, self._text_tokens, list[str]()
+        if not isinstance(own, TextCount) or not isinstance(count, TextCount) or own.tokenizer != count.tokenizer:
+            return count(text)
+        # If most of a unit isn't text, counting the text is faster.
+        if own.ratio < 1 or facts.media or facts.apart or facts.parallel or 2 * len(text) < len(turn.raw):
+            return count(text)
+
+        def taken(text: str) -> str:
+            said.append(text)
+            return ""
+
+        bare = self.walked(self.decoded(turn.raw), taken, None)
+        if len(said) != 1 or not text.endswith(said[0]) or 2 * len(said[0]) < len(turn.raw):
+            return count(text)
+        return count.ending(text, said[0], own.unscaled(facts.tokens) - own.unscaled(self._count(bare)))
 
     def media_in(self, unit: Unit) -> tuple[str, ...]:
         """Return the kind of each image, audio, video, and file in a unit."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from proxy.tokens.text import begin_thread
+from proxy.compaction.pieces import begin_thread
 
 T = TypeVar("T")
 

@@ -23,7 +23,6 @@ from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
 from proxy.pipeline.counting_thread import CountingThread
 from proxy.store.cache_capacity import SLACK, CacheCapacity
-from proxy.tokens.media import has_remote_media
 
 T = TypeVar("T")
 
@@ -154,7 +153,6 @@ class CounterFacts:
         if known is not None:
             return known
         facts = self.counter.format.read(raw)
-        facts.estimated = has_remote_media(raw)
         self._memory.add(self._key, tenant, key, facts)
         return facts
 

@@ -19,6 +19,7 @@ import structlog
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
+from proxy.compaction.pieces import pieces, sub
 from proxy.compaction.shorten import keep_ends
 from proxy.compaction.turn import Turn
 
@@ -35,7 +36,7 @@ ALL_SECONDS = 5.0
 # Keys by prefix. A key has a digit; a CSS class name like `sk-fading-circle` has none.
 _KEYS = re.compile(
     r"""(?<![A-Za-z0-9])(?:
-    sk-(?=[A-Za-z_-]{0,100}\d)[A-Za-z0-9_-]{20,}                  # OpenAI, Anthropic, OpenRouter, DeepSeek
+    sk-(?=[A-Za-z_-]{0,100}+\d)[A-Za-z0-9_-]{20,}                  # OpenAI, Anthropic, OpenRouter, DeepSeek
   | (?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,} | whsec_[A-Za-z0-9+/=]{24,}                  # Stripe
   | gh[pousr]_[A-Za-z0-9]{30,} | github_pat_[A-Za-z0-9_]{40,}     # GitHub
   | glpat-[A-Za-z0-9_-]{20,}                                      # GitLab
@@ -45,7 +46,9 @@ _KEYS = re.compile(
   | hf_[A-Za-z0-9]{30,} | gsk_[A-Za-z0-9]{40,} | xai-[A-Za-z0-9]{40,}                     # Hugging Face, Groq, xAI
   | npm_[A-Za-z0-9]{36} | pypi-AgE[A-Za-z0-9_-]{40,} | dop_v1_[0-9a-f]{64}
   | SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}                    # SendGrid
-  | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){0,3}                      # JWT, JWE
+    # JWT, JWE. If "eyJ" occurs more often before the first dot, each part is searched once, from the last ones on.
+  | (?=eyJ[A-Za-z0-9_-]{8})(?:eyJ(?:(?![_-]eyJ)[A-Za-z0-9_-])*+[_-]){0,8}+eyJ(?:(?![_-]eyJ)[A-Za-z0-9_-])*+
+    \.[A-Za-z0-9_-]{8,}+(?:\.[A-Za-z0-9_-]*+){0,3}
     )""",
     re.VERBOSE,
 )
@@ -125,7 +128,6 @@ _COMMAND = re.compile(
 
 # Each pattern with lowercase literals. The pattern runs only on texts that contain one of them.
 _RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
-    (_PEM, ("private key",)),
     (_URL, ("://",)),
     (_KEYS, ()),
     (_BEARER, ("bearer", "basic")),
@@ -133,6 +135,10 @@ _RULES: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
     (_ASSIGNED, ("pass", "pwd", "secret", "key", "token", "credential", "authorization")),
     (_COMMAND, ("--", "curl")),
 )
+_NEEDLES = re.compile("pass|pwd|secret|key|token|credential|authorization", re.IGNORECASE)
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+# A command's option may be after the end of a line.
+_LINE_END = re.compile(r"\n(?!-)")
 
 
 class Redaction:
@@ -150,10 +156,9 @@ class Redaction:
     def __call__(self, text: str) -> str:
         """Replace each secret and match with ``[redacted]``. The names of the secrets stay."""
         if self._secrets:
-            lower = text.lower()
-            for pattern, needles in _RULES:
-                if not needles or any(needle in lower for needle in needles):
-                    text = pattern.sub(_blacked_out, text)
+            if "PRIVATE KEY" in text:
+                text = _PEM.sub(_blacked_out, text)
+            text = "".join(map(_redacted, pieces(text, _LINE_END)))
         return self._without_matches(text) if self._patterns else text
 
     def _without_matches(self, text: str) -> str:
@@ -167,6 +172,19 @@ class Redaction:
             text = REDACTED
         self._left = max(0.0, self._left - (time.thread_time() - began))
         return text
+
+
+def _redacted(text: str) -> str:
+    """Redact whole lines. No secret except a private key goes beyond its line."""
+    lower = text.casefold()
+    for pattern, needles in _RULES:
+        if needles and not any(needle in lower for needle in needles):
+            continue
+        # This search is slow, and few lines need it.
+        parts = _LINE.findall(text) if pattern is _ASSIGNED else [text]
+        chosen = _NEEDLES.search if pattern is _ASSIGNED else bool
+        text = "".join([sub(pattern, _blacked_out, part) if chosen(part) else part for part in parts])
+    return text
 
 
 def _blacked_out(match: re.Match[str]) -> str:
@@ -188,10 +206,13 @@ Clean = Callable[[str], str]
 _MARKER = "\n[… {characters} characters left out …]\n"
 # Long runs of base64 carry no readable content.
 _BASE64 = re.compile(
-    r"data:[\w/+.;=-]{3,80};base64,[A-Za-z0-9+/_-]{40,}={0,2}|[A-Za-z0-9+/]{400,}={0,2}"
-    # Base64 in lines, as mail and the `base64` command write it.
-    r"|(?<![A-Za-z0-9+/])(?:[A-Za-z0-9+/]{60,76}(?:\r?\n|(?:\\r)?\\n)){4,}[A-Za-z0-9+/]{0,76}={0,2}"
+    r"data:[\w/+.;=-]{3,80};base64,[A-Za-z0-9+/_-]{40,}={0,2}|(?<![A-Za-z0-9+/])(?:[A-Za-z0-9+/]{400,}={0,2}"
+    # Base64 in lines, as mail and the `base64` command write it, and a run that goes on behind them.
+    r"|(?:[A-Za-z0-9+/]{60,76}(?:\r?\n|(?:\\r)?\\n)){4,}[A-Za-z0-9+/]{0,76}(?P<more>[A-Za-z0-9+/]{400,})?={0,2})"
 )
+_SHORTEST_WORD = 56
+"""Characters of the shortest data URL in the expression. Lines are longer."""
+_BESIDE_BASE64 = re.compile(r"[^\w/+.;=,:\\\r\n-]")
 # A block in a tag or a fence, by the start of its first line.
 _OPENING = re.compile(r"^[ \t]{0,8}(?:<([A-Za-z][\w-]{0,60})[^<>\n]{0,200}>|(```|~~~))", re.MULTILINE)
 _SYMBOLS = re.compile(r"[!-@\[-`{-~]")
@@ -200,12 +221,12 @@ _SYMBOLS = re.compile(r"[!-@\[-`{-~]")
 _FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary|language_sample)\b)", re.IGNORECASE)
 
 
-def entries(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> list[str]:
-    """Return one non-empty text per message, in order. Only the last of identical system messages stays."""
+def entries(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> list[tuple[Turn, str]]:
+    """Return each message with its text, in order. Only the last of identical system messages stays."""
     last = {turn.facts.digest: index for index, turn in enumerate(turns) if turn.facts.kind == "system"}
     once = (turn for index, turn in enumerate(turns) if last.get(turn.facts.digest, index) == index)
-    texts = (_entry(turn, format, clean or str) for turn in once)
-    return [fenced(text) for text in texts if text]
+    texts = ((turn, _entry(turn, format, clean or str)) for turn in once)
+    return [(turn, fenced(text)) for turn, text in texts if text]
 
 
 def language_sample(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> str | None:
@@ -216,10 +237,12 @@ def language_sample(turns: Sequence[Turn], format: Format, clean: Clean | None =
         if len(text) > 2 * SAMPLED:
             text = f"{text[:SAMPLED]}\n\n{text[-SAMPLED:]}"
         # Redact a longer excerpt first, because a truncated secret isn't recognizable.
-        own = _own_words((clean or str)(_BASE64.sub("", text)).strip())
-        if any(map(str.isalpha, own)) and len(parts) < keeps.SAMPLED_MESSAGES:
+        own = _own_words((clean or str)(_without_base64(text, "")).strip())
+        if any(map(str.isalpha, own)):
             fits = len(own) <= 2 * keeps.SAMPLE_CHARACTERS
             parts.append(own if fits else f"{own[: keeps.SAMPLE_CHARACTERS]} … {own[-keeps.SAMPLE_CHARACTERS :]}")
+            if len(parts) == keeps.SAMPLED_MESSAGES:
+                break
     return fenced("\n".join(parts)) or None
 
 
@@ -269,8 +292,21 @@ def _entry(turn: Turn, format: Format, clean: Clean) -> str:
 
 
 def _clip(text: str, characters: int) -> str:
-    text = _BASE64.sub("[base64 data]", text)
+    text = _without_base64(text, "[base64 data]")
     return text if len(text) <= characters else keep_ends(text, characters, len(text) // 4, _MARKER)
+
+
+def _without_base64(text: str, note: str) -> str:
+    """Replace runs of base64 by a note. Most pieces of a text have no word that is long enough."""
+
+    def noted(match: re.Match[str]) -> str:
+        return note if match["more"] is None else 2 * note
+
+    return "".join([_BASE64.sub(noted, piece) if _has_long(piece) else piece for piece in pieces(text, _BESIDE_BASE64)])
+
+
+def _has_long(text: str) -> bool:
+    return len(max(text.split(), key=len, default="")) >= _SHORTEST_WORD
 
 
 WORDS_PER_TOKEN = 0.6

@@ -42,8 +42,9 @@ class TranscriptWriter(SummaryWriter):
 
 async def write(task: SummaryTask, model: UpstreamSummaryModel) -> str:
     """Return the text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
-    texts = await asyncio.to_thread(entries, task.turns, task.format, task.redact)
-    sizes = await asyncio.to_thread(lambda: [model.count(text) + 2 for text in texts])
+    said = await asyncio.to_thread(entries, task.turns, task.format, task.redact)
+    texts, counted = [text for _, text in said], task.format.counted
+    sizes = await asyncio.to_thread(lambda: [counted(turn, text, model.count) + 2 for turn, text in said])
     if task.trim is not None:
         texts, sizes = newest(texts, sizes, task.trim, model.count)
     if not texts:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock, local
+from threading import Lock
 from typing import NamedTuple
 
 import tiktoken
 
+from proxy.compaction.pieces import pause
 from proxy.errors import ConfigurationError
 
 PIECE = 65_536
@@ -28,6 +31,7 @@ change the count. If a piece ends with a long run of other characters, its cut a
 
 # Between such characters, every encoding begins a new token. The second one begins a word.
 _CUT = re.compile(r"[a-z](?= [a-z])|\n(?=[a-z0-9])")
+_WORD_END = re.compile(r"[a-z](?= [a-z])")
 _CUT_IN = 1_000
 
 SHORT = 1_000
@@ -40,8 +44,7 @@ def count(encoding: tiktoken.Encoding, text: str) -> int:
     """Return the tokens of ``text``. Special tokens count as ordinary text. Lone surrogates are allowed."""
     if not text:
         return 0
-    if _here.pause is not None:
-        _here.pause()
+    pause()
     if len(text) > PIECE:
         return sum([count(encoding, piece) for piece in _pieces(text)])
     if len(text) <= SHORT:
@@ -51,6 +54,36 @@ def count(encoding: tiktoken.Encoding, text: str) -> int:
     except ValueError:
         # A text never has more tokens than bytes.
         return len(text.encode("utf-8", "surrogatepass"))
+
+
+@dataclass(frozen=True, slots=True)
+class TextCount:
+    """Counts text as a model's provider does: the tokens of a tokenizer, times a ratio."""
+
+    tokenizer: str
+    ratio: float
+
+    def __call__(self, text: str) -> int:
+        """Return the tokens of text without a frame."""
+        return self.scaled(count(encoding(self.tokenizer), text))
+
+    def scaled(self, tokens: int) -> int:
+        # Subtract a billionth so that 1.1 times 10 is 11 and not 12.
+        return max(0, math.ceil(tokens * self.ratio - 1e-9))
+
+    def unscaled(self, tokens: int) -> int:
+        """Return the tokens that ``scaled`` took. The ratio must be at least 1."""
+        return int((tokens + 1e-9) / self.ratio)
+
+    def ending(self, text: str, end: str, tokens: int) -> int:
+        """Return the tokens of text, of which ``end`` has unscaled ``tokens``."""
+        if text == end:
+            return self.scaled(tokens)
+        cut = None if len(text) > PIECE else _WORD_END.search(end, 0, _CUT_IN)
+        if cut is None:
+            return self(text)
+        start, used = text[: len(text) - len(end) + cut.end()], encoding(self.tokenizer)
+        return self.scaled(count(used, start) - count(used, end[: cut.end()]) + tokens)
 
 
 def _pieces(text: str) -> Iterator[str]:
@@ -110,19 +143,6 @@ def _leaves(value: object) -> str:
         else:
             texts.append("null")
     return " ".join(texts)
-
-
-class _ThisThread(local):
-    pause: Callable[[], None] | None = None
-    """Called before each text and each piece of a long one."""
-
-
-_here = _ThisThread()
-
-
-def begin_thread(pause: Callable[[], None]) -> None:
-    """Prepare a thread that counts a lot. ``pause`` is called before each text and each piece of a long one."""
-    _here.pause = pause
 
 
 class _File(NamedTuple):

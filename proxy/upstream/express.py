@@ -18,6 +18,7 @@ from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 from aiohttp.helpers import TimerNoop
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import StreamReader
 from multidict import CIMultiDictProxy
 from yarl import URL
@@ -50,13 +51,16 @@ _PARTS: dict[Callable[..., Any], Sequence[str]] = {
     Connection.close: (),
     StreamReader.on_eof: ("callback",),
     StreamReader.set_exception: ("exc",),
+    ClientRequest: ("method", "url", "loop", "session"),
 }
+_ATTRIBUTES = ((ClientRequest, "request_info"), (RawResponseMessage, "code"), (RawResponseMessage, "headers"))
 
 
 def check() -> None:
     """Raise ``RuntimeError`` if the installed aiohttp has other parts than this module uses."""
-    for part, names in _PARTS.items():
-        if not set(names) <= set(inspect.signature(part).parameters):
+    missing = [part for part, name in _ATTRIBUTES if not hasattr(part, name)]
+    for part in (*missing, *_PARTS):
+        if part in missing or not set(_PARTS[part]) <= set(inspect.signature(part).parameters):
             raise RuntimeError(
                 f"aiohttp {aiohttp.__version__} isn't supported: {part.__qualname__} has changed. "
                 "Install the version in requirements.lock."

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from operator import and_, eq
 from unicodedata import combining, east_asian_width
 
-from proxy.compaction.shorten import SEARCHED
+from proxy.compaction.pieces import SEARCHED
 
 MOST_CHARACTERS = 1_000_000
 """Longer texts stay as they are."""

@@ -5,13 +5,21 @@ from __future__ import annotations
 import base64
 import json
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from proxy.compaction import keeps
+from proxy.compaction.format import Format
 from proxy.compaction.turn import Turn
-from proxy.summary.prompt import Redaction, entries, language_sample
+from proxy.summary import prompt
+from proxy.summary.prompt import Clean, Redaction, language_sample
 from tests.kit.summary_conversation import FORMAT, calling, turn
+
+
+def entries(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> list[str]:
+    """Return the texts of the messages."""
+    return [text for _, text in prompt.entries(turns, format, clean)]
 
 
 def test_roles_calls_and_results_are_labelled_and_empty_messages_left_out() -> None:

@@ -201,6 +201,21 @@ def test_a_changed_aiohttp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         express.check()
 
 
+@pytest.mark.parametrize("place", range(len(express._ATTRIBUTES)))
+def test_an_aiohttp_without_an_attribute_is_reported(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    attributes = list(express._ATTRIBUTES)
+    attributes[place] = attributes[place][0], "gone"
+    monkeypatch.setattr(express, "_ATTRIBUTES", attributes)
+    with pytest.raises(RuntimeError, match=r"aiohttp \d.* isn't supported: .* has changed"):
+        express.check()
+
+
+def test_an_aiohttp_whose_request_takes_other_arguments_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(express._PARTS, express.ClientRequest, ("method", "gone"))
+    with pytest.raises(RuntimeError, match="ClientRequest has changed"):
+        express.check()
+
+
 def test_an_aiohttp_with_other_parts_costs_time_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "proxy.upstream.express", None)  # its import raises ImportError
     connections._express.cache_clear()
