@@ -30,10 +30,13 @@ def pause() -> None:
 
 def pieces(text: str, border: re.Pattern[str], length: int = SEARCHED) -> Iterator[str]:
     """Yield a text in pieces that end behind a border. A piece is longer only if it has no border."""
-    start = 0
-    while len(text) - start > length and (found := border.search(text, start + length)) is not None:
-        yield text[start : found.end()]
-        start = found.end()
+    start, place = 0, length
+    while len(text) > place:
+        found = border.search(text, place, place + SEARCHED)
+        place += SEARCHED
+        if found is not None:
+            yield text[start : found.end()]
+            start, place = found.end(), found.end() + length
         pause()
     yield text[start:]
 

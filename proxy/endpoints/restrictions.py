@@ -211,12 +211,11 @@ def _check_names(caller: Caller, field: str, value: Any, names: bool | None) -> 
         names, inner = left.pop()
         if isinstance(inner, dict):
             chooses = names is not None or ("type" in inner and "role" not in inner)
+            called = "name" in inner or str(inner.get("type")).endswith("tool_use")
             for key, one in inner.items():
                 if key in _PARAMETERS and isinstance(one, dict):
                     left += [(False, schema) for schema in one.values()]
-                elif key in _EXAMPLES or (
-                    names is None and (key in _ARGUMENTS or (key == "input" and "name" in inner))
-                ):
+                elif key in _EXAMPLES or (names is None and (key in _ARGUMENTS or (key == "input" and called))):
                     continue
                 elif chooses and _names_model(key):
                     left.append((True, one))

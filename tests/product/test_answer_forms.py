@@ -66,7 +66,7 @@ REPEATED: Object = {"index": 0, "finish_reason": "stop", "message": {"content": 
 SECOND: Object = {**FRAME, "choices": [{"index": 1, "delta": {"content": "other"}, "finish_reason": "length"}]}
 STOP = chunk({}, "stop")
 STREAMS: dict[str, tuple[Sent, Said]] = {
-    "half a pair": (stream(chunk({"content": "h\ud83d"}), chunk({"content": "i"}), STOP), Said(text="h?i")),
+    "half a pair": (stream(chunk({"content": "h\ud83d"}), chunk({"content": "i"}), STOP), Said(text="h\ufffdi")),
     "infinity": (stream(HI, chunk({}, "stop", logprobs=float("-inf"))), Said(text="hi")),
     "no delta": (stream(WITHOUT_DELTA, HI, WITHOUT_DELTA, STOP), Said(text="hi")),
     "no choices": (stream({**FRAME, "choices": []}, HI, {}, {**FRAME, "choices": None}, STOP), Said(text="hi")),
@@ -89,7 +89,7 @@ STREAMS: dict[str, tuple[Sent, Said]] = {
     "an error alone": (stream(HI, {"object": "error", "message": "no", "code": 500}), Said(end="error")),
 }
 WHOLE: dict[str, tuple[Object, Said]] = {
-    "infinity": (completion({"content": "h\ud83d"}, logprobs=float("-inf")), Said(text="h?")),
+    "infinity": (completion({"content": "h\ud83d"}, logprobs=float("-inf")), Said(text="h\ufffd")),
     "no usage": ({**completion({"content": "hi"}), "usage": None}, Said(text="hi")),
     "other usage": (
         completion({"content": "hi"}, usage={"input_tokens": 9, "output_tokens": 4.0, "prompt_tokens_details": []}),

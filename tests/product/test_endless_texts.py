@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from proxy.compaction.stages import evict_results
-from proxy.pipeline import facts_cache
+from proxy.dialects import units
 from proxy.tokens.text import count, encoding
 from tests.kit.messages import assistant, call, result
 from tests.kit.scripted import PROFILE, behind, chat
@@ -49,7 +49,7 @@ class Endless:
 
 @pytest.fixture(params=["count", "shorten"])
 def endless(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Endless:
-    made, place = Endless(), {"count": (facts_cache, "has_remote_media"), "shorten": (evict_results, "lossless")}
+    made, place = Endless(), {"count": (units, "has_remote_media"), "shorten": (evict_results, "lossless")}
     module, name = place[request.param]
     monkeypatch.setattr(module, name, made.instead(getattr(module, name)))
     return made

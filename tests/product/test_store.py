@@ -157,7 +157,7 @@ def test_forgetting_a_caller_drops_what_the_server_remembers_of_its_conversation
     with serve(stand_in().app) as upstream:
         settings = load(write_config(configuration(upstream, tmp_path), tmp_path), {})
         app = create_app(settings)
-        answering = app._conversations["/v1/chat/completions"]._answering
+        answering = app._conversations["/v1/chat/completions"].answering
         caches = (answering.costs._seen, answering.feedback._turns)
         with serve(app) as url:
             for key in (CALLER, "sk-other"):
