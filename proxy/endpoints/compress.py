@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from proxy.compaction.stages.evict_results import ResultRules
-from proxy.dialects.apis import DIALECTS, archived_text, body_of, recognized
+from proxy.dialects.apis import DIALECTS, body_of, recognized
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of, listed, value_of
 from proxy.endpoints.conversations import Conversations, identity_headers, outcome_headers
@@ -29,7 +29,7 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, rea
 from proxy.pipeline.exchange import Exchange, begin_request
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.runtime import Runtime
-from proxy.recall.search import read
+from proxy.recall.search import original
 from proxy.recall.tool import Query
 from proxy.telemetry.record import record_of
 
@@ -218,7 +218,7 @@ class Retrieve(ArchiveEndpoint):
         if query is not None and not isinstance(query, str):
             raise BadBody("'query' must be the words to look for.", param="query")
         found = await self.entry(tenant, id)
-        text = await asyncio.to_thread(_original, found.messages)
+        text = await asyncio.to_thread(original, found.messages)
         if query:
             archive = self._service.archive_reader.conversation(tenant)
             try:
@@ -226,11 +226,6 @@ class Retrieve(ArchiveEndpoint):
             finally:
                 archive.close()
         return msgspec.json.encode({"hash": id, "original_content": text, "complete": found.complete})
-
-
-def _original(messages: Sequence[bytes]) -> str:
-    """Return the text of one message, or of several with their roles."""
-    return archived_text(messages[0])[1] if len(messages) == 1 else read(messages).text
 
 
 async def _send(send: Send, body: bytes, headers: list[tuple[str, str]]) -> None:
