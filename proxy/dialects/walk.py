@@ -176,10 +176,8 @@ def opening_of(content: object, table: Table) -> str:
 
     Reminders don't count.
     """
-    given = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    parts = given if isinstance(given, list) else []
-    texts = [without_notes(part["text"])[:OPENING] for part in parts if is_text(part, table)]
-    if not any(texts) or len(texts) < len(parts):
+    texts = [without_notes(text)[:OPENING] for text in _own_texts(content, table)]
+    if not any(texts) or (isinstance(content, list) and len(texts) < len(content)):
         return ""
     begins = "\0".join(filter(None, texts))
     digest = hashlib.sha256(begins.encode("utf-8", "surrogatepass")).hexdigest()[:16]
