@@ -24,6 +24,7 @@ from cachetools import TTLCache
 from proxy.constants import DAY
 from proxy.dialects.chat.alternation import NOTE, alternating_messages
 from proxy.store.forgetting import drop
+from proxy.tokens.media import MEDIA_LABELS
 
 MODELS = 10_000
 """Models of tenants that are remembered."""
@@ -71,12 +72,6 @@ _NO_EFFORT = ("none", "off", "disabled")
 SCALE = (*_NO_EFFORT, "minimal", "low", "medium", "default", "high", "xhigh", "max")
 """Efforts, from the least to the most. ``default`` is about as much as ``medium``."""
 
-_MEDIA_PARTS = {
-    **dict.fromkeys(("image_url", "input_image", "image"), "image"),
-    **dict.fromkeys(("input_audio", "audio"), "audio"),
-    **dict.fromkeys(("file", "input_file", "document"), "file"),
-    **dict.fromkeys(("video_url", "input_video", "video"), "video"),
-}
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _UNCHECKED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
 """See https://ai.google.dev/gemini-api/docs/thought-signatures: for calls that another model wrote."""
@@ -269,7 +264,7 @@ def _labelled(content: Any) -> Any:
 
 
 def _media_kind(part: Any) -> str | None:
-    return _MEDIA_PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+    return MEDIA_LABELS.get(str(part.get("type"))) if isinstance(part, dict) else None
 
 
 _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
