@@ -113,7 +113,6 @@ class Compress:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use POST.")
             request = begin_request(self._service, scope, forwarded=False)
-            await self._service.money.spending.check(request.caller)
             with self._service.access.bodies.lease() as held:
                 async with self._service.access.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
