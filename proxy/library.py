@@ -24,7 +24,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 import msgspec
 
 from proxy.config.loading import policy_from
-from proxy.dialects.apis import DIALECTS, archived_text, body_of, recognized
+from proxy.dialects.apis import DIALECTS, body_of, recognized
 from proxy.dialects.request import fields_of
 from proxy.errors import ProxyError, UpstreamError
 from proxy.limits.profiles import Profiles
@@ -34,7 +34,7 @@ from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.measures import Measures
 from proxy.pipeline.rules import bounds_of, rules_for
-from proxy.recall.search import read
+from proxy.recall.search import original
 from proxy.store import open_store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel
@@ -117,9 +117,7 @@ class Compaction:
     def original(self, id: str) -> str | None:
         """Return the text of what a note in a message names by an id; ``None`` if there is none."""
         found = self._in_loop(self._archive.fetch("", id)).result()
-        if found is None:
-            return None
-        return archived_text(found.messages[0])[1] if len(found.messages) == 1 else read(found.messages).text
+        return None if found is None else original(found.messages)
 
     def close(self) -> None:
         """Drop everything."""

@@ -50,15 +50,11 @@ NOTHING = Live()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """A part that puts something into effect: the index of its message, and its units.
-
-    ``first`` means that it's in the first message of the user.
-    """
+    """A part that puts something into effect: the index of its message, and its units."""
 
     index: int
     keys: Effect
     units: tuple[tuple[int, Turn], ...]
-    first: bool = False
 
     @property
     def is_note(self) -> bool:
@@ -96,8 +92,7 @@ def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, form
     parts = _Parts(body, format)
     for group, (start, end) in enumerate(zip(starts, [*starts[1:], len(body)], strict=True)):
         found = [part for index in range(start, end) for part in parts.of(start, index)]
-        found = [replace(part, first=part.index == first) for part in found]
-        found = [part for part in found if part.first or not part.keys[0].startswith(COUNTER)]
+        found = [part for part in found if part.index == first or not part.keys[0].startswith(COUNTER)]
         for part in found:
             for key in part.keys:
                 newest.pop(key, None)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from proxy.compaction.pieces import sub
 from proxy.constants import UNDECODABLE
 from proxy.dialects.parts import SILENT, Table
 from proxy.dialects.walk import row_of
@@ -28,8 +29,6 @@ _WORD = 100
 
 _SIGNED = ("ignature=", "sig=", "oken=")
 _SIGNED_QUERY = re.compile(r"""\?[^\s"'<>?]*?(?:ignature|sig|oken)=[^\s"'<>?]*""")
-_SEARCHED = 65_536
-"""Characters per search. No other thread runs during one."""
 
 DEEPEST = 64
 """Levels of nesting. Deeper messages aren't read, because they could exceed the interpreter's recursion limit."""
@@ -101,8 +100,7 @@ def _unsigned(text: str) -> str:
     """Return a text without the queries of signed URLs."""
     if "?" not in text or not any(word in text for word in _SIGNED):
         return text
-    pieces = (text[start : start + _SEARCHED] for start in range(0, len(text), _SEARCHED))
-    return "".join([_SIGNED_QUERY.sub("", piece) for piece in pieces])
+    return sub(_SIGNED_QUERY, lambda _: "", text)
 
 
 def too_deep(value: object) -> bool:

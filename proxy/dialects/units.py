@@ -17,7 +17,7 @@ from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
 from proxy.compaction.reminders import sparing
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, Turn
+from proxy.compaction.turn import Call, Effect, Facts, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.identity import DEEPEST, digest, meaning, too_deep
@@ -219,23 +219,17 @@ class Units(Format, Generic[Unit]):
     def own_texts(self, unit: Unit) -> list[tuple[str, str]]:
         """Return the user's own texts in a unit without such a summary, each with a label for its media."""
 
+    @abstractmethod
     def links(self, unit: Unit) -> Links:
         """Return how a unit belongs to others, besides calls and results of the client."""
-        return NO_LINKS
 
+    @abstractmethod
     def effects(self, unit: Unit) -> tuple[Effect, ...]:
         """Return what a unit puts into effect for the rest of the conversation."""
-        return ()
 
-    def in_effect(self, raw: bytes) -> Sequence[bytes]:
-        return ()
-
-    def single_calls(self, raw: bytes) -> Mapping[str, bytes]:
-        return {}
-
+    @abstractmethod
     def opening(self, unit: Unit) -> str:
         """Return how a user's unit begins; empty if it has anything but texts."""
-        return ""
 
     # How its calls and results are written.
 

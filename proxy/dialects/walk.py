@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any
 
 from proxy.compaction.reminders import split_notes
@@ -95,13 +96,13 @@ def rewritten(
 def _at(value: Any, path: Sequence[str], table: Table, change: Change | None, swap: Swap | None) -> Any:
     if isinstance(value, list) and path:
         items = [_at(item, path[path[0] == "*" :], table, change, swap) for item in value]
-        return value if all(map(_same, items, value)) else items
+        return value if all(map(is_, items, value)) else items
     if path:
         if not isinstance(value, dict):
             return value
         if path[0] == "*":
             made = {name: _at(item, path[1:], table, change, swap) for name, item in value.items()}
-            return value if all(map(_same, made.values(), value.values())) else made
+            return value if all(map(is_, made.values(), value.values())) else made
         if path[0] not in value:
             return value
         new = _at(value[path[0]], path[1:], table, change, swap)
@@ -131,11 +132,7 @@ def _listed(items: list[Any], table: Table, change: Change | None, swap: Swap | 
         one = rewritten(one, table, change, swap) if one is item else one
         if one is not None or item is None:
             made.append(one)
-    return items if len(made) == len(items) and all(map(_same, made, items)) else made
-
-
-def _same(new: object, old: object) -> bool:
-    return new is old
+    return items if len(made) == len(items) and all(map(is_, made, items)) else made
 
 
 def is_text(part: object, table: Table) -> bool:
@@ -176,10 +173,8 @@ def opening_of(content: object, table: Table) -> str:
 
     Reminders don't count.
     """
-    given = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    parts = given if isinstance(given, list) else []
-    texts = [without_notes(part["text"])[:OPENING] for part in parts if is_text(part, table)]
-    if not any(texts) or len(texts) < len(parts):
+    texts = [without_notes(text)[:OPENING] for text in _own_texts(content, table)]
+    if not any(texts) or (isinstance(content, list) and len(texts) < len(content)):
         return ""
     begins = "\0".join(filter(None, texts))
     digest = hashlib.sha256(begins.encode("utf-8", "surrogatepass")).hexdigest()[:16]

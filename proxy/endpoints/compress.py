@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import structlog
 from msgspec.structs import replace
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Scope
 
 from proxy.compaction.stages.evict_results import ResultRules
-from proxy.dialects.apis import DIALECTS, archived_text, body_of, recognized
+from proxy.dialects.apis import DIALECTS, body_of, recognized
 from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of, listed, value_of
 from proxy.endpoints.conversations import Conversations, identity_headers, outcome_headers
+from proxy.endpoints.paths import PREFIX
 from proxy.endpoints.queries import parameters
 from proxy.endpoints.records import ArchiveEndpoint
 from proxy.errors import BadBody, MethodNotAllowed, Overloaded, ProxyError
-from proxy.http.headers import encoded as headers_of
-from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
+from proxy.http.request_body import ClientLeft, Sent, answer_error, answer_json, leaving, read_body
 from proxy.pipeline.exchange import Exchange, begin_request
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.runtime import Runtime
-from proxy.recall.search import read
+from proxy.recall.search import original
 from proxy.recall.tool import Query
 from proxy.telemetry.record import record_of
 
@@ -101,7 +101,7 @@ def _configured(config: Any) -> tuple[str, int]:
 
 
 class Compress:
-    """``POST /v1/compress``. ``conversations`` are the endpoints by the names of their APIs."""
+    """``POST /v1/compress``. ``conversations`` are the endpoints by their paths."""
 
     def __init__(self, service: Runtime, conversations: Mapping[str, Conversations]) -> None:
         self._service = service
@@ -113,24 +113,24 @@ class Compress:
             if scope["method"] != "POST":
                 raise MethodNotAllowed(f"This path doesn't support {scope['method']}. Use POST.")
             request = begin_request(self._service, scope, forwarded=False)
-            await self._service.money.spending.check(request.caller)
             with self._service.access.bodies.lease() as held:
                 async with self._service.access.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
                     task = Task.read(await read_body(scope, receive, limit, held))
                     record_of(scope).api = task.dialect.name
                     with leaving(receive, send):
-                        now, endpoint = asyncio.get_running_loop().time(), self._conversations[task.dialect.name]
+                        now = asyncio.get_running_loop().time()
+                        endpoint = self._conversations[PREFIX + task.dialect.path]
                         exchanges.append(await endpoint.exchange(request, [task.body], held, now))
                         body, headers = await self._compressed(endpoint, exchanges[0], task)
-            await _send(send, body, headers)
+            await answer_json(send, body, headers)
         except ClientLeft:
             return
         except ProxyError as error:
             await answer_error(send, error)
         finally:
             for exchange in exchanges:
-                await self._conversations[exchange.dialect.name].settle([exchange])
+                await self._conversations[PREFIX + exchange.dialect.path].settle([exchange])
 
     async def _compressed(
         self, endpoint: Conversations, exchange: Exchange, task: Task
@@ -218,7 +218,7 @@ class Retrieve(ArchiveEndpoint):
         if query is not None and not isinstance(query, str):
             raise BadBody("'query' must be the words to look for.", param="query")
         found = await self.entry(tenant, id)
-        text = await asyncio.to_thread(_original, found.messages)
+        text = await asyncio.to_thread(original, found.messages)
         if query:
             archive = self._service.archive_reader.conversation(tenant)
             try:
@@ -226,14 +226,3 @@ class Retrieve(ArchiveEndpoint):
             finally:
                 archive.close()
         return msgspec.json.encode({"hash": id, "original_content": text, "complete": found.complete})
-
-
-def _original(messages: Sequence[bytes]) -> str:
-    """Return the text of one message, or of several with their roles."""
-    return archived_text(messages[0])[1] if len(messages) == 1 else read(messages).text
-
-
-async def _send(send: Send, body: bytes, headers: list[tuple[str, str]]) -> None:
-    own = [("content-type", "application/json"), ("content-length", str(len(body)))]
-    await send({"type": "http.response.start", "status": 200, "headers": headers_of([*own, *headers])})
-    await send({"type": "http.response.body", "body": body})

@@ -15,8 +15,8 @@ from proxy.endpoints.passthrough import drained, upstream_url
 from proxy.endpoints.paths import error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.errors import ConfigurationError, NotFound, ProxyError, UpstreamError
-from proxy.http.headers import VIA, encoded, for_upstream
-from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving
+from proxy.http.headers import VIA, for_upstream
+from proxy.http.request_body import ClientLeft, Sent, answer_error, answer_json, leaving
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart, read_start, readable
 from proxy.pipeline.runtime import Runtime
@@ -69,9 +69,7 @@ class ModelList:
                 listed.setdefault(route.match, entry)
         data = [await self._sized(context, entry) for model, entry in listed.items() if may_use(caller, model)]
         body = msgspec.json.encode(_page(data) if is_anthropic(scope) else {"object": "list", "data": data})
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
-        await send({"type": "http.response.body", "body": body})
+        await answer_json(send, body)
 
     async def _sized(self, context: RequestContext, entry: dict[str, Any]) -> dict[str, Any]:
         """Return an entry with the limits of its model, unless the upstream states them, in names that clients read.
@@ -86,12 +84,9 @@ class ModelList:
             profile = await self._service.limits.profile(route, context.configuration)
         except ConfigurationError:  # logged once, and reported by ``/readyz``
             return entry
-        window, most = profile.context_window, profile.max_input_tokens or profile.context_window
         names = {
-            "context_window": window,
-            "context_length": window,
-            "max_model_len": window,
-            "max_input_tokens": most,
+            **dict.fromkeys(("context_window", "context_length", "max_model_len"), profile.context_window),
+            "max_input_tokens": profile.max_input_tokens or profile.context_window,
             "max_output_tokens": profile.max_output_tokens,
         }
         return {**{name: size for name, size in names.items() if size is not None}, **entry}

@@ -36,8 +36,7 @@ from proxy.endpoints.queries import (
 )
 from proxy.endpoints.status import status
 from proxy.errors import ArchiveUnavailable, MethodNotAllowed, NotFound, ProxyError
-from proxy.http.headers import encoded
-from proxy.http.request_body import answer_error
+from proxy.http.request_body import answer_error, answer_json
 from proxy.pipeline.changes import Message, Prompt, read_prompt
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.runtime import Runtime
@@ -241,9 +240,7 @@ class ArchiveEndpoint:
         except ProxyError as error:
             await answer_error(send, error, [PRIVATE])
         else:
-            headers = [("content-type", "application/json"), ("content-length", str(len(body))), PRIVATE]
-            await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
-            await send({"type": "http.response.body", "body": body})
+            await answer_json(send, body, [PRIVATE])
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         if scope["method"] not in self.METHODS:

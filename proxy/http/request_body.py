@@ -297,6 +297,13 @@ If the proxy closed the connection at once, the client would get a reset instead
 """
 
 
+async def answer_json(send: Send, body: bytes, extra: Iterable[tuple[str, str]] = ()) -> None:
+    """Answer with JSON and further headers."""
+    headers = [("content-type", "application/json"), ("content-length", str(len(body))), *extra]
+    await send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
 async def answer_error(
     send: Send,
     error: ProxyError,

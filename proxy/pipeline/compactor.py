@@ -367,7 +367,7 @@ def within_bytes(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInpu
     The newest user message keeps its images.
     """
     most = case.rules.bounds.bytes
-    if most is None or not turns or not _too_many_bytes(case):
+    if most is None or not turns or len(case.body.raw) <= most:
         return case
     stays = around_messages(case.body) + sum(len(turn.raw) for turn in turns[: head_length(turns)])
     newest = next((turn for turn in reversed(turns) if turn.facts.kind == "user"), None)
@@ -378,11 +378,6 @@ def within_bytes(case: CompactionInput, turns: Sequence[Turn]) -> CompactionInpu
         return case
     bounds = dataclasses.replace(case.rules.bounds, bytes=None)
     return replace(case, rules=dataclasses.replace(case.rules, bounds=bounds))
-
-
-def _too_many_bytes(case: CompactionInput) -> bool:
-    most = case.rules.bounds.bytes
-    return most is not None and len(case.body.raw) > most
 
 
 def hopeless(case: CompactionInput, last: Facts, stays: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from copy import copy
@@ -23,9 +22,8 @@ from msgspec.structs import replace
 
 from proxy.access.authenticator import may_use
 from proxy.access.spending import limit_of
-from proxy.compaction.format import Format, TextCounter
+from proxy.compaction.format import TextCounter
 from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message
-from proxy.compaction.turn import Turn
 from proxy.config import Route
 from proxy.dialects.answers import Answers
 from proxy.dialects.apis import CHAT
@@ -38,7 +36,7 @@ from proxy.limits.learned import for_others, limit_from_overflow, lower, publish
 from proxy.overflow import Overflow
 from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, PriceOf
 from proxy.pipeline.costs import price_for, pricing
-from proxy.pipeline.facts_cache import INLINE_BYTES, FactsCache
+from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob, last_prompt, whole_prompt
 from proxy.summary.allowance import AllowanceSpent
 from proxy.summary.extract import extract
@@ -121,8 +119,7 @@ class CheckpointSummaries:
 
     def _lineage(self, job: CompactionJob) -> Lineage:
         """Return the lineage of a conversation, which its last texts identify. Clients change results and old ones."""
-        last = [turn for turn in job.body if turn.facts.kind in ("user", "assistant")][-MARKED:]
-        said = [_said(turn, job.case.counter.format) for turn in last]
+        said = [turn.facts.digest for turn in job.body if turn.facts.kind in ("user", "assistant")][-MARKED:]
         ends = range(len(said), min(2, len(said) - 1), -1)
         model = f"{job.case.upstream}\0{job.case.body.model}\0".encode()
         marks = [hashlib.sha256(model + b"".join(said[max(0, end - 3) : end])).hexdigest() for end in ends]
@@ -234,18 +231,6 @@ class _Span:
         directives = [job.body[index] for index in job.plan.omitted.get(position, ())]
         most, format = job.plan.limits_at(position).summary, job.case.counter.format
         return self.entry(extract(job.body[self.start : position], earlier, most, format, directives), digest=True)
-
-
-def _said(turn: Turn, format: Format) -> bytes:
-    """Return a digest of the texts and the arguments in a message, and of nothing else that clients may change."""
-    if len(turn.raw) > INLINE_BYTES:
-        return turn.facts.digest
-    texts = [format.text(turn.raw), *(argument for _, argument in format.arguments(turn.raw))]
-    return hashlib.sha256(_VARIABLE.sub("", "\0".join(texts)).encode("utf-8", "replace")).digest()
-
-
-_VARIABLE = re.compile(r"\s+|(?<=\w)\?\S+")
-"""Spaces, and the queries of URLs."""
 
 
 class ExchangeModels(SummaryModels):

@@ -67,6 +67,11 @@ def read(messages: Sequence[bytes]) -> ArchivedText:
     return ArchivedText("".join(pieces), tuple(passages))
 
 
+def original(messages: Sequence[bytes]) -> str:
+    """Return the text of one message, or of several with their roles."""
+    return archived_text(messages[0])[1] if len(messages) == 1 else read(messages).text
+
+
 def _parts(text: str) -> Iterator[tuple[int, str]]:
     """Split a text between lines or words. Yield each part and its place."""
     start = 0

@@ -69,9 +69,7 @@ class Proxy:
         self._conversations = {
             PREFIX + dialect.path: Conversations(self.service, dialect) for dialect in DIALECTS.values()
         }
-        self._compress = Compress(
-            self.service, {dialect.name: self._conversations[PREFIX + dialect.path] for dialect in DIALECTS.values()}
-        )
+        self._compress = Compress(self.service, self._conversations)
         self._retrieve = Retrieve(self.service)
         stores = self.service.stores
         self._maintenance = Maintenance(

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -147,12 +147,8 @@ _BEFORE = 24
 """Characters before a name that tell an echo."""
 
 
-class _Fault(NamedTuple):
-    """One complaint: the place in the request, the words, and whether the upstream stated the place in a field."""
-
-    path: str
-    said: str
-    stated: bool = True
+_Fault = tuple[str, str]
+"""One complaint: the place in the request, and the words."""
 
 
 def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edit, ...]:
@@ -164,15 +160,15 @@ def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edi
     if (edit := _about_reasoning(words, sent, raw)) is not None:
         return (edit,)
     edits: list[Edit] = []
-    for fault in (*stated, *islice(_named(words, raw), MOST_NAMES)):
-        if edits and not fault.stated:
+    for number, (path, said) in enumerate((*stated, *islice(_named(words, raw), MOST_NAMES))):
+        if edits and number >= len(stated):
             break
-        found = _resolved(sent, fault.path)
+        found = _resolved(sent, path)
         if found is None:
             continue
         if _protected(*found, sent):
             break
-        edit = _edit(*found, fault.said)
+        edit = _edit(*found, said)
         if edit is not None and edit not in edits:
             edits.append(edit)
     if edits:
@@ -235,7 +231,7 @@ def _complaints(refusal: bytes) -> tuple[list[_Fault], str]:
             said = next((value[name] for name in _SAID if isinstance(value.get(name), str)), said)
             place = next((value[name] for name in _PLACE if value.get(name)), None)
             if place and value.get("type") != "missing":
-                stated.append(_Fault(".".join(map(str, place)) if isinstance(place, list) else str(place), said))
+                stated.append((".".join(map(str, place)) if isinstance(place, list) else str(place), said))
             waiting += [inner for name, inner in value.items() if name != "input"]
     text = "\n".join(words)[:REFUSAL_BYTES].replace('\\"', '"')
     return stated[:MOST_NAMES], text.replace("\\n", "\n")
@@ -244,7 +240,7 @@ def _complaints(refusal: bytes) -> tuple[list[_Fault], str]:
 def _named(text: str, raw: bytes) -> Iterator[_Fault]:
     """Yield the names in the words of a refusal."""
     for match in _own(_NAME, text, raw) if _UNDONE.search(text) else ():
-        yield _Fault(match[match.lastindex or 0], text, stated=False)
+        yield match[match.lastindex or 0], text
 
 
 def _own(pattern: re.Pattern[str], text: str, raw: bytes) -> Iterator[re.Match[str]]:

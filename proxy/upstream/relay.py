@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, quote, urlencode, urljoin, urlsplit
 
 from proxy.errors import UnknownModel
 from proxy.http.headers import Credential
-from proxy.upstream.bridge.native import cleaned
+from proxy.upstream.bridge.returned import cleaned
 from proxy.upstream.connections import Connections
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Headers, Outgoing, Transport
 

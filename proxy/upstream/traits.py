@@ -24,6 +24,7 @@ from cachetools import TTLCache
 from proxy.constants import DAY
 from proxy.dialects.chat.alternation import NOTE, alternating_messages
 from proxy.store.forgetting import drop
+from proxy.tokens.media import MEDIA_LABELS
 
 MODELS = 10_000
 """Models of tenants that are remembered."""
@@ -71,12 +72,6 @@ _NO_EFFORT = ("none", "off", "disabled")
 SCALE = (*_NO_EFFORT, "minimal", "low", "medium", "default", "high", "xhigh", "max")
 """Efforts, from the least to the most. ``default`` is about as much as ``medium``."""
 
-_MEDIA_PARTS = {
-    **dict.fromkeys(("image_url", "input_image", "image"), "image"),
-    **dict.fromkeys(("input_audio", "audio"), "audio"),
-    **dict.fromkeys(("file", "input_file", "document"), "file"),
-    **dict.fromkeys(("video_url", "input_video", "video"), "video"),
-}
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _UNCHECKED = {"extra_content": {"google": {"thought_signature": "skip_thought_signature_validator"}}}
 """See https://ai.google.dev/gemini-api/docs/thought-signatures: for calls that another model wrote."""
@@ -212,10 +207,10 @@ def _without_reasoning(messages: Messages) -> Messages:
     return [{name: value for name, value in one.items() if name not in REASONING} for one in items]
 
 
-def _with_reasoning(messages: Messages) -> Messages:
-    """Add a blank reasoning to each call that has none. Servers take an empty one for a missing one."""
-    bare = [one for one in messages if one.get("tool_calls") and not one.get("reasoning_content")]
-    return [{**one, "reasoning_content": " "} if one in bare else one for one in messages]
+def _reasoned(message: dict[str, Any]) -> dict[str, Any]:
+    """Add a blank reasoning to calls that have none. Servers take an empty one for a missing one."""
+    bare = message.get("tool_calls") and not message.get("reasoning_content")
+    return {**message, "reasoning_content": " "} if bare else message
 
 
 def with_ids(message: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
@@ -236,29 +231,18 @@ def short_id(id: str) -> str:
     return id if _SHORT_ID.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
-def _short_ids(messages: Messages) -> Messages:
-    return [with_ids(message, short_id) for message in messages]
-
-
-def _signed_calls(messages: Messages) -> Messages:
-    """Add Google's substitute for a thought signature to the first call of each message that has none."""
-    return list(map(_signed, messages))
-
-
 def _signed(message: dict[str, Any]) -> dict[str, Any]:
+    """Add Google's substitute for a thought signature to the first call of a message if it has none."""
     first, *others = message.get("tool_calls") or [{"extra_content": None}]
     return message if "extra_content" in first else {**message, "tool_calls": [first | _UNCHECKED, *others]}
 
 
-def _labelled_media(messages: Messages) -> Messages:
+def _labelled(message: dict[str, Any]) -> dict[str, Any]:
     """Put labels in the place of images, audio, and files."""
-    return [
-        {name: _labelled(value) if name in ("content", "output") else value for name, value in one.items()}
-        for one in messages
-    ]
+    return {name: _in_text(value) if name in ("content", "output") else value for name, value in message.items()}
 
 
-def _labelled(content: Any) -> Any:
+def _in_text(content: Any) -> Any:
     if not isinstance(content, list) or not any(_media_kind(part) for part in content):
         return content
     parts: list[Any] = [
@@ -269,7 +253,11 @@ def _labelled(content: Any) -> Any:
 
 
 def _media_kind(part: Any) -> str | None:
-    return _MEDIA_PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+    return MEDIA_LABELS.get(str(part.get("type"))) if isinstance(part, dict) else None
+
+
+def _each(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[Messages], Messages]:
+    return lambda messages: list(map(change, messages))
 
 
 _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
@@ -277,10 +265,10 @@ _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
     WITHOUT_SYSTEM.kind: _without_system,
     WITHOUT_EMPTY.kind: _without_empty,
     WITHOUT_REASONING.kind: _without_reasoning,
-    WITH_REASONING.kind: _with_reasoning,
-    LABELLED_MEDIA.kind: _labelled_media,
-    SHORT_IDS.kind: _short_ids,
-    SIGNED_CALLS.kind: _signed_calls,
+    WITH_REASONING.kind: _each(_reasoned),
+    LABELLED_MEDIA.kind: _each(_labelled),
+    SHORT_IDS.kind: _each(partial(with_ids, change=short_id)),
+    SIGNED_CALLS.kind: _each(_signed),
 }
 
 _OF_ITEMS = (WITHOUT_REASONING, LABELLED_MEDIA)

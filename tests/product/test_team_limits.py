@@ -234,6 +234,7 @@ FREE_MODEL = {"free": {"input_cost_per_token": 0, "output_cost_per_token": 0}}
 ASKED = {
     "/v1/chat/completions": {"messages": SHORT},
     "/v1/responses": {"input": "Hello"},
+    "/v1/compress": {"messages": SHORT},
     "/v1/embeddings": {"input": "Hello"},
     "/v1/images/generations": {"prompt": "A house"},
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from operator import is_
 from typing import NamedTuple, Self
 
 import msgspec
@@ -113,12 +114,9 @@ class BlocksRequest(Request, eq=False):
     def rewritten(
         self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
     ) -> bytes:
-        if units is not None and self._same(units):
+        if units is not None and len(units) == len(self.units) and all(map(is_, units, self.units)):
             units = None
         return super().rewritten(units=units, model=model, max_output=max_output)
-
-    def _same(self, units: Sequence[bytes]) -> bool:
-        return len(units) == len(self.units) and all(a is b for a, b in zip(units, self.units, strict=True))
 
 
 class MessagesRequest(BlocksRequest, eq=False):

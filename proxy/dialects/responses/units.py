@@ -93,9 +93,11 @@ class ResponsesUnits(Units[list[Message]]):
 
     def kind(self, unit: list[Message]) -> Kind:
         kind = kind_of(unit[0]) if unit and unit[0] else ""
+        if kind != "user":
+            return kind
         # A result in the form of another API isn't the user's message.
-        foreign = kind == "user" and (has_results(unit[0]) or is_noted(unit[0].get("content"), RESPONSES))
-        return "" if foreign else kind
+        foreign = any(isinstance(part, dict) and "tool_use_id" in part for part in parts_of(unit[0]))
+        return "" if foreign or is_noted(unit[0].get("content"), RESPONSES) else kind
 
     def role(self, unit: list[Message], kind: Kind) -> str:
         if kind in ("result", "assistant"):
@@ -262,11 +264,6 @@ def links_of(items: Sequence[Message]) -> Links:
 def is_foreign(message: Message) -> bool:
     """Return whether a message has a role of another API, such as ``tool``."""
     return string(message.get("role")) not in MESSAGE_KINDS
-
-
-def has_results(message: Message) -> bool:
-    """Return whether a message has results as blocks of the Messages API."""
-    return any(isinstance(part, dict) and "tool_use_id" in part for part in parts_of(message))
 
 
 def _unbound(item: Message) -> bytes:

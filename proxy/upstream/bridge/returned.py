@@ -15,13 +15,23 @@ thinking. Another model gets neither the server's own ids nor its data.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
+
+from proxy.constants import UNDECODABLE
+from proxy.dialects.request import fields_of, listed, without_lone_surrogates
+from proxy.dialects.units import decode, encode
+from proxy.errors import BadBody
+from proxy.upstream.bridge.transport import LARGE
+from proxy.upstream.traits import short_id, with_ids
+from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH, Outgoing
 
 MOST_DATA = 131_072
 """Characters of a server's data in one block. Clients send it in each later request, so more isn't kept."""
@@ -49,6 +59,9 @@ _SEALED = re.compile(r"call_p([0-9a-f]{4})[0-9a-f]{4}-([a-zA-Z0-9_-]{1,25})")
 
 _ESCAPED = re.compile(r"-n|(?:-[0-9a-f]{2})+")
 _PROOF = {"thinking": "signature", "redacted_thinking": "data"}
+_UNSIGNED = (b'"signature":""', b'"signature": ""')
+_LITELLM = "__thought__"
+"""What LiteLLM writes between an id and a thought signature of Gemini's."""
 
 
 def unique(prefix: str) -> str:
@@ -189,3 +202,77 @@ def _data(block: Any) -> _Data | None:
         return msgspec.json.decode(block["data"].removeprefix(MARK), type=_Data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
+
+
+async def cleaned(request: Outgoing, *, verifies: bool, short_ids: bool) -> Outgoing:
+    """Return an untranslated request without what only bridges write, because the API's owner refuses it.
+
+    ``verifies`` says that the upstream is Anthropic's, which refuses thinking without its signature. ``short_ids`` says
+    that it's Mistral's, which refuses other providers' ids.
+    """
+    body = request.body
+    field: str = "messages"
+    change: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
+    if request.path == MESSAGES_PATH:
+        if MARK.encode() in body or (verifies and any(mark in body for mark in _UNSIGNED)):
+            change = partial(_verified, verifies=verifies)
+    elif request.path == RESPONSES_PATH:
+        if b"_proxy" in body or SEALED.replace('"', '\\"').encode() in body:
+            field, change = "input", _native_item
+    elif _LITELLM.encode() in body and "gemini" not in (request.family or request.model).lower():
+        change = partial(with_ids, change=lambda id: id.partition(_LITELLM)[0])
+    elif short_ids and b'"tool_call_id"' in body:
+        change = partial(with_ids, change=short_id)
+    if change is None:
+        return request
+    changing = partial(_changed, request, field, change)
+    return await asyncio.to_thread(changing) if len(body) > LARGE else changing()
+
+
+def _verified(message: dict[str, Any], *, verifies: bool) -> dict[str, Any] | None:
+    """Return a message without thinking that bridges wrote; ``None`` if nothing is left."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    kept = [block for block in content if not isinstance(block, dict) or _is_taken(block, verifies=verifies)]
+    return message if len(kept) == len(content) else {**message, "content": kept} if kept else None
+
+
+def _is_taken(block: dict[str, Any], *, verifies: bool) -> bool:
+    return not is_own(block) and (not verifies or block.get("type") != "thinking" or is_verifiable(block))
+
+
+def _changed(request: Outgoing, field: str, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Outgoing:
+    """Return a request with changed messages or items. Those without a change keep their bytes.
+
+    If there is a change, items that the proxy has take the place of their references.
+    """
+    try:
+        body = request.body if request.expanded is None else request.expanded()
+        fields = fields_of(without_lone_surrogates(body))
+        raws = msgspec.json.decode(fields[field], type=list[msgspec.Raw])
+    except (BadBody, KeyError, *UNDECODABLE):
+        return request  # the upstream judges it
+    befores = [dict(decode(raw)) for raw in raws]
+    afters = [change(before) for before in befores]
+    if all(after is before for after, before in zip(afters, befores, strict=True)):
+        return request
+    pairs = list(zip(raws, befores, afters, strict=True))
+    newest = next((pair for pair in reversed(pairs) if pair[1].get("role") == "assistant"), pairs[-1])
+    if newest[1] is not newest[2] and decode(fields.get("thinking", b"")).get("type") == "enabled":
+        # Older models want the newest round to begin with thinking, unless it's off.
+        fields["thinking"] = msgspec.Raw(b'{"type":"disabled"}')
+    kept = [raw if after is before else encode(after) for raw, before, after in pairs if after is not None]
+    return msgspec.structs.replace(request, body=msgspec.json.encode({**fields, field: listed(kept)}))
+
+
+def _native_item(item: dict[str, Any]) -> dict[str, Any] | None:
+    """Return an item of ``/v1/responses`` as its owner takes it: without the ids and the reasoning of bridges.
+
+    A reference to an item that the proxy doesn't have stays, so that the upstream refuses it.
+    """
+    own, kind = is_unique(item.get("id")), item.get("type")
+    sealed = kind == "reasoning" and str(item.get("encrypted_content")).startswith(SEALED)
+    if sealed or (own and item["id"].startswith("rs_")):
+        return None
+    return {name: item[name] for name in item if name != "id"} if own and kind != "item_reference" else item

@@ -10,13 +10,14 @@ import pytest
 from proxy.upstream.bridge.bounds import Bounded
 from proxy.upstream.bridge.completions import Completion
 from proxy.upstream.bridge.messages_answers import MessageBuilder
+from proxy.upstream.bridge.returned import Writer
 
 TEXT = "one E EN two END three STOP four"
 
 
 def answered(pieces: list[dict[str, Any]], stops: list[str], *, single: bool = False) -> dict[str, Any]:
-    builder = MessageBuilder("m", {}, stops)
-    completion = Completion(Bounded(builder, stops, single=single))
+    builder = MessageBuilder("m", {}, stops, 0)
+    completion = Completion(Bounded(builder, stops, single=single), Writer("m", []))
     events = []
     for piece in pieces:
         events += completion.feed({"choices": [{"index": 0, "delta": piece, "finish_reason": None}]})
@@ -30,7 +31,7 @@ def answered(pieces: list[dict[str, Any]], stops: list[str], *, single: bool = F
     return builder.answer
 
 
-@pytest.mark.parametrize("places", itertools.combinations(range(1, len(TEXT)), 2))
+@pytest.mark.parametrize("places", list(itertools.combinations(range(1, len(TEXT)), 2)))
 def test_an_answer_ends_at_its_first_stop_sequence(places: tuple[int, int]) -> None:
     first, second = places
     pieces = [{"content": TEXT[:first]}, {"content": TEXT[first:second]}, {"content": TEXT[second:]}]

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.upstream.bridge.native import cleaned
-from proxy.upstream.bridge.returned import Writer, unique
+from proxy.upstream.bridge.returned import Writer, cleaned, unique
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Outgoing
 
 SIGNED = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
