@@ -395,7 +395,7 @@ class RecordCodec:
 
     def _new_name(self, kind: str, name: str) -> str:
         codec = self._codecs[0]
-        return codec.tenant(name) if kind == "tenant" else codec.name(kind, name)
+        return codec.name(kind, name)
 
     @property
     def ids(self) -> list[str]:
@@ -406,7 +406,7 @@ class RecordCodec:
         """Return the names that a tenant, team, policy, or model has in the store."""
         if not self._codecs:
             return [name]
-        return [codec.tenant(name) if kind == "tenant" else codec.name(kind, name) for codec in self._codecs]
+        return [codec.name(kind, name) for codec in self._codecs]
 
     def _sealed(self, tenant: str, kind: str, key: str, value: bytes) -> tuple[str, str, bytes]:
         if not self._codecs:

@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from proxy.store.interface import PER_PAGE, Backend, Entry
+from proxy.store.interface import PER_PAGE, Entry, ManagedStore
 from proxy.store.redis_client import close, connect, failures, matching, name, parts, refusals, unlink, values_of
 
 VERSION = "1"
@@ -48,8 +48,8 @@ Place = tuple[str, str]
 """A tenant, and the key of one of its entries."""
 
 
-class RedisStore(Backend):
-    """See ``Backend`` for the methods. Expired entries end by themselves."""
+class RedisStore(ManagedStore):
+    """See ``ManagedStore`` for the methods. Expired entries end by themselves."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time, version: str = VERSION) -> None:
         """Use the server at ``url``. ``clock`` returns seconds since 1970.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from proxy.store.interface import PER_PAGE, Backend, Entry, StoreFailed
+from proxy.store.interface import PER_PAGE, Entry, ManagedStore, StoreFailed
 from proxy.store.sqlite_worker import BUSY_SECONDS, PAD, PAGE, SqliteWorker, rebuild
 from proxy.telemetry.metrics import STORE_REMOVED
 
@@ -50,8 +50,8 @@ RowKey = tuple[str, str, str]
 Row = tuple[str, str, str, float, str, bytes]
 
 
-class SqliteStore(Backend):
-    """Run reads and writes in separate threads, so reads don't wait for writes. See ``Backend`` for the methods."""
+class SqliteStore(ManagedStore):
+    """Run reads and writes in separate threads, so reads don't wait for writes. See ``ManagedStore``."""
 
     def __init__(
         self,

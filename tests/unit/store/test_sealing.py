@@ -8,21 +8,22 @@ import os
 import pickle
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from proxy.server.maintenance import Maintenance
-from proxy.store import ManagedStore, open_store
+from proxy.store import Entry, ManagedStore, open_store
 from proxy.store.forgetting import forget
-from proxy.store.sealing import AesGcmCodec, Content, Unreadable
+from proxy.store.sealing import AesGcmCodec, Unreadable
 from proxy.telemetry.metrics import STORE_UNREADABLE
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cryptography") is None, reason="needs cryptography")
 
 OLD, NEW, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))
-CONTENT = Content("team:a", "summary", "k", b"what was said")
+ENTRY = Entry("team:a", "summary", "k", b"what was said", 60)
 
 Test = Callable[[ManagedStore], Awaitable[None]]
 
@@ -58,18 +59,18 @@ def everything(folder: Path) -> bytes:
 
 def test_only_its_own_key_opens_an_entry_and_only_in_its_own_place() -> None:
     sealed = AesGcmCodec(NEW)
-    place = sealed.row_key("team:a", "summary", "k")
-    written = sealed.encrypt(CONTENT)
-    assert sealed.decrypt(place, written) == CONTENT
-    assert sealed.encrypt(CONTENT) != written
+    (written,) = sealed.encrypt([ENTRY])
+    assert sealed.decrypt(written) == ENTRY
+    assert sealed.encrypt([ENTRY]) != [written]
     with pytest.raises(Unreadable):
-        AesGcmCodec(OLD).decrypt(place, written)
+        AesGcmCodec(OLD).decrypt(written)
     for elsewhere in (("team:b", "summary", "k"), ("team:a", "archive", "k"), ("team:a", "summary", "j")):
         with pytest.raises(Unreadable):
-            sealed.decrypt(sealed.row_key(*elsewhere), written)
-    for damaged in (b"", written[:11], written[:-1], written + b"x", bytes([written[0] ^ 1]) + written[1:]):
+            sealed.decrypt(Entry(*sealed.row(*elsewhere), written.value, 60))
+    raw = written.value
+    for damaged in (b"", raw[:11], raw[:-1], raw + b"x", bytes([raw[0] ^ 1]) + raw[1:]):
         with pytest.raises(Unreadable):
-            sealed.decrypt(place, damaged)
+            sealed.decrypt(replace(written, value=damaged))
 
 
 def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> None:
@@ -80,21 +81,20 @@ def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> 
             return (Path.touch, (tmp_path / "sprung",))
 
     sealed = AesGcmCodec(NEW)
-    place = sealed.row_key("team:a", "summary", "k")
-    nonce = os.urandom(12)
-    for written in (pickle.dumps(Trap()), pickle.dumps(Content("team:a", "summary", "k", b""))):
+    place = sealed.row("team:a", "summary", "k")
+    for written in (pickle.dumps(Trap()), pickle.dumps(("team:a", "summary", "k", b""))):
         with pytest.raises(Unreadable):
-            sealed.decrypt(place, nonce + sealed._cipher.encrypt(nonce, written, "\n".join(place).encode()))
+            sealed.decrypt(Entry(*place, sealed.seal(place, written), 60))
     assert not (tmp_path / "sprung").exists()
 
 
 def test_names_are_told_apart_and_say_nothing() -> None:
     sealed = AesGcmCodec(NEW)
-    places = [sealed.row_key(*names) for names in (("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("a,", "b", "c"))]
+    places = [sealed.row(*names) for names in (("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("a,", "b", "c"))]
     assert len({place[2] for place in places}) == 4
-    assert sealed.row_key("a", "b", "c") == places[0]
-    assert AesGcmCodec(OLD).row_key("a", "b", "c")[0] != places[0][0]
-    assert sealed.row_key("a", "b", "c")[2] != sealed.row_key("z", "b", "c")[2]
+    assert sealed.row("a", "b", "c") == places[0]
+    assert AesGcmCodec(OLD).row("a", "b", "c")[0] != places[0][0]
+    assert sealed.row("a", "b", "c")[2] != sealed.row("z", "b", "c")[2]
 
 
 def test_nothing_of_an_entry_is_in_the_files_yet_all_can_be_listed_and_forgotten(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_an_entry_in_another_tenants_place_is_absent_and_logged_without_its_cont
         assert await store.get("team:b", "summary", "k") == b"again"
 
     with_keys(path, [NEW], write)
-    changed(path, "UPDATE entries SET tenant = ?, kind = ?, key = ?", *sealed.row_key("team:b", "summary", "k"))
+    changed(path, "UPDATE entries SET tenant = ?, kind = ?, key = ?", *sealed.row("team:b", "summary", "k"))
     with_keys(path, [NEW], read)
 
 
