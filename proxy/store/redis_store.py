@@ -24,9 +24,6 @@ VERSION = "1"
 
 PREFIX = "compaction"
 
-BATCH = 200
-"""Entries per step of maintenance."""
-
 KEYS = 500
 """Keys per read."""
 
@@ -129,7 +126,7 @@ class RedisStore(ManagedStore):
                 if of_kind == kind:
                     index = self._index(codec, kind)
                     names = await self._redis.zrangebyscore(index, self._clock(), "+inf")
-                    found += (await self._read(codec, kind, names))[0]
+                    found += await self._read(codec, kind, names)
         return sorted(found, key=lambda entry: (entry.tenant, entry.key))
 
     async def pages(self, codec: str = "") -> AsyncIterator[list[Entry]]:
@@ -140,22 +137,7 @@ class RedisStore(ManagedStore):
                     cursor, scored = await self._redis.zscan(self._index(codec, kind), cursor or 0, count=KEYS)
                     names = [own for own, _ in scored]
                     for start in range(0, len(names), PER_PAGE):
-                        yield (await self._read(codec, kind, names[start : start + PER_PAGE]))[0]
-
-    async def scan(self, codec: str, limit: int) -> list[Entry]:
-        with failures():
-            for of_codec, kind in await self._indexes():
-                index = self._index(codec, kind)
-                while of_codec == codec:
-                    names = await self._redis.zrangebyscore(index, self._clock(), "+inf", start=0, num=limit)
-                    if not names:
-                        break
-                    found, missing = await self._read(codec, kind, names)
-                    if missing:
-                        await self._redis.zrem(index, *missing)
-                    if found:
-                        return found
-        return []
+                        yield await self._read(codec, kind, names[start : start + PER_PAGE])
 
     async def remove(self, tenant: str) -> Counter[str]:
         removed: Counter[str] = Counter()
@@ -172,7 +154,7 @@ class RedisStore(ManagedStore):
 
     async def remove_codec(self, codec: str) -> int:
         count = 0
-        while entries := await self.scan(codec, BATCH):
+        async for entries in self.pages(codec):
             with failures():
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for entry in entries:
@@ -264,25 +246,21 @@ class RedisStore(ManagedStore):
         members: Iterable[bytes] = await self._redis.smembers(_INDEXES)
         return [(version, codec, kind) for version, codec, kind in map(parts, members)]
 
-    async def _read(self, codec: str, kind: str, names: Sequence[bytes]) -> tuple[list[Entry], list[bytes]]:
-        """Return the entries with these names, and the names without an entry of the codec."""
-        found, missing = [], []
+    async def _read(self, codec: str, kind: str, names: Sequence[bytes]) -> list[Entry]:
+        """Return the entries of the codec with these names."""
+        found = []
         for start in range(0, len(names), KEYS):
-            some = names[start : start + KEYS]
-            places = [(tenant, key) for tenant, key in map(parts, some)]
+            places = [(tenant, key) for tenant, key in map(parts, names[start : start + KEYS])]
             keys = [self._entry(tenant, kind, key) for tenant, key in places]
             async with self._redis.pipeline(transaction=False) as pipe:
                 for key in keys:
                     pipe.get(key)
                     pipe.pttl(key)
                 answers = await pipe.execute()
-            for own, (tenant, key), raw, left in zip(some, places, answers[::2], answers[1::2], strict=True):
-                content = _content(raw, codec)
-                if content is None or left <= 0:
-                    missing.append(own)
-                else:
+            for (tenant, key), raw, left in zip(places, answers[::2], answers[1::2], strict=True):
+                if (content := _content(raw, codec)) is not None and left > 0:
                     found.append(Entry(tenant, kind, key, content, left / 1000))
-        return found, missing
+        return found
 
     async def _drop_names(self, indexes: Iterable[tuple[str, str, str]], keys: Iterable[bytes]) -> None:
         """Remove entries from the indexes."""

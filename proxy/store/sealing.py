@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-BATCH = 20
-"""Entries that are encrypted again at once."""
-
 INLINE_BYTES = 65_536
 """Values of more bytes are encrypted and decrypted in a thread."""
 
@@ -208,9 +205,11 @@ class SealedStore(ManagedStore):
             log.warning("store.unencrypted_removed", entries=count)
             STORE_REMOVED.labels(reason="unencrypted").inc(count)
             changed = True
+        counts = await self._backend.counts()
         for codec in self._codecs[1:]:
-            while entries := await self._backend.scan(codec.id, BATCH):
-                await self._renew(codec, entries)
+            if counts[codec.id]:
+                async for entries in self._backend.pages(codec.id):
+                    await self._renew(codec, entries)
                 changed = True
         if changed:
             await self._backend.maintain()

@@ -38,9 +38,8 @@ _ROW = "tenant = ? AND kind = ? AND key = ?"
 _COLUMNS = "tenant, kind, key, value, expires"
 _LIVE = "expires > ? AND typeof(value) = 'blob'"  # the store writes only BLOBs
 _SEVERAL = f"tenant = ? AND kind = ? AND {_LIVE}"
-_GET = f"SELECT value FROM entries WHERE {_ROW} AND {_LIVE}"  # noqa: S608 - only constants
 _VALUES = f"(?, ?, ?, ?, ?, zeroblob({PAD}), ?)"
-_PUT = f"INSERT OR REPLACE INTO entries VALUES {_VALUES}"  # noqa: S608
+_PUT = f"INSERT OR REPLACE INTO entries VALUES {_VALUES}"  # noqa: S608 - only constants
 _DELETE = f"DELETE FROM entries WHERE {_ROW}"  # noqa: S608
 _SAME = f"{_ROW} AND {_LIVE} AND value = ?"
 _REPLACE = f"UPDATE entries SET expires = ?, codec = ?, value = ? WHERE {_SAME}"  # noqa: S608
@@ -110,9 +109,6 @@ class SqliteStore(ManagedStore):
             yield found
             after = (found[-1].tenant, found[-1].kind, found[-1].key)
 
-    async def scan(self, codec: str, limit: int) -> list[Entry]:
-        return await self._select(f"codec = ? AND {_LIVE} LIMIT ?", codec, self._clock(), limit)
-
     async def remove(self, tenant: str) -> Counter[str]:
         return await self._remove("tenant", tenant)
 
@@ -180,10 +176,6 @@ class SqliteStore(ManagedStore):
             pass
         return await self._writer.run(_truncate_log)
 
-    def _get(self, db: sqlite3.Connection, key: RowKey) -> bytes | None:
-        row = db.execute(_GET, (*key, self._clock())).fetchone()
-        return None if row is None else row[0]
-
     def _get_many(self, db: sqlite3.Connection, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for start in range(0, len(keys), KEYS):
@@ -195,10 +187,11 @@ class SqliteStore(ManagedStore):
     def _add(self, db: sqlite3.Connection, row: Row) -> bytes:
         with db:
             db.execute("BEGIN IMMEDIATE")  # no other process writes between the read and the write
-            found = self._get(db, row[:3])
-            if found is None:
+            tenant, kind, key, *_ = row
+            found = self._get_many(db, tenant, kind, [key])
+            if not found:
                 db.execute(_PUT, row)
-        return row[-1] if found is None else found
+        return found.get(key, row[-1])
 
     def _replace(self, db: sqlite3.Connection, same: tuple[object, ...], new: tuple[object, ...] | None) -> bool:
         with db:
