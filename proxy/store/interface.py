@@ -75,10 +75,6 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        """Remove the entries with these keys, if there are any."""
-
-    @abstractmethod
     async def aclose(self) -> None:
         """Close the store."""
 
@@ -89,10 +85,6 @@ class Store(ABC):
     async def put(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> None:
         """Store an entry and replace an older one."""
         await self.put_many([Entry(tenant, kind, key, value, seconds)])
-
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
-        """Remove an entry if there is one."""
-        await self.delete_many(tenant, kind, [key])
 
 
 class ManagedStore(Store):

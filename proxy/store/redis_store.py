@@ -110,15 +110,6 @@ class RedisStore(ManagedStore):
                     await pipe.execute()
         return True
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
-        with failures():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for key in keys:
-                    unlink(pipe, self._entry(tenant, kind, key))
-                await pipe.execute()
-            if keys:
-                await self._leave_index(codec, kind, [(tenant, key) for key in keys])
-
     async def entries(self, kind: str) -> list[Entry]:
         found: list[Entry] = []
         with failures():

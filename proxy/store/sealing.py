@@ -161,12 +161,6 @@ class SealedStore(ManagedStore):
                 )
         return False
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        for codec in self._codecs:
-            rows = [codec.row(tenant, kind, key) for key in keys]
-            if rows:
-                await self._backend.delete_many(*rows[0][:2], [row[2] for row in rows], codec.id)
-
     async def entries(self, kind: str) -> list[Entry]:
         found: dict[Names, Entry] = {}
         for codec in self._codecs:
@@ -223,7 +217,7 @@ class SealedStore(ManagedStore):
         for entry in await _off_loop(newest.encrypt, await _off_loop(codec.readable, entries)):
             await self._backend.add(*entry.names, entry.value, entry.seconds, newest.id)
         for entry in entries:
-            await self._backend.delete_many(entry.tenant, entry.kind, [entry.key], codec.id)
+            await self._backend.replace(*entry.names, entry.value, b"", 0, codec.id)
 
 
 async def _off_loop(work: Callable[[Sequence[Entry]], list[Entry]], entries: Sequence[Entry]) -> list[Entry]:

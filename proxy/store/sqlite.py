@@ -95,9 +95,6 @@ class SqliteStore(ManagedStore):
         same, row = (tenant, kind, key, now, old), (now + seconds, codec, new)
         return await self._writer.run(lambda db: self._replace(db, same, row if seconds > 0 else None))
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
-        await self._writer.run(lambda db: self._delete(db, [(tenant, kind, key) for key in keys]))
-
     async def entries(self, kind: str) -> list[Entry]:
         return await self._select(f"kind = ? AND {_LIVE} ORDER BY tenant, key", kind, self._clock())
 
