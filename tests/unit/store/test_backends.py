@@ -195,8 +195,10 @@ def test_a_forgotten_tenant_leaves_nothing(there: Place, keys: tuple[bytes, ...]
         for number in range(240):
             await store.put(ODD, "summary" if number % 2 else "archive", f"k{number}", b"CANARY", 60)
         await store.put("other", "summary", "k", b"stays", 60)
+        assert await store.get(ODD, "archive", "k2") == b"CANARY"
         before = there.raw()
-        assert (b"CANARY" in before) is not bool(keys)
+        for part in (b"CANARY", b"team", b"k77", b"summary", b"archive"):
+            assert (part in before) is not bool(keys), part
         assert await forget(store, ODD) == ({"encrypted": 240} if keys else {"summary": 120, "archive": 120})
         raw = there.raw()
         assert b"CANARY" not in raw
@@ -209,23 +211,31 @@ def test_a_forgotten_tenant_leaves_nothing(there: Place, keys: tuple[bytes, ...]
     with_store(lambda: there.open(keys), test)
 
 
-def test_entries_under_an_old_key_are_encrypted_again(there: Place) -> None:
+def test_entries_under_an_old_key_are_encrypted_again_and_those_without_encryption_removed(there: Place) -> None:
     async def old(store: ManagedStore) -> None:
         for number in range(90):
             await store.put("t", "summary", f"k{number}", b"%d" % number, 60)
+        await store.put("gone", "summary", "k", b"1", 60)
 
     async def plain(store: ManagedStore) -> None:
-        assert await store.unknown() == 90
-        await store.put("t", "summary", "plain", b"not encrypted", 60)
+        assert await store.unknown() == 91
+        entries = [Entry("t", "summary", f"k{number}", b"not encrypted", 60) for number in range(230)]
+        await store.put_many(entries)
 
     async def new(store: ManagedStore) -> None:
-        assert await store.unknown() == 1
+        assert await store.unknown() == 230
+        await store.put("t", "summary", "k1", b"new", 60)
+        assert await store.get_many("t", "summary", ["k0", "k1", "k99"]) == {"k0": b"0", "k1": b"new"}
+        assert len(await store.entries("summary")) == 91
+        assert await forget(store, "gone") == {"encrypted": 1}
+        assert b"not encrypted" in there.raw()
         await store.maintain()
         assert await store.unknown() == 0
         assert b"not encrypted" not in there.raw()
 
     async def renewed(store: ManagedStore) -> None:
-        assert await store.get("t", "summary", "k7") == b"7"
+        assert await store.unknown() == 0
+        assert await store.get_many("t", "summary", ["k1", "k7"]) == {"k1": b"new", "k7": b"7"}
         assert len(await store.entries("summary")) == 90
 
     with_store(lambda: there.open((KEY,)), old)
