@@ -333,15 +333,17 @@ class RecordCodec:
         self._logged: set[str] = set()
         # Most records have the labels of earlier ones, and digests take longer than anything else in a write.
         self.names = lru_cache(REMEMBERED)(self._names)
+        self.columns = lru_cache(REMEMBERED)(self._columns)
         self.row = lru_cache(REMEMBERED)(self._row)
 
     def _names(self, kind: str, name: str) -> list[str]:
         """Return the names that a tenant, team, policy, or model has in the store, by each key."""
         return [name if codec is None else codec.name(kind, name) for codec in self._codecs.values()]
 
-    def name(self, kind: str, name: str | None) -> str | None:
-        """Return the name of a team, policy, or model in the store, by the first key."""
-        return None if name is None else self.names(kind, name)[0]
+    def _columns(self, *names: str | None) -> list[str | None]:
+        """Return the names that a record's tenant, team, policy, and model have in the store, by the first key."""
+        kinds = ("tenant", "team", "policy", "model")
+        return [None if own is None else self.names(kind, own)[0] for kind, own in zip(kinds, names, strict=True)]
 
     def record(self, record: RequestRecord) -> Sealed:
         return self._sealed(record.tenant, _RECORD, record.id, record)
@@ -353,8 +355,8 @@ class RecordCodec:
 
     def _sealed(self, tenant: str, kind: str, key: str, content: RequestRecord | LedgerLabels) -> Sealed:
         name, value = self.names("tenant", tenant)[0], msgspec.msgpack.encode(content)
-        id, codec = next(iter(self._codecs.items()))
-        return Sealed(id, name, value if codec is None else codec.seal((name, kind, key), value))
+        codec = self._codecs[self.ids[0]]
+        return Sealed(self.ids[0], name, value if codec is None else codec.seal((name, kind, key), value))
 
     def open_record(self, id: str, sealed: Sealed) -> RequestRecord | None:
         """Return a stored record, or ``None`` if no key decrypts it or it's unreadable, which is logged."""

@@ -75,7 +75,6 @@ _COLUMNS_PUT = "expires, codec, id, tenant, team, policy, model, verdict, kind, 
 _PUT = f"INSERT INTO records ({_COLUMNS_PUT}) VALUES "  # noqa: S608
 _LEDGER = f"SELECT key, codec, tenant, labels, {', '.join(SUMS)} FROM ledger WHERE day BETWEEN ? AND ?"  # noqa: S608
 _COLUMNS = "id, codec, tenant, value"
-_NAMED = ("tenant", "team", "policy", "model")
 
 
 class SqliteRecords(RecordStore):
@@ -244,7 +243,7 @@ class SqliteRecords(RecordStore):
             some = records[start : start + ROWS]
             values: list[object] = [expires, self._codec.ids[0]]
             for record in some:
-                names = [self._codec.name(kind, getattr(record, kind)) for kind in _NAMED]
+                names = self._codec.columns(record.tenant, record.team, record.policy, record.model)
                 value = self._codec.record(record).value
                 # For `bytes` and `None`, the module looks for an adapter, which takes longer than a copy.
                 values += record.id, *names, record.verdict, record.kind, record.parent or "", bytearray(value)

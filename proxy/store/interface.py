@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PER_PAGE = 20
 """Entries that ``pages`` yields at once. Entries may have several megabytes."""
@@ -28,8 +28,7 @@ Names = tuple[str, str, str]
 """The tenant, kind, and key of an entry."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A stored entry. ``seconds`` is its remaining lifetime."""
 
     tenant: str
@@ -40,7 +39,7 @@ class Entry:
 
     @property
     def names(self) -> Names:
-        return self.tenant, self.kind, self.key
+        return self[:3]
 
 
 class Store(ABC):

@@ -12,7 +12,6 @@ import hmac
 import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -144,7 +143,7 @@ class SealedStore(ManagedStore):
             return found[key]
         (ours,) = await _off_loop(newest.encrypt, [Entry(tenant, kind, key, value, seconds)])
         while (stored := await self._backend.add(*ours.names, ours.value, seconds, newest.id)) != ours.value:
-            if theirs := await _off_loop(newest.readable, [replace(ours, value=stored)]):
+            if theirs := await _off_loop(newest.readable, [ours._replace(value=stored)]):
                 return theirs[0].value
             # Damaged. Of several processes, one replaces it and the others use the new entry.
             await self._backend.replace(*ours.names, stored, ours.value, seconds, newest.id)
@@ -154,7 +153,7 @@ class SealedStore(ManagedStore):
         for codec in self._codecs:
             (ours,) = await _off_loop(codec.encrypt, [Entry(tenant, kind, key, new, seconds)])
             stored = await self._backend.get(*ours.names)
-            if stored is not None and (theirs := await _off_loop(codec.readable, [replace(ours, value=stored)])):
+            if stored is not None and (theirs := await _off_loop(codec.readable, [ours._replace(value=stored)])):
                 # Compare the stored bytes, too, since another process may have replaced the entry since the read.
                 return theirs[0].value == old and await self._backend.replace(
                     *ours.names, stored, ours.value, seconds, codec.id

@@ -7,7 +7,6 @@ import importlib.util
 import pickle
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +56,7 @@ def test_only_its_own_key_opens_an_entry_and_only_in_its_own_place() -> None:
     raw = written.value
     for damaged in (b"", raw[:11], raw[:-1], raw + b"x", bytes([raw[0] ^ 1]) + raw[1:]):
         with pytest.raises(Unreadable):
-            sealed.decrypt(replace(written, value=damaged))
+            sealed.decrypt(written._replace(value=damaged))
 
 
 def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> None:
