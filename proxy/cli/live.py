@@ -70,7 +70,7 @@ async def _store(settings: Settings) -> Finding:
     try:
         async with aclosing(open_store(url, keys)) as store, aclosing(open_records(url, keys)) as records:
             await store.put("", "check", "test", b"test", 60)
-            await store.delete("", "check", "test")
+            await store.replace("", "check", "test", b"test", b"", 0)
             await records.write([], 60)
     except (StoreFailed, OSError) as error:
         return Finding("failed", about, str(error), _store_fix(kind, str(error)))

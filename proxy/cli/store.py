@@ -32,12 +32,11 @@ from proxy.limits import calibration, learned
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
 from proxy.records.sqlite import SqliteRecords
-from proxy.store import ManagedStore, StoreFailed, accounts, open_store, store_file, unreadable
+from proxy.store import ManagedStore, StoreFailed, accounts, open_store, store_file
 from proxy.store.forgetting import KEPT, digest, forgotten, remove
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.interface import Entry
 from proxy.store.replicated_map import SharedValue
-from proxy.store.sealing import SealedStore
 from proxy.store.sqlite_worker import tables_in
 from proxy.summary import allowance
 
@@ -138,7 +137,7 @@ async def _copied(
     )
     try:
         copied = await migration.run()
-        unread = await unreadable(url, keys) + source.skipped
+        unread = await source.unreadable()
     except StoreFailed as error:
         raise ConfigurationError(f"store.url: the copy isn't complete ({error}). Fix: {fix}") from error
     finally:
@@ -246,10 +245,11 @@ class Deployment:
     stores: Sequence[ManagedStore]
     records: Sequence[RecordStore]
 
-    @property
-    def skipped(self) -> int:
-        """Return the number of damaged entries that a migration left out."""
-        return sum(store.skipped for store in self.stores if isinstance(store, SealedStore))
+    async def unreadable(self) -> int:
+        """Return the number of entries that are encrypted with other keys, or were damaged and left out."""
+        readable, counts = {"", *self.stores[0].codecs}, await self.stores[0].counts()
+        others = sum(count for codec, count in counts.items() if codec not in readable)
+        return others + sum(store.skipped for store in self.stores)
 
     async def aclose(self) -> None:
         for store in self.stores:
@@ -415,7 +415,7 @@ async def _report(settings: Settings) -> dict[str, Report]:
     rows = None if path is None else records_file(path)
 
     async def store() -> Report:
-        unread = await unreadable(url, keys) + deployment.skipped
+        unread = await deployment.unreadable()
         return {"bytes": await _size(url, path), "unreadable": unread, **await usage(deployment.stores)}
 
     async def records() -> Report:

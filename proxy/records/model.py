@@ -310,6 +310,14 @@ LOGGED = 1_000
 T = TypeVar("T")
 
 
+class Sealed(msgspec.Struct, frozen=True, array_like=True):
+    """A value with the id of its codec, and its tenant's name in the store."""
+
+    codec: str
+    tenant: str
+    value: bytes
+
+
 class RecordCodec:
     """Values, and the names that tenants, teams, policies, and models have in the store.
 
@@ -318,47 +326,56 @@ class RecordCodec:
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         """Encrypt with the first of the ``keys``, 32 bytes each, and decrypt with all of them."""
-        self._codecs = [AesGcmCodec(key) for key in keys]
+        codecs = [AesGcmCodec(key) for key in keys]
+        self._codecs: dict[str, AesGcmCodec | None] = {codec.id: codec for codec in codecs} or {"": None}
+        self.ids = list(self._codecs)
+        """The ids of the codecs that decrypt, or an empty one without keys."""
         self._logged: set[str] = set()
         # Most records have the labels of earlier ones, and digests take longer than anything else in a write.
-        self._name = lru_cache(REMEMBERED)(self._new_name)
-        self._row = lru_cache(REMEMBERED)(self._new_row)
+        self.names = lru_cache(REMEMBERED)(self._names)
+        self.columns = lru_cache(REMEMBERED)(self._columns)
+        self.row = lru_cache(REMEMBERED)(self._row)
 
-    def record(self, record: RequestRecord) -> tuple[str, str, bytes]:
-        """Return the codec's id, the tenant's name in the store, and the record's value."""
-        return self._sealed(record.tenant, _RECORD, record.id, msgspec.msgpack.encode(record))
+    def _names(self, kind: str, name: str) -> list[str]:
+        """Return the names that a tenant, team, policy, or model has in the store, by each key."""
+        return [name if codec is None else codec.name(kind, name) for codec in self._codecs.values()]
 
-    def stored(self, record: RequestRecord) -> tuple[tuple[str, str | None, str | None, str | None], bytes]:
-        """Return the names of the tenant, team, policy, and model in the store, and the record's value."""
-        if not self._codecs:
-            return (record.tenant, record.team, record.policy, record.model), msgspec.msgpack.encode(record)
-        _, tenant, value = self.record(record)
-        team, policy, model = (self.name(kind, getattr(record, kind)) for kind in ("team", "policy", "model"))
-        return (tenant, team, policy, model), value
+    def _columns(self, *names: str | None) -> list[str | None]:
+        """Return the names that a record's tenant, team, policy, and model have in the store, by the first key."""
+        kinds = ("tenant", "team", "policy", "model")
+        return [None if own is None else self.names(kind, own)[0] for kind, own in zip(kinds, names, strict=True)]
 
-    def row(self, labels: LedgerLabels, source: str = "") -> tuple[str, str, str, bytes]:
-        """Return the key of a ledger's row, the codec's id, the tenant's name in the store, and the row's value.
+    def record(self, record: RequestRecord) -> Sealed:
+        return self._sealed(record.tenant, _RECORD, record.id, record)
 
-        Rows that were copied from a ``source`` have keys of their own.
-        """
-        return self._row(labels, source)
+    def _row(self, labels: LedgerLabels, source: str = "") -> tuple[str, Sealed]:
+        """Return the key and the value of a ledger's row. Rows that were copied from a ``source`` have own keys."""
+        key = self._names("labels", msgspec.msgpack.encode(labels).hex() + source)[0]
+        return key, self._sealed(labels.tenant, _ROW, key, labels)
 
-    def _new_row(self, labels: LedgerLabels, source: str) -> tuple[str, str, str, bytes]:
-        plain = msgspec.msgpack.encode(labels)
-        key = plain.hex() + source
-        if self._codecs:
-            key = self._codecs[0].name("labels", key)
-        return key, *self._sealed(labels.tenant, _ROW, key, plain)
+    def _sealed(self, tenant: str, kind: str, key: str, content: RequestRecord | LedgerLabels) -> Sealed:
+        name, value = self.names("tenant", tenant)[0], msgspec.msgpack.encode(content)
+        codec = self._codecs[self.ids[0]]
+        return Sealed(self.ids[0], name, value if codec is None else codec.seal((name, kind, key), value))
 
-    def open_record(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
+    def open_record(self, id: str, sealed: Sealed) -> RequestRecord | None:
         """Return a stored record, or ``None`` if no key decrypts it or it's unreadable, which is logged."""
-        plain = self._opened(tenant, _RECORD, codec, id, value)
-        return None if plain is None else self.decoded(_RECORD, id, plain, RequestRecord)
+        return self._opened(_RECORD, id, sealed, RequestRecord)
 
-    def open_row(self, tenant: str, codec: str, key: str, value: bytes) -> LedgerLabels | None:
+    def open_row(self, key: str, sealed: Sealed) -> LedgerLabels | None:
         """Return the labels of a stored row, or ``None`` if no key decrypts them or they're unreadable."""
-        plain = self._opened(tenant, _ROW, codec, key, value)
-        return None if plain is None else self.decoded(_ROW, key, plain, LedgerLabels)
+        return self._opened(_ROW, key, sealed, LedgerLabels)
+
+    def _opened(self, kind: str, key: str, sealed: Sealed, form: type[T]) -> T | None:
+        if sealed.codec not in self._codecs:
+            return None
+        codec, value = self._codecs[sealed.codec], sealed.value
+        try:
+            plain = value if codec is None else codec.open((sealed.tenant, kind, key), value)
+        except (Unreadable, TypeError):
+            self.unreadable(kind, key)
+            return None
+        return self.decoded(kind, key, plain, form)
 
     def sums(self, key: str, amounts: Mapping[str, object]) -> LedgerSums:
         """Return the sums of a stored row. An amount that isn't an integer is logged, and counts as 0."""
@@ -386,42 +403,5 @@ class RecordCodec:
         try:
             return msgspec.msgpack.decode(value, type=form)
         except _DAMAGED:
-            self.unreadable(kind, key)
-            return None
-
-    def name(self, kind: str, name: str | None) -> str | None:
-        """Return the name of a team, policy, or model in the store, by the first key."""
-        return name if name is None or not self._codecs else self._name(kind, name)
-
-    def _new_name(self, kind: str, name: str) -> str:
-        codec = self._codecs[0]
-        return codec.tenant(name) if kind == "tenant" else codec.name(kind, name)
-
-    @property
-    def ids(self) -> list[str]:
-        """Return the ids of the codecs that decrypt, or an empty one without keys."""
-        return [codec.id for codec in self._codecs] or [""]
-
-    def names(self, kind: str, name: str) -> list[str]:
-        """Return the names that a tenant, team, policy, or model has in the store."""
-        if not self._codecs:
-            return [name]
-        return [codec.tenant(name) if kind == "tenant" else codec.name(kind, name) for codec in self._codecs]
-
-    def _sealed(self, tenant: str, kind: str, key: str, value: bytes) -> tuple[str, str, bytes]:
-        if not self._codecs:
-            return "", tenant, value
-        codec, name = self._codecs[0], self._name("tenant", tenant)
-        return codec.id, name, codec.seal((name, kind, key), value)
-
-    def _opened(self, tenant: str, kind: str, codec_id: str, key: str, value: bytes) -> bytes | None:
-        if not codec_id and not self._codecs:
-            return value
-        codec = next((codec for codec in self._codecs if codec.id == codec_id), None)
-        if codec is None:
-            return None
-        try:
-            return codec.open((tenant, kind, key), value)
-        except (Unreadable, TypeError):
             self.unreadable(kind, key)
             return None

@@ -24,6 +24,7 @@ from proxy.records.model import (
     RecordCodec,
     RecordQuery,
     RecordStore,
+    Sealed,
     bounded,
     labels_of,
     row_order,
@@ -96,14 +97,6 @@ if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) 
 """
 
 
-class Sealed(msgspec.Struct, frozen=True, array_like=True):
-    """A value with the id of its codec, and its tenant's name in the store."""
-
-    codec: str
-    tenant: str
-    value: bytes
-
-
 class RedisRecords(RecordStore):
     """See ``RecordStore``. With keys, values and names are encrypted as by ``RecordCodec``."""
 
@@ -149,13 +142,12 @@ class RedisRecords(RecordStore):
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.sadd(_VERSIONS, PREFIX)
                 for labels, sums in rows:
-                    row, codec, tenant, value = self._codec.row(labels, source)
-                    amounts = _amounts(sums)
+                    row, sealed = self._codec.row(labels, source)
                     pipe.delete(_key("row", row))
-                    described = msgspec.msgpack.encode(Sealed(codec, tenant, value))
-                    pipe.hset(_key("row", row), mapping={**amounts, "labels": described})
+                    mapping = {**_amounts(sums), "labels": msgspec.msgpack.encode(sealed)}
+                    pipe.hset(_key("row", row), mapping=mapping)
                     pipe.zadd(_key("rows"), {row: labels.day})
-                    pipe.zadd(_key("ledger", name(tenant)), {row: labels.day})
+                    pipe.zadd(_key("ledger", name(sealed.tenant)), {row: labels.day})
                 await pipe.execute()
 
     async def get(self, id: str, tenants: tuple[str, ...] | None = None) -> RequestRecord | None:
@@ -206,7 +198,7 @@ class RedisRecords(RecordStore):
                 continue
             id = key.decode()
             sealed = self._codec.decoded("ledger", id, row.pop(b"labels", b""), Sealed)
-            labels = None if sealed is None else self._codec.open_row(sealed.tenant, sealed.codec, id, sealed.value)
+            labels = None if sealed is None else self._codec.open_row(id, sealed)
             if labels is not None and (tenants is None or labels.tenant in tenants):
                 texts = {one.decode("utf-8", "replace"): value.decode("utf-8", "replace") for one, value in row.items()}
                 amounts = self._codec.sums(id, texts)
@@ -287,16 +279,15 @@ class RedisRecords(RecordStore):
         """Return what the script takes. The amounts are text, because Lua's numbers have 53 bits."""
         arguments: list[str | bytes | int] = []
         for record in records:
-            codec, tenant, value = self._codec.record(record)
-            sealed = msgspec.msgpack.encode(Sealed(codec, tenant, value))
-            arguments += record.id, name(tenant), record.parent or "", sealed
+            sealed = self._codec.record(record)
+            arguments += record.id, name(sealed.tenant), record.parent or "", msgspec.msgpack.encode(sealed)
             if (labels := rows.get(labels_of(record))) is None:
                 arguments += "", "", 0, "", 0
                 continue
-            row, row_codec, holder, row_value = self._codec.row(labels)
-            described = msgspec.msgpack.encode(Sealed(row_codec, holder, row_value))
+            row, described = self._codec.row(labels)
             amounts = [part for item in _amounts(sums_of(record)).items() for part in item]
-            arguments += (row, name(holder), labels.day, described, len(amounts), *amounts)
+            arguments += row, name(described.tenant), labels.day, msgspec.msgpack.encode(described), len(amounts)
+            arguments += amounts
         return arguments
 
     async def _drop(self, ids: Sequence[bytes]) -> None:
@@ -331,7 +322,7 @@ class RedisRecords(RecordStore):
 
     def _opened(self, id: str, raw: bytes) -> RequestRecord | None:
         sealed = self._codec.decoded("record", id, raw, Sealed)
-        return None if sealed is None else self._codec.open_record(sealed.tenant, sealed.codec, id, sealed.value)
+        return None if sealed is None else self._codec.open_record(id, sealed)
 
 
 def _key(*parts: str) -> str:

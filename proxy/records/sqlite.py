@@ -19,6 +19,7 @@ from proxy.records.model import (
     RecordCodec,
     RecordQuery,
     RecordStore,
+    Sealed,
     amounts_of,
     bounded,
     row_order,
@@ -72,8 +73,8 @@ _ADDED = ", ".join(f"{name} = min({name} + ?{place}, {LARGEST_SUM})" for place, 
 _ADD = f"UPDATE ledger SET labels = ?5, {_ADDED} WHERE key = ?1"  # noqa: S608
 _COLUMNS_PUT = "expires, codec, id, tenant, team, policy, model, verdict, kind, parent, value"
 _PUT = f"INSERT INTO records ({_COLUMNS_PUT}) VALUES "  # noqa: S608
-_LEDGER = f"SELECT tenant, codec, key, labels, {', '.join(SUMS)} FROM ledger WHERE day BETWEEN ? AND ?"  # noqa: S608
-_COLUMNS = "tenant, codec, id, value"
+_LEDGER = f"SELECT key, codec, tenant, labels, {', '.join(SUMS)} FROM ledger WHERE day BETWEEN ? AND ?"  # noqa: S608
+_COLUMNS = "id, codec, tenant, value"
 
 
 class SqliteRecords(RecordStore):
@@ -153,7 +154,7 @@ class SqliteRecords(RecordStore):
                 opened = (self._opened(*row) for row in rows)
                 found += [record for record in opened if record is not None and query.selects(record)]
                 wanted = query.limit - len(found)  # unreadable rows don't count
-                more = (*values, rows[-1][2], max(least, wanted))
+                more = (*values, rows[-1][0], max(least, wanted))
                 rows = db.execute(following, more).fetchall() if wanted > 0 else []
             return found[: query.limit]
 
@@ -170,8 +171,8 @@ class SqliteRecords(RecordStore):
 
         def read(db: sqlite3.Connection) -> list[tuple[LedgerLabels, LedgerSums]]:
             found: dict[LedgerLabels, LedgerSums] = {}
-            for tenant, codec, key, labels, *sums in db.execute(sql, values):
-                row = self._codec.open_row(tenant, codec, key, labels)
+            for key, codec, tenant, labels, *sums in db.execute(sql, values):
+                row = self._codec.open_row(key, Sealed(codec, tenant, labels))
                 if row is not None:  # rows under an older key are added to those under the newest
                     amounts = self._codec.sums(key, dict(zip(SUMS, sums, strict=True)))
                     found.setdefault(row, LedgerSums()).add(amounts)
@@ -242,17 +243,18 @@ class SqliteRecords(RecordStore):
             some = records[start : start + ROWS]
             values: list[object] = [expires, self._codec.ids[0]]
             for record in some:
-                names, value = self._codec.stored(record)
+                names = self._codec.columns(record.tenant, record.team, record.policy, record.model)
+                value = self._codec.record(record).value
                 # For `bytes` and `None`, the module looks for an adapter, which takes longer than a copy.
                 values += record.id, *names, record.verdict, record.kind, record.parent or "", bytearray(value)
             db.execute(_PUT + ", ".join([_RECORD] * len(some)), values)
 
     def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums, source: str = "") -> tuple[object, ...]:
-        key, codec, tenant, value = self._codec.row(labels, source)
+        key, sealed = self._codec.row(labels, source)
         amounts = amounts_of(sums)
         if max(amounts) > LARGEST_SUM:
             amounts = tuple(min(amount, LARGEST_SUM) for amount in amounts)
-        return key, labels.day, tenant, codec, bytearray(value), *amounts
+        return key, labels.day, sealed.tenant, sealed.codec, bytearray(sealed.value), *amounts
 
     def _add(self, db: sqlite3.Connection, labels: LedgerLabels, sums: LedgerSums) -> None:
         """Add sums to their row, or to that of all others if its tenant or day has too many rows."""
@@ -268,8 +270,8 @@ class SqliteRecords(RecordStore):
     def _among_tenants(self, tenants: Sequence[str], conditions: list[str], values: list[Any]) -> None:
         _among("tenant", [name for one in tenants for name in self._codec.names("tenant", one)], conditions, values)
 
-    def _opened(self, tenant: str, codec: str, id: str, value: bytes) -> RequestRecord | None:
-        return self._codec.open_record(tenant, codec, id, value)
+    def _opened(self, id: str, *sealed: Any) -> RequestRecord | None:
+        return self._codec.open_record(id, Sealed(*sealed))
 
 
 def _prepare(db: sqlite3.Connection) -> None:

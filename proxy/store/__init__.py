@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from proxy.errors import ConfigurationError
 from proxy.store.guarded import Guarded
-from proxy.store.interface import Backend, Entry, ManagedStore, Refused, Store, StoreFailed
-from proxy.store.sealing import AesGcmCodec, SealedStore
+from proxy.store.interface import Entry, ManagedStore, Refused, Store, StoreFailed
+from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ __all__ = [
     "open_limits",
     "open_store",
     "store_file",
-    "unreadable",
 ]
 
 
@@ -36,27 +35,14 @@ def open_store(url: str, keys: Sequence[bytes] = (), max_bytes: int | None = Non
     The first of the ``keys``, 32 bytes each, encrypts new entries; all of them decrypt. ``max_bytes`` is the size of a
     file that maintenance enforces. The store connects at first use. Raises ``ConfigurationError`` for other addresses.
     """
-    store = _backend(url, max_bytes)
-    return SealedStore(store, keys) if keys else store
-
-
-async def unreadable(url: str, keys: Sequence[bytes] = ()) -> int:
-    """Count the entries of a store that are encrypted with other keys than these. Raises ``StoreFailed``."""
-    store = _backend(url)
-    try:
-        readable = {"", *(AesGcmCodec(key).id for key in keys)}
-        return sum(count for codec, count in (await store.counts()).items() if codec not in readable)
-    finally:
-        await store.aclose()
-
-
-def _backend(url: str, max_bytes: int | None = None) -> Backend:
     if is_redis(url):
         # Only who uses Redis needs its package.
         from proxy.store.redis_store import RedisStore
 
-        return RedisStore(url)
-    return SqliteStore(store_file(url), max_bytes)
+        backend: RedisStore | SqliteStore = RedisStore(url)
+    else:
+        backend = SqliteStore(store_file(url), max_bytes)
+    return SealedStore(backend, keys) if keys else backend
 
 
 def open_limits(url: str) -> RedisLimits | None:

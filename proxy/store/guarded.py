@@ -158,9 +158,6 @@ class Guarded(Store):
             "write", WRITE_SECONDS, lambda: self.unguarded.replace(tenant, kind, key, old, new, seconds)
         )
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        await self._run("write", WRITE_SECONDS, lambda: self.unguarded.delete_many(tenant, kind, keys))
-
     async def aclose(self) -> None:
         """Close the store. Log a warning if it doesn't close within ``CLOSING_SECONDS``."""
         try:

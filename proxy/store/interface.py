@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 PER_PAGE = 20
 """Entries that ``pages`` yields at once. Entries may have several megabytes."""
@@ -25,8 +24,11 @@ class Refused(StoreFailed):
     """The store works, but can't hold one of the values, so another attempt would fail, too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+Names = tuple[str, str, str]
+"""The tenant, kind, and key of an entry."""
+
+
+class Entry(NamedTuple):
     """A stored entry. ``seconds`` is its remaining lifetime."""
 
     tenant: str
@@ -34,6 +36,10 @@ class Entry:
     key: str
     value: bytes
     seconds: float
+
+    @property
+    def names(self) -> Names:
+        return self[:3]
 
 
 class Store(ABC):
@@ -68,10 +74,6 @@ class Store(ABC):
         """
 
     @abstractmethod
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        """Remove the entries with these keys, if there are any."""
-
-    @abstractmethod
     async def aclose(self) -> None:
         """Close the store."""
 
@@ -83,13 +85,17 @@ class Store(ABC):
         """Store an entry and replace an older one."""
         await self.put_many([Entry(tenant, kind, key, value, seconds)])
 
-    async def delete(self, tenant: str, kind: str, key: str) -> None:
-        """Remove an entry if there is one."""
-        await self.delete_many(tenant, kind, [key])
-
 
 class ManagedStore(Store):
-    """A store with the operations of commands and maintenance. No request waits for them."""
+    """A store with the operations of commands and maintenance. No request waits for them.
+
+    Each entry has the name of its codec, empty for none. SQLite and Redis have a parameter for it.
+    """
+
+    codecs: Collection[str] = ("",)
+    """The codecs of the entries that this store reads."""
+    skipped = 0
+    """Damaged entries that ``pages`` didn't yield."""
 
     @abstractmethod
     async def entries(self, kind: str) -> list[Entry]:
@@ -112,51 +118,13 @@ class ManagedStore(Store):
         """Overwrite the names of removed entries, too. This may be slow."""
 
     @abstractmethod
-    async def unknown(self) -> int:
-        """Count the entries that this store can't read, because they were written with other encryption settings."""
+    async def counts(self) -> Mapping[str, int]:
+        """Return the number of entries by codec."""
 
     @abstractmethod
     async def maintain(self) -> None:
         """Remove expired and excess entries, and replace damaged storage."""
 
-
-class Backend(ManagedStore):
-    """A store that others can encode values for. It keeps the name of each value's ``codec``, empty for none."""
-
-    @abstractmethod
-    async def put_many(self, entries: Sequence[Entry], codec: str = "") -> None:
-        """See ``Store``."""
-
-    @abstractmethod
-    async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float, codec: str = "") -> bytes:
-        """See ``Store``."""
-
-    @abstractmethod
-    async def replace(
-        self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float, codec: str = ""
-    ) -> bool:
-        """See ``Store``."""
-
-    @abstractmethod
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
-        """See ``Store``."""
-
-    @abstractmethod
-    def pages(self, codec: str = "") -> AsyncIterator[list[Entry]]:
-        """See ``ManagedStore``. Yield the entries of one codec."""
-
-    @abstractmethod
-    async def scan(self, codec: str, limit: int) -> list[Entry]:
-        """Return up to ``limit`` unexpired entries of a codec, in any order."""
-
-    @abstractmethod
-    async def remove_codec(self, codec: str) -> int:
-        """Remove some entries of a codec. Return their number, which is 0 once none are left."""
-
-    @abstractmethod
-    async def counts(self) -> Counter[str]:
-        """Return the number of entries by codec."""
-
     async def unknown(self) -> int:
-        """Count the entries that are encoded."""
-        return sum(count for codec, count in (await self.counts()).items() if codec)
+        """Count the entries that this store can't read, because they were written with other encryption settings."""
+        return sum(count for codec, count in (await self.counts()).items() if codec not in self.codecs)

@@ -16,16 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from proxy.store.interface import PER_PAGE, Backend, Entry
+from proxy.store.interface import PER_PAGE, Entry, ManagedStore
 from proxy.store.redis_client import close, connect, failures, matching, name, parts, refusals, unlink, values_of
 
 VERSION = "1"
 """The format of values."""
 
 PREFIX = "compaction"
-
-BATCH = 200
-"""Entries per step of maintenance."""
 
 KEYS = 500
 """Keys per read."""
@@ -48,8 +45,8 @@ Place = tuple[str, str]
 """A tenant, and the key of one of its entries."""
 
 
-class RedisStore(Backend):
-    """See ``Backend`` for the methods. Expired entries end by themselves."""
+class RedisStore(ManagedStore):
+    """See ``ManagedStore`` for the methods. Expired entries end by themselves."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time, version: str = VERSION) -> None:
         """Use the server at ``url``. ``clock`` returns seconds since 1970.
@@ -113,15 +110,6 @@ class RedisStore(Backend):
                     await pipe.execute()
         return True
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
-        with failures():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for key in keys:
-                    unlink(pipe, self._entry(tenant, kind, key))
-                await pipe.execute()
-            if keys:
-                await self._leave_index(codec, kind, [(tenant, key) for key in keys])
-
     async def entries(self, kind: str) -> list[Entry]:
         found: list[Entry] = []
         with failures():
@@ -129,7 +117,7 @@ class RedisStore(Backend):
                 if of_kind == kind:
                     index = self._index(codec, kind)
                     names = await self._redis.zrangebyscore(index, self._clock(), "+inf")
-                    found += (await self._read(codec, kind, names))[0]
+                    found += await self._read(codec, kind, names)
         return sorted(found, key=lambda entry: (entry.tenant, entry.key))
 
     async def pages(self, codec: str = "") -> AsyncIterator[list[Entry]]:
@@ -140,22 +128,7 @@ class RedisStore(Backend):
                     cursor, scored = await self._redis.zscan(self._index(codec, kind), cursor or 0, count=KEYS)
                     names = [own for own, _ in scored]
                     for start in range(0, len(names), PER_PAGE):
-                        yield (await self._read(codec, kind, names[start : start + PER_PAGE]))[0]
-
-    async def scan(self, codec: str, limit: int) -> list[Entry]:
-        with failures():
-            for of_codec, kind in await self._indexes():
-                index = self._index(codec, kind)
-                while of_codec == codec:
-                    names = await self._redis.zrangebyscore(index, self._clock(), "+inf", start=0, num=limit)
-                    if not names:
-                        break
-                    found, missing = await self._read(codec, kind, names)
-                    if missing:
-                        await self._redis.zrem(index, *missing)
-                    if found:
-                        return found
-        return []
+                        yield await self._read(codec, kind, names[start : start + PER_PAGE])
 
     async def remove(self, tenant: str) -> Counter[str]:
         removed: Counter[str] = Counter()
@@ -172,7 +145,7 @@ class RedisStore(Backend):
 
     async def remove_codec(self, codec: str) -> int:
         count = 0
-        while entries := await self.scan(codec, BATCH):
+        async for entries in self.pages(codec):
             with failures():
                 async with self._redis.pipeline(transaction=False) as pipe:
                     for entry in entries:
@@ -264,25 +237,21 @@ class RedisStore(Backend):
         members: Iterable[bytes] = await self._redis.smembers(_INDEXES)
         return [(version, codec, kind) for version, codec, kind in map(parts, members)]
 
-    async def _read(self, codec: str, kind: str, names: Sequence[bytes]) -> tuple[list[Entry], list[bytes]]:
-        """Return the entries with these names, and the names without an entry of the codec."""
-        found, missing = [], []
+    async def _read(self, codec: str, kind: str, names: Sequence[bytes]) -> list[Entry]:
+        """Return the entries of the codec with these names."""
+        found = []
         for start in range(0, len(names), KEYS):
-            some = names[start : start + KEYS]
-            places = [(tenant, key) for tenant, key in map(parts, some)]
+            places = [(tenant, key) for tenant, key in map(parts, names[start : start + KEYS])]
             keys = [self._entry(tenant, kind, key) for tenant, key in places]
             async with self._redis.pipeline(transaction=False) as pipe:
                 for key in keys:
                     pipe.get(key)
                     pipe.pttl(key)
                 answers = await pipe.execute()
-            for own, (tenant, key), raw, left in zip(some, places, answers[::2], answers[1::2], strict=True):
-                content = _content(raw, codec)
-                if content is None or left <= 0:
-                    missing.append(own)
-                else:
+            for (tenant, key), raw, left in zip(places, answers[::2], answers[1::2], strict=True):
+                if (content := _content(raw, codec)) is not None and left > 0:
                     found.append(Entry(tenant, kind, key, content, left / 1000))
-        return found, missing
+        return found
 
     async def _drop_names(self, indexes: Iterable[tuple[str, str, str]], keys: Iterable[bytes]) -> None:
         """Remove entries from the indexes."""

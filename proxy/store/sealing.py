@@ -12,27 +12,23 @@ import hmac
 import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
-from proxy.store.interface import Backend, Entry, ManagedStore
+from proxy.store.interface import Entry, ManagedStore, Names
 from proxy.telemetry.metrics import STORE_REMOVED, STORE_UNREADABLE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+    from proxy.store.redis_store import RedisStore
+    from proxy.store.sqlite import SqliteStore
+
+    Backend = SqliteStore | RedisStore
+
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
-
-RowKey = tuple[str, str, str]
-"""The tenant, kind, and key under which the backend stores an entry."""
-
-BATCH = 20
-"""Entries that are encrypted again at once."""
 
 INLINE_BYTES = 65_536
 """Values of more bytes are encrypted and decrypted in a thread."""
@@ -44,13 +40,8 @@ class Unreadable(Exception):
     """The stored bytes aren't the bytes that the proxy wrote under these names."""
 
 
-class Content(msgspec.Struct, frozen=True, array_like=True):
-    """An entry with its real names."""
-
-    tenant: str
-    kind: str
-    key: str
-    value: bytes
+Content = tuple[str, str, str, bytes]
+"""The real names of an entry, and its value."""
 
 
 class AesGcmCodec:
@@ -64,58 +55,56 @@ class AesGcmCodec:
         self._names = _derived(key, "names")
         self._cipher: AESGCM = aead.AESGCM(_derived(key, "content"))
 
-    def tenant(self, tenant: str) -> str:
-        """Return the name of a tenant in the backend."""
-        return self._digest("tenant", tenant)
+    def name(self, *parts: str) -> str:
+        """Return a digest in place of a name, whose parts begin with its kind, such as ``tenant``."""
+        # Digest the parts as a list, so that different parts never produce the same input.
+        return hmac.new(self._names, ascii(parts).encode(), hashlib.sha256).hexdigest()
 
-    def kind(self, kind: str) -> str:
-        """Return the name of a kind in the backend."""
-        return self._digest("kind", kind)
-
-    def row_key(self, tenant: str, kind: str, key: str) -> RowKey:
+    def row(self, tenant: str, kind: str, key: str) -> Names:
         """Return the names of an entry in the backend."""
-        return self.tenant(tenant), self.kind(kind), self._digest("key", tenant, kind, key)
+        return self.name("tenant", tenant), self.name("kind", kind), self.name("key", tenant, kind, key)
 
-    def name(self, kind: str, name: str) -> str:
-        """Return a digest in place of a name by which rows are looked up."""
-        return self._digest(kind, name)
-
-    def encrypt(self, content: Content) -> bytes:
-        return self.encrypt_many([Entry(content.tenant, content.kind, content.key, content.value, 0.0)])[0].value
-
-    def encrypt_many(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries to store, with their names in the backend."""
-        # One call, because each one waits for the interpreter lock.
-        nonces = os.urandom(_NONCE * len(entries))
-        sealed = []
-        for place, entry in enumerate(entries):
-            row = self.row_key(entry.tenant, entry.kind, entry.key)
-            content = msgspec.msgpack.encode(Content(entry.tenant, entry.kind, entry.key, entry.value))
-            nonce = nonces[_NONCE * place : _NONCE * (place + 1)]
-            sealed.append(Entry(*row, nonce + self._cipher.encrypt(nonce, content, _bound(row)), entry.seconds))
-        return sealed
-
-    def seal(self, row: RowKey, value: bytes) -> bytes:
-        nonce = os.urandom(_NONCE)
+    def seal(self, row: Names, value: bytes, nonce: bytes = b"") -> bytes:
+        nonce = nonce or os.urandom(_NONCE)
         return nonce + self._cipher.encrypt(nonce, value, _bound(row))
 
-    def open(self, row: RowKey, stored: bytes) -> bytes:
+    def open(self, row: Names, stored: bytes) -> bytes:
         """Return the decrypted value of a row. Raises ``Unreadable``."""
         try:
             return self._cipher.decrypt(stored[:_NONCE], stored[_NONCE:], _bound(row))
         except (self._invalid, ValueError) as error:
             raise Unreadable(type(error).__name__) from None
 
-    def decrypt(self, row: RowKey, stored: bytes) -> Content:
-        """Return the entry. Raises ``Unreadable``."""
+    def encrypt(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return the entries to store, with their names in the backend."""
+        # One call, because each one waits for the interpreter lock.
+        nonces = os.urandom(_NONCE * len(entries))
+        sealed = []
+        for place, entry in enumerate(entries):
+            row = self.row(*entry.names)
+            content: Content = (*entry.names, entry.value)
+            nonce = nonces[_NONCE * place : _NONCE * (place + 1)]
+            sealed.append(Entry(*row, self.seal(row, msgspec.msgpack.encode(content), nonce), entry.seconds))
+        return sealed
+
+    def decrypt(self, stored: Entry) -> Entry:
+        """Return the entry under its real names. Raises ``Unreadable``."""
         try:
-            return msgspec.msgpack.decode(self.open(row, stored), type=Content)
+            content: Content = msgspec.msgpack.decode(self.open(stored.names, stored.value), type=Content)
         except (ValueError, msgspec.DecodeError) as error:
             raise Unreadable(type(error).__name__) from None
+        return Entry(*content, stored.seconds)
 
-    def _digest(self, *parts: str) -> str:
-        # Digest the parts as a list, so that different parts never produce the same input.
-        return hmac.new(self._names, ascii(parts).encode(), hashlib.sha256).hexdigest()
+    def readable(self, stored: Sequence[Entry]) -> list[Entry]:
+        """Return the readable entries under their real names. Count and log the others."""
+        found = []
+        for entry in stored:
+            try:
+                found.append(self.decrypt(entry))
+            except Unreadable as error:
+                STORE_UNREADABLE.inc()
+                log.warning("store.undecryptable", reason=str(error))
+        return found
 
 
 class SealedStore(ManagedStore):
@@ -125,8 +114,7 @@ class SealedStore(ManagedStore):
         """Encrypt with the first of the ``keys``, 32 bytes each, and decrypt with all of them."""
         self._backend = backend
         self._codecs = [AesGcmCodec(key) for key in keys]
-        self.skipped = 0
-        """Damaged entries that ``pages`` didn't yield."""
+        self.codecs = frozenset(codec.id for codec in self._codecs)
 
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         return await self._get_many(self._codecs, tenant, kind, keys)
@@ -136,70 +124,60 @@ class SealedStore(ManagedStore):
     ) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for codec in codecs:
-            rows = {codec.row_key(tenant, kind, key): key for key in keys if key not in found}
+            rows = [codec.row(tenant, kind, key) for key in keys if key not in found]
             if not rows:
                 break
-            names = codec.tenant(tenant), codec.kind(kind)
-            stored = await self._backend.get_many(*names, [row[2] for row in rows])
-            values = {key: (row, stored[row[2]]) for row, key in rows.items() if row[2] in stored}
-            size = sum(len(value) for _, value in values.values())
-            found.update(await _off_loop(size, partial(_values, codec, values)))
+            values = await self._backend.get_many(*rows[0][:2], [row[2] for row in rows])
+            stored = [Entry(*row, values[row[2]], 0.0) for row in rows if row[2] in values]
+            found |= {entry.key: entry.value for entry in await _off_loop(codec.readable, stored)}
         return found
 
     async def put_many(self, entries: Sequence[Entry]) -> None:
         codec = self._codecs[0]
-        size = sum(len(entry.value) for entry in entries)
-        await self._backend.put_many(await _off_loop(size, partial(codec.encrypt_many, entries)), codec.id)
+        await self._backend.put_many(await _off_loop(codec.encrypt, entries), codec.id)
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         newest, *older = self._codecs
         found = await self._get_many(older, tenant, kind, [key])
         if key in found:
             return found[key]
-        row = newest.row_key(tenant, kind, key)
-        ours = await _encrypt(newest, Content(tenant, kind, key, value))
-        while (stored := await self._backend.add(*row, ours, seconds, newest.id)) != ours:
-            content = await _decrypt(newest, row, stored)
-            if content is not None:
-                return content.value
+        (ours,) = await _off_loop(newest.encrypt, [Entry(tenant, kind, key, value, seconds)])
+        while (stored := await self._backend.add(*ours.names, ours.value, seconds, newest.id)) != ours.value:
+            if theirs := await _off_loop(newest.readable, [ours._replace(value=stored)]):
+                return theirs[0].value
             # Damaged. Of several processes, one replaces it and the others use the new entry.
-            await self._backend.replace(*row, stored, ours, seconds, newest.id)
+            await self._backend.replace(*ours.names, stored, ours.value, seconds, newest.id)
         return value
 
     async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         for codec in self._codecs:
-            row = codec.row_key(tenant, kind, key)
-            stored = await self._backend.get(*row)
-            content = None if stored is None else await _decrypt(codec, row, stored)
-            if stored is not None and content is not None:
+            (ours,) = await _off_loop(codec.encrypt, [Entry(tenant, kind, key, new, seconds)])
+            stored = await self._backend.get(*ours.names)
+            if stored is not None and (theirs := await _off_loop(codec.readable, [ours._replace(value=stored)])):
                 # Compare the stored bytes, too, since another process may have replaced the entry since the read.
-                ours = await _encrypt(codec, Content(tenant, kind, key, new))
-                return content.value == old and await self._backend.replace(*row, stored, ours, seconds, codec.id)
+                return theirs[0].value == old and await self._backend.replace(
+                    *ours.names, stored, ours.value, seconds, codec.id
+                )
         return False
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        for codec in self._codecs:
-            rows = [codec.row_key(tenant, kind, key) for key in keys]
-            await self._backend.delete_many(codec.tenant(tenant), codec.kind(kind), [row[2] for row in rows], codec.id)
-
     async def entries(self, kind: str) -> list[Entry]:
-        found: dict[tuple[str, str], Entry] = {}
+        found: dict[Names, Entry] = {}
         for codec in self._codecs:
-            stored = await self._backend.entries(codec.kind(kind))
-            for entry in await asyncio.to_thread(_readable, codec, stored):
-                found.setdefault((entry.tenant, entry.key), entry)
-        return [found[name] for name in sorted(found)]
+            stored = await self._backend.entries(codec.name("kind", kind))
+            for entry in await _off_loop(codec.readable, stored):
+                found.setdefault(entry.names, entry)
+        return [found[names] for names in sorted(found)]
 
     async def pages(self) -> AsyncIterator[list[Entry]]:
         for codec in self._codecs:
             async for stored in self._backend.pages(codec.id):
-                readable = await asyncio.to_thread(_readable, codec, stored)
+                readable = await _off_loop(codec.readable, stored)
                 self.skipped += len(stored) - len(readable)
                 yield readable
 
     async def remove(self, tenant: str) -> dict[str, int]:
         for codec in self._codecs:
-            if counts := await self._backend.remove(codec.tenant(tenant)):
+            if counts := await self._backend.remove(codec.name("tenant", tenant)):
                 return {"encrypted": sum(counts.values())}
         return {}
 
@@ -209,9 +187,8 @@ class SealedStore(ManagedStore):
     async def rebuild(self) -> None:
         await self._backend.rebuild()
 
-    async def unknown(self) -> int:
-        ours = {codec.id for codec in self._codecs}
-        return sum(count for codec, count in (await self._backend.counts()).items() if codec not in ours)
+    async def counts(self) -> Mapping[str, int]:
+        return await self._backend.counts()
 
     async def maintain(self) -> None:
         """Run the backend's maintenance, remove unencrypted entries, and re-encrypt those under older keys."""
@@ -221,9 +198,11 @@ class SealedStore(ManagedStore):
             log.warning("store.unencrypted_removed", entries=count)
             STORE_REMOVED.labels(reason="unencrypted").inc(count)
             changed = True
+        counts = await self._backend.counts()
         for codec in self._codecs[1:]:
-            while entries := await self._backend.scan(codec.id, BATCH):
-                await self._renew(codec, entries)
+            if counts[codec.id]:
+                async for entries in self._backend.pages(codec.id):
+                    await self._renew(codec, entries)
                 changed = True
         if changed:
             await self._backend.maintain()
@@ -232,53 +211,18 @@ class SealedStore(ManagedStore):
         await self._backend.aclose()
 
     async def _renew(self, codec: AesGcmCodec, entries: Sequence[Entry]) -> None:
-        """Encrypt entries under an older key with the first one, unless a newer entry exists."""
+        """Encrypt entries under an older key with the first one, unless newer entries exist."""
         newest = self._codecs[0]
+        for entry in await _off_loop(newest.encrypt, await _off_loop(codec.readable, entries)):
+            await self._backend.add(*entry.names, entry.value, entry.seconds, newest.id)
         for entry in entries:
-            content = await _decrypt(codec, (entry.tenant, entry.kind, entry.key), entry.value)
-            if content is not None:
-                stored = await _encrypt(newest, content)
-                renewed = newest.row_key(content.tenant, content.kind, content.key)
-                await self._backend.add(*renewed, stored, entry.seconds, newest.id)
-            await self._backend.delete_many(entry.tenant, entry.kind, [entry.key], codec.id)
+            await self._backend.replace(*entry.names, entry.value, b"", 0, codec.id)
 
 
-async def _encrypt(codec: AesGcmCodec, content: Content) -> bytes:
-    return await _off_loop(len(content.value), partial(codec.encrypt, content))
-
-
-async def _decrypt(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | None:
-    return await _off_loop(len(stored), partial(_content, codec, row, stored))
-
-
-async def _off_loop(size: int, work: Callable[[], T]) -> T:
-    """Encrypt or decrypt this many bytes, many of them in a thread."""
-    return work() if size <= INLINE_BYTES else await asyncio.to_thread(work)
-
-
-def _content(codec: AesGcmCodec, row: RowKey, stored: bytes) -> Content | None:
-    """Decrypt an entry. Return ``None`` if it's unreadable."""
-    try:
-        return codec.decrypt(row, stored)
-    except Unreadable as error:
-        STORE_UNREADABLE.inc()
-        log.warning("store.undecryptable", reason=str(error))
-        return None
-
-
-def _values(codec: AesGcmCodec, stored: Mapping[str, tuple[RowKey, bytes]]) -> dict[str, bytes]:
-    contents = {key: _content(codec, row, value) for key, (row, value) in stored.items()}
-    return {key: content.value for key, content in contents.items() if content is not None}
-
-
-def _readable(codec: AesGcmCodec, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the readable entries under their real names."""
-    found = []
-    for entry in entries:
-        content = _content(codec, (entry.tenant, entry.kind, entry.key), entry.value)
-        if content is not None:
-            found.append(Entry(content.tenant, content.kind, content.key, content.value, entry.seconds))
-    return found
+async def _off_loop(work: Callable[[Sequence[Entry]], list[Entry]], entries: Sequence[Entry]) -> list[Entry]:
+    """Encrypt or decrypt entries, many bytes in a thread."""
+    inline = sum(len(entry.value) for entry in entries) <= INLINE_BYTES
+    return work(entries) if inline else await asyncio.to_thread(work, entries)
 
 
 def _derived(key: bytes, purpose: str) -> bytes:
@@ -286,5 +230,5 @@ def _derived(key: bytes, purpose: str) -> bytes:
     return hmac.new(key, f"compaction-proxy store {purpose}".encode(), hashlib.sha256).digest()
 
 
-def _bound(row: RowKey) -> bytes:
+def _bound(row: Names) -> bytes:
     return "\n".join(row).encode()

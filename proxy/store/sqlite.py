@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from proxy.store.interface import PER_PAGE, Backend, Entry, StoreFailed
+from proxy.store.interface import PER_PAGE, Entry, ManagedStore, StoreFailed
 from proxy.store.sqlite_worker import BUSY_SECONDS, PAD, PAGE, SqliteWorker, rebuild
 from proxy.telemetry.metrics import STORE_REMOVED
 
@@ -38,9 +38,8 @@ _ROW = "tenant = ? AND kind = ? AND key = ?"
 _COLUMNS = "tenant, kind, key, value, expires"
 _LIVE = "expires > ? AND typeof(value) = 'blob'"  # the store writes only BLOBs
 _SEVERAL = f"tenant = ? AND kind = ? AND {_LIVE}"
-_GET = f"SELECT value FROM entries WHERE {_ROW} AND {_LIVE}"  # noqa: S608 - only constants
 _VALUES = f"(?, ?, ?, ?, ?, zeroblob({PAD}), ?)"
-_PUT = f"INSERT OR REPLACE INTO entries VALUES {_VALUES}"  # noqa: S608
+_PUT = f"INSERT OR REPLACE INTO entries VALUES {_VALUES}"  # noqa: S608 - only constants
 _DELETE = f"DELETE FROM entries WHERE {_ROW}"  # noqa: S608
 _SAME = f"{_ROW} AND {_LIVE} AND value = ?"
 _REPLACE = f"UPDATE entries SET expires = ?, codec = ?, value = ? WHERE {_SAME}"  # noqa: S608
@@ -50,8 +49,8 @@ RowKey = tuple[str, str, str]
 Row = tuple[str, str, str, float, str, bytes]
 
 
-class SqliteStore(Backend):
-    """Run reads and writes in separate threads, so reads don't wait for writes. See ``Backend`` for the methods."""
+class SqliteStore(ManagedStore):
+    """Run reads and writes in separate threads, so reads don't wait for writes. See ``ManagedStore``."""
 
     def __init__(
         self,
@@ -96,9 +95,6 @@ class SqliteStore(Backend):
         same, row = (tenant, kind, key, now, old), (now + seconds, codec, new)
         return await self._writer.run(lambda db: self._replace(db, same, row if seconds > 0 else None))
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str], codec: str = "") -> None:
-        await self._writer.run(lambda db: self._delete(db, [(tenant, kind, key) for key in keys]))
-
     async def entries(self, kind: str) -> list[Entry]:
         return await self._select(f"kind = ? AND {_LIVE} ORDER BY tenant, key", kind, self._clock())
 
@@ -109,9 +105,6 @@ class SqliteStore(Backend):
         while found := await self._select(condition, codec, self._clock(), *after, PER_PAGE):
             yield found
             after = (found[-1].tenant, found[-1].kind, found[-1].key)
-
-    async def scan(self, codec: str, limit: int) -> list[Entry]:
-        return await self._select(f"codec = ? AND {_LIVE} LIMIT ?", codec, self._clock(), limit)
 
     async def remove(self, tenant: str) -> Counter[str]:
         return await self._remove("tenant", tenant)
@@ -180,10 +173,6 @@ class SqliteStore(Backend):
             pass
         return await self._writer.run(_truncate_log)
 
-    def _get(self, db: sqlite3.Connection, key: RowKey) -> bytes | None:
-        row = db.execute(_GET, (*key, self._clock())).fetchone()
-        return None if row is None else row[0]
-
     def _get_many(self, db: sqlite3.Connection, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
         for start in range(0, len(keys), KEYS):
@@ -195,10 +184,11 @@ class SqliteStore(Backend):
     def _add(self, db: sqlite3.Connection, row: Row) -> bytes:
         with db:
             db.execute("BEGIN IMMEDIATE")  # no other process writes between the read and the write
-            found = self._get(db, row[:3])
-            if found is None:
+            tenant, kind, key, *_ = row
+            found = self._get_many(db, tenant, kind, [key])
+            if not found:
                 db.execute(_PUT, row)
-        return row[-1] if found is None else found
+        return found.get(key, row[-1])
 
     def _replace(self, db: sqlite3.Connection, same: tuple[object, ...], new: tuple[object, ...] | None) -> bool:
         with db:

@@ -95,11 +95,6 @@ class Plain(Store):
             del self.entries[tenant, kind, key]
         return True
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        """See ``Store``."""
-        for key in keys:
-            self.entries.pop((tenant, kind, key), None)
-
     async def aclose(self) -> None:
         """See ``Store``."""
 

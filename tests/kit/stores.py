@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from proxy.store import ManagedStore
-from proxy.store.interface import Backend
+from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
 
@@ -85,7 +85,7 @@ class Place:
     server has a clock of its own, so there ``second`` is the real length of a second in tests.
     """
 
-    backend: Callable[[], Backend]
+    backend: Callable[[], SqliteStore | RedisStore]
     raw: Callable[[], bytes]
     clock: Clock
     second: float = 0.0
@@ -117,8 +117,6 @@ def place(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[P
         path = folder / "place" / "store.db"
         yield Place(lambda: SqliteStore(path, clock=clock), lambda: contents(folder / "place"), clock)
     else:
-        from proxy.store.redis_store import RedisStore
-
         redis = request.getfixturevalue("redis")
         yield Place(lambda: RedisStore(redis.url), redis.raw, clock, second=0.02)
 

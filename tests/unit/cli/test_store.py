@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ pytest.importorskip("cryptography")
 OLD, NEW = b"o" * 32, b"n" * 32
 FORMS: dict[str, type[SharedValue]] = {KIND: Entry}
 DAYS = 7 * 86_400.0
+UNTIL = time.time() + DAYS
 
 
 class Killed(BaseException):
@@ -76,7 +78,7 @@ async def filled(store: ManagedStore, count: int = 30) -> None:
         await store.put(f"team:{number % 3}", "summary", f"s{number}", b"S%d" % number, 60 * (number + 10))
         await store.put(f"team:{number % 3}", "archive", f"a{number}", b"A%d" % number, 60 * (number + 10))
     await store.put("team:0", "making", "k", b"token", 60)
-    await store.put("team:0", KIND, "b", msgspec.json.encode(Entry(DAYS, 5)), 600)
+    await store.put("team:0", KIND, "b", msgspec.json.encode(Entry(UNTIL, 5)), 600)
 
 
 @pytest.fixture(params=["sqlite-redis", "redis-sqlite", "sqlite-sqlite"])
@@ -103,7 +105,7 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         await records.aclose()
         newer = open_store(target, [NEW])
         await newer.put("team:0", "summary", "s0", b"the target's", 900)
-        await newer.put("team:0", KIND, "b", msgspec.json.encode(Entry(DAYS, 3)), 600)
+        await newer.put("team:0", KIND, "b", msgspec.json.encode(Entry(UNTIL, 3)), 600)
         await newer.aclose()
 
         def wanted() -> Deployment:

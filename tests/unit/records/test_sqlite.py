@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 
@@ -19,7 +18,6 @@ from proxy.records.model import (
     DAY,
     LEDGER_DAYS,
     OTHER,
-    RecordQuery,
 )
 from proxy.records.sqlite import SqliteRecords
 from proxy.store import Refused
@@ -28,7 +26,6 @@ from tests.kit.records import EVERYTHING, expected_ledger, found_ledger, record,
 from tests.kit.stores import Clock
 
 WEEK = 7 * 86_400.0
-KEY, NEW_KEY = b"k" * 32, b"n" * 32
 
 
 def used(work: Callable[[SqliteRecords], Awaitable[None]], *, path: Path | None = None, **options: object) -> None:
@@ -40,29 +37,6 @@ def used(work: Callable[[SqliteRecords], Awaitable[None]], *, path: Path | None 
             await store.aclose()
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize("keys", [(), (KEY,)])
-@given(batches=varied_batches())
-def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
-    keys: tuple[bytes, ...], batches: list[list[RequestRecord]]
-) -> None:
-    records = {record.id: record for batch in batches for record in batch}
-
-    async def work(store: SqliteRecords) -> None:
-        for batch in batches:
-            await store.write(batch, WEEK)
-        await store.write(batches[0], WEEK)
-        assert found_ledger(await store.ledger(0, 10**6)) == expected_ledger(list(records.values()))
-        found = {record.id: record for record in await store.select(EVERYTHING)}
-        assert len(found) == await store.count() == len(records)
-        for id, one in records.items():
-            assert msgspec.to_builtins(found[id]) == msgspec.to_builtins(one)
-            if one.parent is not None:
-                children = {child.id for child in await store.select(RecordQuery(parent=one.parent))}
-                assert children == {child.id for child in records.values() if child.parent == one.parent}
-
-    used(work, keys=keys)
 
 
 @given(batches=varied_batches())
@@ -105,30 +79,6 @@ def test_large_batches_are_stored_whole_or_not_at_all(tmp_path: Path) -> None:
         assert sum(sums.received for _, sums in await store.ledger(0, 10**6)) == sum(range(len(records)))
 
     used(work, path=tmp_path / "r.db")
-
-
-def test_encrypted_names_and_values_are_not_in_the_file_and_rows_of_both_keys_add_up(tmp_path: Path) -> None:
-    path = tmp_path / "r.db"
-    one, two = record("team:canary-red", model="canary-model", before=1), record("team:canary-red", before=2)
-
-    async def first(store: SqliteRecords) -> None:
-        await store.write([one], WEEK)
-
-    async def second(store: SqliteRecords) -> None:
-        await store.write([two], WEEK)
-        assert len(await store.select(RecordQuery(team="canary-red"))) == 2
-        rows = await store.ledger(0, 10**6)
-        assert sum((sums.received for _, sums in rows), 0) == 3
-
-    async def without(store: SqliteRecords) -> None:
-        assert await store.select(RecordQuery()) == []
-        assert await store.ledger(0, 10**6) == []
-
-    used(first, path=path, keys=[KEY])
-    used(second, path=path, keys=[NEW_KEY, KEY])
-    used(without, path=path)
-    used(without, path=path, keys=[b"x" * 32])
-    assert b"canary" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_rows_of_the_ledger_have_a_lifetime(tmp_path: Path) -> None:

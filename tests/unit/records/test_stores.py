@@ -119,21 +119,36 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(opened
         assert [labels for labels, _ in await store.ledger(0, 10**6, ("team:blue",))] == [blue_labels]
         assert await store.ledger(0, 5) == []
 
-    async def second(store: Records) -> None:
-        await store.write([record(before=1)], WEEK)
+    async def requests(store: Records) -> int:
         total = LedgerSums()
         for _, sums in await store.ledger(0, 10**6, ("team:red",)):
             total.add(sums)
-        assert total.requests == 1, "no key reads the older rows"
+        return total.requests
+
+    async def second(store: Records) -> None:
+        await store.write([record(before=1)], WEEK)
+        assert await requests(store) == 1, "no key reads the older rows"
+        assert len(await store.select(RecordQuery(team="red"))) == 1
+
+    async def both(store: Records) -> None:
+        assert await requests(store) == len(records)
+        assert len(await store.select(RecordQuery(team="red", limit=1_000))) == len(records)
+
+    async def without(store: Records) -> None:
+        assert await store.select(RecordQuery()) == []
+        assert await store.ledger(0, 10**6) == []
 
     used(opened, first, KEY)
     used(opened, second, NEW_KEY)
+    used(opened, both, NEW_KEY, KEY)
+    used(opened, without)
 
 
 @pytest.mark.parametrize("keys", [(), (KEY,)])
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
 @given(batches=varied_batches())
 def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
-    redis_process: RedisServer, keys: tuple[bytes, ...], batches: list[list[RequestRecord]]
+    redis_process: RedisServer, kind: str, keys: tuple[bytes, ...], batches: list[list[RequestRecord]]
 ) -> None:
     records = {record.id: record for batch in batches for record in batch}
 
@@ -142,8 +157,17 @@ def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
             await store.write(batch, WEEK)
         await store.write(batches[0], WEEK)
         assert found_ledger(await store.ledger(0, 10**6)) == expected_ledger(list(records.values()))
-        assert {one.id for one in await store.select(EVERYTHING)} == records.keys()
+        found = {record.id: record for record in await store.select(EVERYTHING)}
+        assert len(found) == await store.count() == len(records)
+        for id, one in records.items():
+            assert msgspec.to_builtins(found[id]) == msgspec.to_builtins(one)
+            if one.parent is not None:
+                children = {child.id for child in await store.select(RecordQuery(parent=one.parent))}
+                assert children == {child.id for child in records.values() if child.parent == one.parent}
 
+    if kind == "sqlite":
+        used(lambda keys: SqliteRecords(None, keys), work, *keys)
+        return
     with redis_process.client() as client:
         client.flushall()
     used(lambda keys: RedisRecords(redis_process.url, keys), work, *keys)

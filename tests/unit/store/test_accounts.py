@@ -120,7 +120,7 @@ def test_an_entry_that_is_lost_or_damaged_does_not_begin_again(tmp_path: Path) -
         await of.read()
         await store.put(*PLACE, b"damaged", 60)
         assert not await reserve(of, "b", 1, 100)
-        await store.delete(*PLACE)
+        await store.remove(PLACE[0])
         assert not await reserve(of, "b", 1, 100)
         await of.aclose()
         await store.aclose()

@@ -65,9 +65,6 @@ class Shelf(Store):
     async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         raise NotImplementedError
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        raise NotImplementedError
-
     async def aclose(self) -> None:
         pass
 

@@ -20,10 +20,8 @@ def run(server: RedisServer, *tests: Callable[[RedisStore], Awaitable[None]]) ->
 
 def test_the_name_of_a_removed_entry_leaves_the_index_unless_it_was_added_again(redis: RedisServer) -> None:
     async def test(store: RedisStore) -> None:
-        for key in ("deleted", "replaced", "expired", "again"):
+        for key in ("replaced", "expired", "again"):
             await store.put("t", "summary", key, b"1", 60)
-        await store.delete_many("t", "summary", ["deleted", "never stored"])
-        await store.delete_many("t", "summary", [])
         assert await store.replace("t", "summary", "replaced", b"1", b"", 0)
         await store.put("t", "summary", "expired", b"2", -1)
         await store._leave_index("", "summary", [("t", "again")])  # another process has just added it
@@ -46,7 +44,6 @@ def test_a_server_that_is_down_raises_and_works_again_without_a_new_client(redis
             lambda: store.put("t", "summary", "k", b"1", 60),
             lambda: store.add("t", "summary", "k", b"1", 60),
             lambda: store.replace("t", "summary", "k", b"1", b"2", 60),
-            lambda: store.delete("t", "summary", "k"),
             lambda: store.entries("summary"),
             lambda: store.remove("t"),
             lambda: store.maintain(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import pickle
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,15 +13,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.server.maintenance import Maintenance
-from proxy.store import ManagedStore, open_store
-from proxy.store.forgetting import forget
-from proxy.store.sealing import AesGcmCodec, Content, Unreadable
+from proxy.store import Entry, ManagedStore, open_store
+from proxy.store.sealing import AesGcmCodec, Unreadable
 from proxy.telemetry.metrics import STORE_UNREADABLE
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("cryptography") is None, reason="needs cryptography")
 
 OLD, NEW, OTHER = (bytes([number]) * 32 for number in (1, 2, 3))
-CONTENT = Content("team:a", "summary", "k", b"what was said")
+ENTRY = Entry("team:a", "summary", "k", b"what was said", 60)
 
 Test = Callable[[ManagedStore], Awaitable[None]]
 
@@ -45,31 +43,20 @@ def changed(path: Path, sql: str, *values: object) -> None:
     db.close()
 
 
-def codecs_in(path: Path) -> set[str]:
-    with sqlite3.connect(path) as db:
-        found = {row[0] for row in db.execute("SELECT DISTINCT codec FROM entries")}
-    db.close()
-    return found
-
-
-def everything(folder: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in folder.iterdir())
-
-
 def test_only_its_own_key_opens_an_entry_and_only_in_its_own_place() -> None:
     sealed = AesGcmCodec(NEW)
-    place = sealed.row_key("team:a", "summary", "k")
-    written = sealed.encrypt(CONTENT)
-    assert sealed.decrypt(place, written) == CONTENT
-    assert sealed.encrypt(CONTENT) != written
+    (written,) = sealed.encrypt([ENTRY])
+    assert sealed.decrypt(written) == ENTRY
+    assert sealed.encrypt([ENTRY]) != [written]
     with pytest.raises(Unreadable):
-        AesGcmCodec(OLD).decrypt(place, written)
+        AesGcmCodec(OLD).decrypt(written)
     for elsewhere in (("team:b", "summary", "k"), ("team:a", "archive", "k"), ("team:a", "summary", "j")):
         with pytest.raises(Unreadable):
-            sealed.decrypt(sealed.row_key(*elsewhere), written)
-    for damaged in (b"", written[:11], written[:-1], written + b"x", bytes([written[0] ^ 1]) + written[1:]):
+            sealed.decrypt(Entry(*sealed.row(*elsewhere), written.value, 60))
+    raw = written.value
+    for damaged in (b"", raw[:11], raw[:-1], raw + b"x", bytes([raw[0] ^ 1]) + raw[1:]):
         with pytest.raises(Unreadable):
-            sealed.decrypt(place, damaged)
+            sealed.decrypt(written._replace(value=damaged))
 
 
 def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> None:
@@ -80,43 +67,20 @@ def test_a_pickle_that_was_encrypted_with_the_key_is_refused(tmp_path: Path) -> 
             return (Path.touch, (tmp_path / "sprung",))
 
     sealed = AesGcmCodec(NEW)
-    place = sealed.row_key("team:a", "summary", "k")
-    nonce = os.urandom(12)
-    for written in (pickle.dumps(Trap()), pickle.dumps(Content("team:a", "summary", "k", b""))):
+    place = sealed.row("team:a", "summary", "k")
+    for written in (pickle.dumps(Trap()), pickle.dumps(("team:a", "summary", "k", b""))):
         with pytest.raises(Unreadable):
-            sealed.decrypt(place, nonce + sealed._cipher.encrypt(nonce, written, "\n".join(place).encode()))
+            sealed.decrypt(Entry(*place, sealed.seal(place, written), 60))
     assert not (tmp_path / "sprung").exists()
 
 
 def test_names_are_told_apart_and_say_nothing() -> None:
     sealed = AesGcmCodec(NEW)
-    places = [sealed.row_key(*names) for names in (("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("a,", "b", "c"))]
+    places = [sealed.row(*names) for names in (("a", "b", "c"), ("ab", "", "c"), ("a", "bc", ""), ("a,", "b", "c"))]
     assert len({place[2] for place in places}) == 4
-    assert sealed.row_key("a", "b", "c") == places[0]
-    assert AesGcmCodec(OLD).row_key("a", "b", "c")[0] != places[0][0]
-    assert sealed.row_key("a", "b", "c")[2] != sealed.row_key("z", "b", "c")[2]
-
-
-def test_nothing_of_an_entry_is_in_the_files_yet_all_can_be_listed_and_forgotten(tmp_path: Path) -> None:
-    async def test(store: ManagedStore) -> None:
-        for tenant in ("team:search", "key:" + "ab" * 32):
-            for n in range(5):
-                await store.put(tenant, "summary", f"KEY-{n}", b"PROMPT " * 900, 60)
-            await store.put(tenant, "archive", "id", b"PROMPT " * 900, 60)
-        assert await store.get("team:search", "summary", "KEY-1") == b"PROMPT " * 900
-        assert await store.get("team:other", "summary", "KEY-1") is None
-        several = await store.get_many("team:search", "summary", ["KEY-1", "KEY-3", "KEY-9"])
-        assert several == dict.fromkeys(("KEY-1", "KEY-3"), b"PROMPT " * 900)
-        assert await store.get_many("team:other", "summary", ["KEY-1"]) == {}
-        for canary in (b"PROMPT", b"team:search", b"ab" * 32, b"KEY-", b"summary", b"archive"):
-            assert canary not in everything(tmp_path), canary
-        found = await store.entries("summary")
-        assert [(entry.tenant, entry.key) for entry in found][5:] == [("team:search", f"KEY-{n}") for n in range(5)]
-        assert await forget(store, "team:search") == {"encrypted": 6}
-        assert len(await store.entries("summary")) == 5
-        assert await store.get("team:search", "archive", "id") is None
-
-    with_keys(tmp_path / "a.db", [NEW], test)
+    assert sealed.row("a", "b", "c") == places[0]
+    assert AesGcmCodec(OLD).row("a", "b", "c")[0] != places[0][0]
+    assert sealed.row("a", "b", "c")[2] != sealed.row("z", "b", "c")[2]
 
 
 def test_an_entry_in_another_tenants_place_is_absent_and_logged_without_its_content(tmp_path: Path) -> None:
@@ -137,7 +101,7 @@ def test_an_entry_in_another_tenants_place_is_absent_and_logged_without_its_cont
         assert await store.get("team:b", "summary", "k") == b"again"
 
     with_keys(path, [NEW], write)
-    changed(path, "UPDATE entries SET tenant = ?, kind = ?, key = ?", *sealed.row_key("team:b", "summary", "k"))
+    changed(path, "UPDATE entries SET tenant = ?, kind = ?, key = ?", *sealed.row("team:b", "summary", "k"))
     with_keys(path, [NEW], read)
 
 
@@ -182,64 +146,3 @@ def test_without_the_key_entries_are_absent_and_stay(tmp_path: Path) -> None:
     with_keys(path, [OTHER], absent)
     with_keys(path, [], absent)
     with_keys(path, [NEW], there)
-
-
-def test_entries_from_before_there_was_a_key_are_not_read_and_leave_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-
-    async def write(store: ManagedStore) -> None:
-        for n in range(300):
-            await store.put("t", "summary", f"k{n}", b"PROMPT " * n, 60)
-
-    async def read(store: ManagedStore) -> None:
-        assert await store.get("t", "summary", "k1") is None
-        await store.put("t", "summary", "k1", b"sealed", 60)
-        assert b"PROMPT" in everything(tmp_path)
-        await store.maintain()
-        assert b"PROMPT" not in everything(tmp_path)
-        assert await store.get("t", "summary", "k1") == b"sealed"
-        assert await store.unknown() == 0
-
-    with_keys(path, [], write)
-    with_keys(path, [NEW], read)
-
-
-def test_an_old_key_decrypts_until_upkeep_has_written_everything_anew(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-
-    async def write(store: ManagedStore) -> None:
-        for n in range(50):
-            await store.put("t", "summary", f"k{n}", b"old", 60)
-        await store.put("gone", "summary", "k", b"old", 60)
-
-    async def rotate(store: ManagedStore) -> None:
-        assert await store.get("t", "summary", "k1") == b"old"
-        assert len(await store.entries("summary")) == 51
-        await store.put("t", "summary", "k1", b"new", 60)
-        assert await store.get_many("t", "summary", ["k0", "k1", "k99"]) == {"k0": b"old", "k1": b"new"}
-        assert len(await store.entries("summary")) == 51
-        assert await forget(store, "gone") == {"encrypted": 1}
-        await store.maintain()
-        assert len(await store.entries("summary")) == 50
-
-    async def read(store: ManagedStore) -> None:
-        assert await store.get("t", "summary", "k1") == b"new"
-        assert await store.get("t", "summary", "k49") == b"old"
-        assert await store.unknown() == 0
-
-    with_keys(path, [OLD], write)
-    with_keys(path, [NEW, OLD], rotate)
-    assert codecs_in(path) == {AesGcmCodec(NEW).id}
-    with_keys(path, [NEW], read)
-
-
-def test_forgetting_reaches_what_an_old_key_encrypted(tmp_path: Path) -> None:
-    async def write(store: ManagedStore) -> None:
-        await store.put("t", "summary", "k", os.urandom(5000), 60)
-
-    async def forgets(store: ManagedStore) -> None:
-        assert await forget(store, "t") == {"encrypted": 1}
-        assert await store.entries("summary") == []
-
-    with_keys(tmp_path / "a.db", [OLD], write)
-    with_keys(tmp_path / "a.db", [NEW, OLD], forgets)

@@ -163,7 +163,7 @@ def test_of_several_processes_that_find_a_damaged_entry_all_use_the_same_new_one
     make, _ = backend
 
     async def test(store: Any) -> None:
-        row = SealedStore(store, [KEY])._codecs[0].row_key("t", "summary", "k")
+        row = SealedStore(store, [KEY])._codecs[0].row("t", "summary", "k")
         await store.put(*row, b"damaged", 60)
 
         async def add(number: int) -> bytes:

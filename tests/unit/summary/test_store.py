@@ -80,9 +80,6 @@ class Shelf(Store):
             del kept[place]
         return True
 
-    async def delete_many(self, tenant: str, kind: str, keys: Sequence[str]) -> None:
-        raise NotImplementedError
-
     async def aclose(self) -> None:
         pass
 
