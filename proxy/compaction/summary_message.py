@@ -14,7 +14,7 @@ from proxy.compaction.identifiers import FILES, Names, collect, ranking, search_
 from proxy.compaction.index import index as index_of
 from proxy.compaction.named_files import argument_text, parsed
 from proxy.compaction.origins import Origins
-from proxy.compaction.pieces import SEARCHED, pause, pieces
+from proxy.compaction.pieces import SEARCHED, pause, sub
 from proxy.compaction.plans import newest_plan
 from proxy.compaction.rule_files import MARKS, project_folders, rules_read
 from proxy.compaction.rules import Rules, SectionLimits
@@ -55,7 +55,6 @@ _INTRODUCTION = (
 _KEPT = "The complete earlier messages are in the archive as {id}."
 # A model may read a tag with spaces as a tag.
 _FENCE = re.compile(rf"<(?=\s{{0,4}}/?\s{{0,4}}(?:{TAG}|user_message)\b)", re.IGNORECASE)
-_BEFORE_TAG = re.compile("(?=<)")
 _PLAN_MARKER = "\n[… the proxy left out {tokens} tokens of this plan …]\n"
 _MESSAGE_MARKER = "\n[… the proxy left out {tokens} tokens of this message …]\n"
 _SUMMARY_MARKER = "\n[… the proxy left out {tokens} tokens of the summary …]\n"
@@ -321,7 +320,7 @@ def _has_mark(raw: bytes) -> bool:
 
 def fenced(text: str) -> str:
     """Escape everything in a text that could open or close one of the summary message's tags."""
-    return "".join([_FENCE.sub("&lt;", piece) for piece in pieces(text, _BEFORE_TAG)])
+    return sub(_FENCE, lambda _: "&lt;", text)
 
 
 def _block(text: str, label: str, name: str = "") -> str:

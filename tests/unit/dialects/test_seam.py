@@ -25,7 +25,6 @@ ELSEWHERE = {
     "upstream/bridge/returned.py": "restores ids and data of servers in translated requests",
     "upstream/refusals.py": "reads refusals of translated requests",
     "upstream/traits.py": "edits translated requests that an upstream refused",
-    "upstream/bridge/native.py": "takes back what bridges wrote into messages",
     "upstream/bridge/bounds.py": "ends answers at the client's stop sequences",
     "upstream/bridge/chat.py": "checks LiteLLM's translations",
     "upstream/bridge/completions.py": "reads chat completions, and puts their calls in order",
