@@ -49,7 +49,7 @@ def messages() -> list[bytes]:
 def requests() -> list[object]:
     """Return the prompts that ask for a summary, and the summary that no model writes."""
     long = turn("tool", f"password: correct-horse-9 {LONG * 200}", tool_call_id="a")
-    texts = prompt.entries([*CONVERSATION, long], FORMAT, prompt.Redaction(secrets=True))
+    texts = [text for _, text in prompt.entries([*CONVERSATION, long], FORMAT, prompt.Redaction(secrets=True))]
     sample = prompt.language_sample(CONVERSATION, FORMAT)
     return [
         prompt.request_messages(texts, max_tokens=500),
