@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
@@ -18,7 +18,7 @@ from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import evict_results, media, truncate_args
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.turn import PROGRAM, Facts, Forms, Turn
+from proxy.compaction.turn import PROGRAM, Facts, Turn
 
 NAME = "fit"
 
@@ -301,7 +301,7 @@ def _as_it_is(piece: OutgoingMessage, format: Format) -> Turn:
     if not piece.changed:
         return piece.turn
     apart = 0 if _labeled(piece, format) else piece.turn.facts.apart
-    return Turn(piece.raw, replace(piece.turn.facts, tokens=piece.tokens, apart=apart, forms=Forms()))
+    return Turn(piece.raw, piece.turn.facts.changed(tokens=piece.tokens, apart=apart))
 
 
 _LAST: tuple[Rung, ...] = (_all_arguments, _words_of_calls, _directives, _last_user_message)

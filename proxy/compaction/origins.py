@@ -10,7 +10,7 @@ from typing import Any
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import PIECE, Part, Source
 from proxy.compaction.named_files import Access, argument_text, handles_files, named_files, parameters, parsed, portable
-from proxy.compaction.pieces import pause
+from proxy.compaction.pieces import pause, pieces
 from proxy.compaction.turn import Turn
 
 _PATH = r"(?:[A-Za-z]:[\\/])?(?:[\w@.+~-]{1,100}+[\\/]|[\\/]){0,30}[\w@.+-]{1,100}\.[A-Za-z]\w{0,7}"
@@ -27,6 +27,7 @@ _HEADING = re.compile(
 _HINT = re.compile(
     r":\d+[:)]|-\d+-|\", line \d|\(\d+,\d+\)|^(?:diff --git |\+\+\+ |\*\*\* \w+ File: )|^\d+[:-]", re.MULTILINE
 )
+_LINE_END = re.compile(r"(?=\n)")
 _NUMBERED = re.compile(r"\s{0,6}\d{1,7}[:-]")
 
 HINTED = 4_000
@@ -124,13 +125,5 @@ def _by_line(text: str) -> Iterator[tuple[str, str]]:
 
 def _lines(text: str) -> Iterator[str]:
     """Yield the lines of a text. Splitting a long one at once would block other threads."""
-    start = 0
-    while len(text) - start > PIECE:
-        end = text.rfind("\n", start, start + PIECE)
-        if end < 0:
-            end = text.find("\n", start + PIECE)
-        if end < 0:
-            break
-        yield from text[start:end].split("\n")
-        start = end + 1
-    yield from text[start:].split("\n")
+    for number, piece in enumerate(pieces(text, _LINE_END, PIECE)):
+        yield from piece.split("\n")[number > 0 :]

@@ -148,7 +148,7 @@ def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:
     forms, key = turn.facts.forms, ("reasoning", None)
     if key not in forms:
         raw = format.without_reasoning(turn.raw)
-        facts = replace(format.read(raw) if raw else turn.facts, digest=turn.facts.digest, forms=Forms(forms.charge))
+        facts = replace(format.read(raw) if raw else turn.facts, digest=turn.facts.digest, made=Forms(forms.account))
         forms[key] = None if raw is turn.raw else Turn(raw, facts)
     form = forms[key] or turn
     return form if form.raw else None

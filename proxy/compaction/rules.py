@@ -65,7 +65,7 @@ class Pins:
         """Return whether a message is pinned. The result is cached in its facts."""
         if not self.patterns:
             return False
-        known = turn.facts.pinned
+        known = turn.facts.pinned = turn.facts.pinned or {}
         if self.patterns not in known:
             arguments = (text for _, text in format.arguments(turn.raw))
             text = whole("\n".join([format.text(turn.raw), *arguments]))

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from msgspec import structs
 
 if TYPE_CHECKING:
     from proxy.compaction.format import Format
@@ -26,8 +27,7 @@ Kind = Literal["system", "user", "assistant", "result", ""]
 """The part that a unit plays in a conversation; empty if it's unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """A tool call."""
 
     id: str
@@ -73,41 +73,79 @@ class FileUse:
     form: str = ""
 
 
-FACTS_BYTES = 800
-"""About the bytes of a unit's facts, without ids and cached values."""
+class Traits(msgspec.Struct, frozen=True):
+    """What few units have.
+
+    - ``estimated`` means that the tokens of some media can't be derived from their bytes.
+    - ``foreign`` means that a user's unit contains another tool's summary.
+    - ``empty`` means that the unit is an assistant's and has neither content nor calls.
+    - ``plan`` means that the unit states or changes an agent's plan.
+    - ``links`` are its relations to other units, and ``effects`` what it puts into effect for the rest of the
+      conversation.
+    - ``loads`` are the tokens of the tools that the unit loads. ``Facts.tokens`` and ``apart`` include them.
+    - ``wide`` means that a result's text contains non-ASCII characters. Some providers count those differently if the
+      result answers one of several calls, in which case ``parallel`` is true.
+    """
+
+    estimated: bool = False
+    foreign: bool = False
+    empty: bool = False
+    plan: bool = False
+    links: Links = NO_LINKS
+    effects: tuple[Effect, ...] = ()
+    loads: int = 0
+    wide: bool = False
+    parallel: bool = False
+
+
+NO_TRAITS = Traits()
+
+FACTS_BYTES = 330
+"""About the bytes of a unit's facts, without the parts of few units and cached values."""
+
+PART_BYTES = 100
+"""About the bytes of a call, of the properties that only results have, or of an opening, without ids."""
 
 ITEM_BYTES = 200
-"""About the bytes of a call, a name, a file that a call uses, or the key of a form, without long texts."""
+"""About the bytes of traits, a name, a file that a call uses, or the key of a form, without long texts."""
+
+
+class Account:
+    """What a unit and its forms share: the bytes that a cache is charged for the forms, and names in the unit.
+
+    ``cache`` is charged for whatever is made. It's ``None`` if no cache has the unit.
+    """
+
+    __slots__ = ("bytes", "cache", "names")
+
+    def __init__(self, cache: Charge | None) -> None:
+        self.bytes = 0
+        self.cache = cache
+        self.names: Names | None = None
+
+    def charge(self, size: int) -> None:
+        if self.cache is not None:
+            self.cache(self, size)
+
+
+Charge = Callable[[Account, int], None]
 
 
 class Forms(dict[tuple[str, object], "Turn | None"]):
     """The output of the stages for a unit, by stage and settings; ``None`` means unchanged.
 
-    ``charge`` gets the bytes of each form when it's made.
+    ``account`` is charged for the bytes of each form when it's made.
     """
 
-    __slots__ = ("charge",)
+    __slots__ = ("account",)
 
-    def __init__(self, charge: Callable[[int], None] | None = None) -> None:
+    def __init__(self, account: Account) -> None:
         super().__init__()
-        self.charge = charge or _ignore
+        self.account = account
 
     def __setitem__(self, key: tuple[str, object], form: Turn | None) -> None:
         super().__setitem__(key, form)
-        self.charge(_form_bytes(form))
-
-    @property
-    def bytes(self) -> int:
-        """Return the sum of the charges for the forms, and for the forms of forms."""
-        return sum(map(_form_bytes, list(self.values())))
-
-
-def _form_bytes(form: Turn | None) -> int:
-    return ITEM_BYTES + (0 if form is None else FACTS_BYTES + len(form.raw) + form.facts.forms.bytes)
-
-
-def _ignore(size: int) -> None:
-    """Charge nothing, because no cache has the facts."""
+        self.account.charge(ITEM_BYTES + (0 if form is None else FACTS_BYTES + len(form.raw)))
 
 
 @dataclass(slots=True)
@@ -119,21 +157,10 @@ class Facts:
     - ``calls`` are the tool calls in the unit. ``answers`` is the id of the call that a result answers.
     - ``length`` is the length of a result's text in characters. ``said`` is a digest of its content only.
     - ``media`` is the kind of each media part, in order; ``apart`` is their share of ``tokens``.
-    - ``estimated`` means that the tokens of some media can't be derived from their bytes.
-    - ``foreign`` means that a user's unit contains another tool's summary.
-    - ``empty`` means that the unit is an assistant's and has neither content nor calls.
-    - ``plan`` means that the unit states or changes an agent's plan.
-    - ``links`` are its relations to other units, and ``effects`` what it puts into effect for the rest of the
-      conversation. ``opening`` is a digest of how the texts of a user's unit begin, if it has nothing else.
-    - ``loads`` are the tokens of the tools that the unit loads. ``tokens`` and ``apart`` include them.
-    - ``noted`` caches the facts for the case that a user's unit is a program's note.
-    - ``wide`` means that a result's text contains non-ASCII characters. Some providers count those differently if the
-      result answers one of several calls. ``one_of_several`` caches the facts for that case, in which ``parallel`` is
-      true.
-    - ``forms`` caches the output of the stages, by stage and settings; ``None`` means unchanged.
-    - ``names`` are the likeliest names in a result that was shortened. Its shorter forms share them.
+    - ``opening`` is a digest of how the texts of a user's unit begin, if it has nothing else.
     - ``pinned`` caches whether the unit matches a policy's pin patterns.
     - ``uses`` caches the ids of calls with the files that they use, and ``failed`` whether a result reports a failure.
+    - ``cache`` charges the cache that has the facts. ``made`` are the ``forms``, if there are any.
     """
 
     kind: Kind
@@ -146,30 +173,44 @@ class Facts:
     said: bytes = b""
     media: tuple[str, ...] = ()
     apart: int = 0
-    estimated: bool = False
-    foreign: bool = False
-    empty: bool = False
-    plan: bool = False
-    links: Links = NO_LINKS
-    effects: tuple[Effect, ...] = ()
     opening: str = ""
-    loads: int = 0
-    noted: Facts | None = None
-    wide: bool = False
-    parallel: bool = False
-    one_of_several: Facts | None = None
-    forms: Forms = field(default_factory=Forms)
-    names: Names = field(default_factory=dict)
-    pinned: dict[tuple[str, ...], bool] = field(default_factory=dict)
+    traits: Traits = NO_TRAITS
+    pinned: dict[tuple[str, ...], bool] | None = None
     uses: tuple[tuple[str, tuple[FileUse, ...]], ...] | None = None
     failed: bool | None = None
+    cache: Charge | None = None
+    made: Forms | None = None
 
     @property
     def bytes(self) -> int:
         """Return about how many bytes of memory the facts take."""
-        ids = len(self.answers or "") + sum([ITEM_BYTES + len(call.id) + len(call.name) for call in self.calls])
-        cached = ITEM_BYTES * (len(self.names) + 2 * sum([len(files) for _, files in self.uses or ()]))
-        return FACTS_BYTES + ids + cached + self.forms.bytes + (self.one_of_several.bytes if self.one_of_several else 0)
+        own = FACTS_BYTES + sum([PART_BYTES + len(call.id) + len(call.name) for call in self.calls])
+        own += PART_BYTES * ((self.answers is not None) + (self.opening != "")) + len(self.answers or "")
+        own += 0 if self.traits is NO_TRAITS else ITEM_BYTES
+        return own + (0 if self.made is None else self.made.account.bytes)
+
+    @property
+    def forms(self) -> Forms:
+        """Return the cache of the stages' output. Creating it for every unit would take much memory."""
+        if self.made is None:
+            self.made = Forms(Account(self.cache))
+        return self.made
+
+    @property
+    def names(self) -> Names:
+        """Return the likeliest names in a result that was shortened. Its shorter forms share them."""
+        return {} if self.made is None else self.made.account.names or {}
+
+    def changed(self, **fields: Any) -> Facts:
+        """Return the facts of another form of the unit."""
+        return replace(self, made=Forms(self.forms.account), **fields)
+
+    def forgotten(self) -> int:
+        """Return the bytes that the cache was charged. It's charged for nothing that is made later."""
+        self.cache = None
+        if self.made is not None:
+            self.made.account.cache = None
+        return self.bytes
 
     @property
     def text_tokens(self) -> int:
@@ -199,8 +240,7 @@ class Turn(msgspec.Struct, frozen=True):
         if tokens >= self.facts.tokens:
             return None
         media = format.media_kinds(raw) if self.facts.media else ()
-        apart, forms = self.facts.apart if media else 0, Forms(self.facts.forms.charge)
-        return Turn(raw, replace(self.facts, tokens=tokens, media=media, apart=apart, forms=forms))
+        return Turn(raw, self.facts.changed(tokens=tokens, media=media, apart=self.facts.apart if media else 0))
 
 
 def head_length(turns: Sequence[Turn]) -> int:
@@ -221,7 +261,7 @@ def group_starts(body: Sequence[Turn], most: int | None = None) -> list[int]:
     places: dict[str, int] = {}
     before = [0, *accumulate(turn.facts.tokens for turn in body)]
     for index, turn in enumerate(body):
-        facts, links = turn.facts, turn.facts.links
+        facts, links = turn.facts, turn.facts.traits.links
         joined = [places[id] for id in links.refers if id in places]
         if joined:
             del starts[bisect_right(starts, min(joined)) :]
@@ -237,7 +277,7 @@ def group_starts(body: Sequence[Turn], most: int | None = None) -> list[int]:
 def _continues(body: Sequence[Turn], index: int, size: int, most: int | None) -> bool:
     """Return whether a unit goes on with the assistant's turn, in a group that has room for it."""
     before = body[index - 1].facts
-    if before.kind != "assistant" or not before.links.refers or body[index].facts.kind != "assistant":
+    if before.kind != "assistant" or not before.traits.links.refers or body[index].facts.kind != "assistant":
         return False
     return most is None or size + body[index].facts.tokens <= most // 2
 
@@ -248,14 +288,15 @@ def loading(turns: list[Turn], sizes: Mapping[str, int]) -> list[Turn]:
 
 
 def _loads(facts: Facts, sizes: Mapping[str, int]) -> int:
-    if not facts.effects or facts.kind == "system":
+    if not facts.traits.effects or facts.kind == "system":
         return 0
-    return sum([sizes.get(key.partition(" ")[2], 0) for keys in facts.effects for key in keys])
+    return sum([sizes.get(key.partition(" ")[2], 0) for keys in facts.traits.effects for key in keys])
 
 
 def _heavier(turn: Turn, more: int) -> Turn:
-    facts = turn.facts
-    return Turn(turn.raw, replace(facts, tokens=facts.tokens + more, apart=facts.apart + more, loads=more))
+    facts, traits = turn.facts, structs.replace(turn.facts.traits, loads=more)
+    made, tokens, apart = facts.forms, facts.tokens + more, facts.apart + more
+    return Turn(turn.raw, replace(facts, tokens=tokens, apart=apart, traits=traits, made=made))
 
 
 def attributed(turns: list[Turn]) -> list[Turn]:
@@ -280,7 +321,7 @@ def attributed(turns: list[Turn]) -> list[Turn]:
             before = turns[index - 1].facts
             number, first = counts.get(facts.opening, (0, rounds))
             counts[facts.opening] = number + 1, first
-            loaded = before.kind == "result" and before.effects and facts.opening.endswith(SHORT)
+            loaded = before.kind == "result" and before.traits.effects and facts.opening.endswith(SHORT)
             if loaded or (number + 1 >= 3 and 5 * (number + 1) >= 4 * (rounds - first + 1)):
                 known.add(facts.opening)
             places.append(index)
@@ -289,11 +330,10 @@ def attributed(turns: list[Turn]) -> list[Turn]:
     made = list(turns)
     for index in places:
         if (facts := turns[index].facts).opening in known:
-            if facts.noted is None:
-                forms = Forms(facts.forms.charge)
-                facts.noted = replace(facts, kind="", role=PROGRAM, forms=forms)
-                forms.charge(facts.noted.bytes)
-            made[index] = Turn(turns[index].raw, facts.noted)
+            form = facts.forms.get((PROGRAM, None))
+            if form is None:
+                form = facts.forms[PROGRAM, None] = Turn(b"", facts.changed(kind="", role=PROGRAM))
+            made[index] = Turn(turns[index].raw, form.facts)
     return made
 
 

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
+from sys import intern
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
 from proxy.compaction.reminders import sparing
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import Call, Effect, Facts, Kind, Links, Turn
+from proxy.compaction.turn import NO_TRAITS, Call, Effect, Facts, Kind, Links, Traits, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.identity import DEEPEST, digest, meaning, too_deep
@@ -276,30 +277,34 @@ class Units(Format, Generic[Unit]):
 
     def read(self, raw: bytes) -> Facts:
         unit, large, estimated = self.decoded(raw), len(raw) > PIECE, has_remote_media(raw)
-        kind = self.kind(unit)
+        kind, wide = self.kind(unit), False
         facts = Facts(
             kind=kind,
-            role=self.role(unit, kind),
+            role=intern(self.role(unit, kind)),
             tokens=self._count(unit),
             digest=digest(meaning(unit, self.TABLE), large=large),
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
             media=self.media_in(unit) if estimated else (),
-            estimated=estimated,
-            foreign=kind == "user" and self.summary_in(unit) is not None,
-            empty=kind == "assistant" and self.is_empty(unit),
-            links=self.links(unit),
-            effects=self.effects(unit),
             opening=self.opening(unit) if kind == "user" else "",
         )
-        facts.plan = kind == "assistant" and states_plan(raw, facts, self)
         if facts.media:
             facts.apart = max(0, facts.tokens - self._count(self.bare(unit)))
         if kind == "result":
             text = self.result_text(unit)
             facts.length = len(text)
-            facts.wide = self.COUNTS_WIDE and not text.isascii()
-            facts.said = digest(self.result_content(unit), large=large)
+            wide = self.COUNTS_WIDE and not text.isascii()
+            facts.said = digest(self.result_content(unit), large=large)[:16]
+        traits = Traits(
+            estimated=estimated,
+            foreign=kind == "user" and self.summary_in(unit) is not None,
+            empty=kind == "assistant" and self.is_empty(unit),
+            plan=kind == "assistant" and states_plan(raw, facts, self),
+            links=self.links(unit),
+            effects=self.effects(unit),
+            wide=wide,
+        )
+        facts.traits = NO_TRAITS if traits == NO_TRAITS else traits
         return facts
 
     def tokens(self, raw: bytes, facts: Facts | None = None) -> int:
@@ -313,7 +318,7 @@ class Units(Format, Generic[Unit]):
         if not isinstance(own, TextCount) or not isinstance(count, TextCount) or own.tokenizer != count.tokenizer:
             return count(text)
         # If most of a unit isn't text, counting the text is faster.
-        if own.ratio < 1 or facts.media or facts.apart or facts.parallel or 2 * len(text) < len(turn.raw):
+        if own.ratio < 1 or facts.media or facts.apart or facts.traits.parallel or 2 * len(text) < len(turn.raw):
             return count(text)
 
         def taken(text: str) -> str:

@@ -190,7 +190,7 @@ class Compactor:
             return await self._facts.run(plan, case.tenant, len(case.body.raw))
         repair = needs_repair(case, turns)
         # Stages cache the short forms of messages, so only new large messages and repaired ones take time.
-        cold = [turn for turn in turns if not turn.facts.forms]
+        cold = [turn for turn in turns if not turn.facts.made]
         if not repair and _bytes(cold) > SLOW_BYTES:
             cold = [turn for turn in cold if case.rules.may_shorten(turn.facts)]
         slow = (len(case.body.raw) if repair else _bytes(cold)) > SLOW_BYTES
@@ -316,7 +316,7 @@ def _judged(
     before, last = fixed + sum(sizes), turns[-1].facts if turns else None
     stays = fixed + sum(sizes[: head_length(turns)])
     bound = case.counter.format.binds_reasoning == "always"
-    estimated = any(turn.facts.estimated for turn in turns)
+    estimated = any(turn.facts.traits.estimated for turn in turns)
     outcome = Outcome(
         "shadow" if case.mode == "shadow" else "none",
         received=Received(before, (fixed, sizes), estimated, head=stays - fixed, told=told),

@@ -10,15 +10,16 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import repeat
+from random import randrange
 from typing import TypeVar, cast
 
 import xxhash
 from cachetools import LRUCache
+from msgspec import structs
 
-from proxy.compaction.turn import Facts, Forms, Turn, loading
+from proxy.compaction.turn import Account, Facts, Turn, loading
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
 from proxy.pipeline.counting_thread import CountingThread
@@ -41,87 +42,83 @@ LOADABLE = 100
 """Sets of tools whose members may be loaded, with the size of each."""
 
 
-class _Generations:
-    """A tenant's facts for one counter by digest. ``weights`` are the bytes of the younger and the older ones."""
+_PARALLEL = ("parallel", None)
+"""The key of the facts of a result that is one of several calls'."""
 
-    __slots__ = ("charge", "old", "weights", "young")
 
-    def __init__(self, charge: Callable[[_Generations, int], None]) -> None:
+class _Part:
+    """A tenant's facts for one counter by digest, with their bytes."""
+
+    __slots__ = ("charge", "facts", "keys", "weight")
+
+    def __init__(self, charge: Callable[[_Part, Account, int], None]) -> None:
         """``charge`` gets the bytes of short forms that are made later."""
         self.charge = partial(charge, self)
-        self.young: dict[bytes, Facts] = {}
-        self.old: dict[bytes, Facts] = {}
-        self.weights = [0, 0]
+        self.facts: dict[bytes, Facts] = {}
+        self.keys: list[bytes] = []
+        self.weight = 0
 
-    def age(self) -> None:
-        """Drop the older generation."""
-        self.young, self.old, self.weights = {}, self.young, [0, self.weights[0]]
+    def drop(self, size: int) -> None:
+        """Drop facts of about ``size`` bytes, chosen by chance.
 
-    def shrink(self) -> None:
-        """Drop the older facts: those of the older generation, or else the first half of the younger one."""
-        if self.old:
-            self.old, self.weights = {}, [self.weights[0], 0]
-            return
-        kept = list(self.young.items())[len(self.young) // 2 + 1 :]
-        self.young, self.weights = dict(kept), [self.weights[0] * len(kept) // (len(self.young) or 1), 0]
+        Conversations take turns. Without the oldest facts, all of them would be counted again.
+        """
+        least = self.weight - size
+        while self.keys and self.weight > least:
+            place = randrange(len(self.keys))  # noqa: S311
+            key, self.keys[place] = self.keys[place], self.keys[-1]
+            del self.keys[-1]
+            self.weight -= self.facts.pop(key).forgotten()
 
 
 class FactsMemory:
-    """The facts of all counters and tenants. If they take too many bytes, the largest part loses its older ones."""
+    """The facts of all counters and tenants. If they take too many bytes, the largest parts lose some."""
 
     def __init__(self, most: int = CacheCapacity().facts) -> None:
         """``most`` is in bytes."""
         self.most = most
-        self._parts: dict[tuple[Hashable, str], _Generations] = {}
+        self._parts: dict[tuple[Hashable, str], _Part] = {}
         self._weight = 0
         self._lock = threading.RLock()
 
-    def part(self, counter: Hashable, tenant: str) -> _Generations:
+    def known(self, counter: Hashable, tenant: str) -> Mapping[bytes, Facts]:
         """Return the facts of a tenant for a counter."""
-        found = self._parts.get((counter, tenant))
-        return _NOTHING if found is None else found
+        part = self._parts.get((counter, tenant))
+        return {} if part is None else part.facts
 
     def add(self, counter: Hashable, tenant: str, key: bytes, facts: Facts) -> None:
-        """Keep facts as the newest ones."""
+        """Keep facts, unless another thread added them."""
         with self._lock:
             part = self._parts.get((counter, tenant))
             if part is None:
-                part = self._parts[counter, tenant] = _Generations(self._charge)
-            if key in part.young:
-                return
-            weight = facts.bytes
-            if part.old.pop(key, None) is not None:
-                part.weights[1] -= weight
-                self._weight -= weight
-            elif part.weights[0] > self.most // 2 and not part.old:
-                part.age()
-            part.young[key] = facts
-            for one in (facts, facts.one_of_several):
-                if one is not None:
-                    one.forms.charge = part.charge
-            self._charge(part, weight)
+                part = self._parts[counter, tenant] = _Part(self._charge)
+            if key not in part.facts:
+                part.facts[key], facts.cache = facts, part.charge
+                part.keys.append(key)
+                self._grow(part, facts.bytes)
 
-    def _charge(self, part: _Generations, weight: int) -> None:
+    def _charge(self, part: _Part, account: Account, size: int) -> None:
         with self._lock:
-            part.weights[0] += weight
-            self._weight += weight
-            if self._weight > self.most:
-                self._make_room()
+            if account.cache is not None:
+                account.bytes += size
+                self._grow(part, size)
+
+    def _grow(self, part: _Part, size: int) -> None:
+        part.weight += size
+        self._weight += size
+        if self._weight > self.most:
+            self._make_room()
 
     def _make_room(self) -> None:
-        weights = {key: sum(part.weights) for key, part in self._parts.items()}
-        while (total := sum(weights.values())) > self.most - self.most // SLACK:
+        weights = {key: part.weight for key, part in self._parts.items()}
+        while (excess := sum(weights.values()) + self.most // SLACK - self.most) > 0:
             largest = max(weights, key=weights.__getitem__)
             part = self._parts[largest]
-            part.shrink()
-            weights[largest] = sum(part.weights)
-            if not part.young:
+            part.drop(min(excess, part.weight // 2))
+            weights[largest] = part.weight
+            if not part.facts:
                 del self._parts[largest], weights[largest]
-        self._weight = total
-
-
-_NOTHING = _Generations(lambda part, size: None)
-"""The facts of a tenant without any."""
+        self._weight = sum(weights.values())
 
 
 class CounterFacts:
@@ -134,22 +131,13 @@ class CounterFacts:
 
     def look_up(self, raws: Sequence[bytes], tenant: str = "") -> tuple[list[Facts | None], list[bytes]]:
         """Return a tenant's cached facts of messages (``None``: not cached), and the digests of all messages."""
-        part = self._memory.part(self._key, tenant)
-        old = part.old
         seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
         keys = list(map(xxhash.xxh3_128_digest, raws, repeat(seed)))
-        found = list(map(part.young.get, keys))
-        if None in found and old:
-            for index, key in enumerate(keys):
-                # A copy of a message may be younger by now.
-                if found[index] is None and (facts := old.get(key) or part.young.get(key)) is not None:
-                    self._memory.add(self._key, tenant, key, facts)
-                    found[index] = facts
-        return found, keys
+        return list(map(self._memory.known(self._key, tenant).get, keys)), keys
 
     def learn(self, raw: bytes, key: bytes, tenant: str = "") -> Facts:
         """Read and count a message, unless it's cached by now."""
-        known = self._memory.part(self._key, tenant).young.get(key)
+        known = self._memory.known(self._key, tenant).get(key)
         if known is not None:
             return known
         facts = self.counter.format.read(raw)
@@ -189,7 +177,7 @@ class FactsCache:
         if not counter.profile.escapes:
             return
         places = await self.run_if(len(raws) > MANY, lambda: _among_several(found), tenant)
-        size = sum(len(raws[index]) for index, facts in places if facts.one_of_several is None)
+        size = sum(len(raws[index]) for index, facts in places if _PARALLEL not in facts.forms)
         await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter), tenant, size)
 
     async def _complete(
@@ -260,7 +248,7 @@ def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:
             continue
         if facts.kind != "result":
             several = len(facts.calls) > 1
-        elif several and facts.wide:
+        elif several and facts.traits.wide:
             places.append((index, facts))
     return places
 
@@ -270,9 +258,9 @@ def _put_right(
 ) -> None:
     """Replace the facts of such results by those that hold there, counted if they are new."""
     for index, facts in places:
-        if facts.one_of_several is None:
-            again = replace(facts, parallel=True, one_of_several=None, forms=Forms(facts.forms.charge))
+        form = facts.forms.get(_PARALLEL)
+        if form is None:
+            again = facts.changed(traits=structs.replace(facts.traits, parallel=True))
             again.tokens = counter.format.tokens(raws[index], again)
-            facts.one_of_several = again
-            facts.forms.charge(again.bytes)
-        found[index] = facts.one_of_several
+            form = facts.forms[_PARALLEL] = Turn(b"", again)
+        found[index] = form.facts

@@ -143,8 +143,9 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str, *, is_co
     found = collect([[Part("result", "\n".join(texts))]]) if is_result else {}
     names = ranking(found)
     if not turn.facts.names:  # otherwise this is a shorter form, with fewer names
-        turn.facts.names.update((name, found[name]) for name in names[:NAMES])
-        turn.facts.forms.charge(ITEM_BYTES * len(turn.facts.names))
+        account = turn.facts.forms.account
+        account.names = {name: found[name] for name in names[:NAMES]}
+        account.charge(ITEM_BYTES * len(account.names))
     cut = [
         text
         if len(texts) > 1 and size <= most

@@ -86,7 +86,7 @@ def uses_of(turn: Turn, format: Format) -> tuple[tuple[str, tuple[FileUse, ...]]
             facts.uses = tuple(
                 (call.id, tuple(_uses(tool, text))) for call, (tool, text) in pairs if handles_files(tool)
             )
-            facts.forms.charge(2 * ITEM_BYTES * sum([len(files) for _, files in facts.uses]))
+            facts.forms.account.charge(2 * ITEM_BYTES * sum([len(files) for _, files in facts.uses]))
     return facts.uses
 
 

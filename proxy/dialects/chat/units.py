@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from sys import intern
 from typing import Any
 
 from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
@@ -214,7 +215,7 @@ class ChatUnits(MessageUnits):
         return replace_field(raw, "tool_calls", fixed)
 
     def _counter(self, facts: Facts | None) -> MessageCounter:
-        return self._parallel if facts is not None and facts.parallel else self._count
+        return self._parallel if facts is not None and facts.traits.parallel else self._count
 
 
 def in_blocks(message: Message) -> bool:
@@ -253,7 +254,7 @@ def calls_of(message: Message) -> tuple[Call, ...]:
         if isinstance(call, dict):
             function = call.get("function") or call.get("custom")
             name = function.get("name") if isinstance(function, dict) else None
-            calls.append(Call(string(call.get("id")), string(name)))
+            calls.append(Call(string(call.get("id")), intern(string(name))))
     legacy = message.get("function_call")
     if isinstance(legacy, dict):
         name = string(legacy.get("name"))

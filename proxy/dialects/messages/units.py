@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from sys import intern
 from typing import Any
 
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
@@ -219,7 +220,7 @@ def calls_of(message: Message) -> tuple[Call, ...]:
     if message.get("role") != "assistant":
         return ()
     uses = (block for block in blocks_of(message) if type_of(block) == "tool_use")
-    return tuple(Call(string(block.get("id")), string(block.get("name"))) for block in uses)
+    return tuple(Call(string(block.get("id")), intern(string(block.get("name")))) for block in uses)
 
 
 def answers_before(message: Message) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from sys import intern
 
 import msgspec
 
@@ -381,7 +382,7 @@ def is_client_call(item: Message) -> bool:
 def calls_of(items: Sequence[Message]) -> tuple[Call, ...]:
     """Return the calls that the client answers."""
     return tuple(
-        Call(string(item.get("call_id")), string(item.get("name")) or str(item["type"])[:40])
+        Call(string(item.get("call_id")), intern(string(item.get("name")) or str(item["type"])[:40]))
         for item in items
         if is_client_call(item)
     )
