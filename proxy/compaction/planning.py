@@ -20,7 +20,6 @@ from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limit
 from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, raised, share_of
 from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
 from proxy.compaction.stages import evict_results, media, truncate_args
-from proxy.compaction.stages.evict_results import common_level
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.state import NOTHING, Live, State, state_of
 from proxy.compaction.turn import Turn
@@ -108,7 +107,10 @@ def assemble_plan(
     clips = {i: tokens for i, tokens in sizes.clips.items() if i >= first or i in retained}
     held = {i: limits.newest for i in retained if body[i].facts.kind == "system" and i not in pinned}
     carried = current.get(first, ()) if cut else ()
-    held |= dict.fromkeys(carried, common_level([body[i].facts.text_tokens for i in carried], limits.newest))
+    room = limits.newest
+    for index in reversed(carried):  # the newest one stays whole if it can
+        held[index] = room
+        room = max(room // 2, room - body[index].facts.text_tokens)
     for index, most in held.items():
         if body[index].facts.text_tokens > most:
             clips[index] = most + body[index].facts.apart

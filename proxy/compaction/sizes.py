@@ -370,7 +370,8 @@ class Projection:
         """
         if cut == 0:
             return 0
-        newest = min(self._user_message_tokens(cut), self._limits.newest) + self._user_message_media(cut)
+        most = self._limits.newest * 3 // 2 if len(self._sizes.carried(cut)) > 1 else self._limits.newest
+        newest = min(self._user_message_tokens(cut), most) + self._user_message_media(cut)
         return self._summary_tokens(cut) + newest + self._sizes.retained.tokens[cut] + self._state.at(cut).tokens
 
     def _summary_tokens(self, cut: int) -> int:

@@ -40,7 +40,7 @@ _SENT = re.compile(
     r"(?:\b(?:got|given|received|found|contain\w*|ha[sd]|have|sent|passed|provided|requested|by|but)\W{0,3}|[共到入])$"
 )
 _AFTER = re.compile(
-    r"[)\]]*[ -]?(?:(?:#|items|elements|entries|parts|(?P<pages>pages))[ -]?)*[张个幅)\]]*\s?"
+    r"[)\]]{0,4}[ -]?(?:(?:#|items|elements|entries|parts|(?P<pages>pages))[ -]?){0,4}[张个幅)\]]{0,4}\s?"
     r"(?!>|(?:(?:is|are|was|were) )?(?:given|provided|received|sent|found|requested|exceed))"
     r"(?P<limit>(?:(?:is|are) )?(?:the )?(?:max|limit|allow|support|permit)|or (?:fewer|less))?"
     r"(?(limit)|(?:$|[.,;:!?(+=\u3000-\u9fff\uff00-\uffef]|(?:is|are|may|can|per|in|for|at|on|with|and|but|or|got)\b))"
