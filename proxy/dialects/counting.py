@@ -224,9 +224,10 @@ def without_media(
         return value if all(map(operator.is_, items, value)) else items
     kind = value.get("type")
     held = value.get(kind, value.get("source")) if isinstance(kind, str) and kind in MEDIA else None
-    if isinstance(kind, str) and (isinstance(held, Mapping) or (isinstance(held, str) and _ADDRESS.match(held))):
+    apart = held.get("type") not in ("text", "content") if isinstance(held, Mapping) else False
+    if isinstance(kind, str) and (apart or (isinstance(held, str) and _ADDRESS.match(held))):
         found.append((kind, value, math.inf))
-        return ""
+        return {name: value[name] for name in ("title", "context") if name in value} or ""
     made = {name: without_media(one, value, name, found, depth + 1) for name, one in value.items()}
     return value if all(map(operator.is_, made.values(), value.values())) else made
 

@@ -97,8 +97,9 @@ class PassThrough:
         pending = None if read is None else await self._service.money.background.find(caller.tenant, read)
         call = ForwardedCall(self._service, context, upstream, body if isinstance(body, bytes) else b"")
         if paid or pending is not None:
-            raw = body if isinstance(body, bytes) else b""
-            await call.begin(model if pending is None else pending.model, raw, reserves=paid)
+            # A variable would keep the body until the end of the answer.
+            named = model if pending is None else pending.model
+            await call.begin(named, body if isinstance(body, bytes) else b"", reserves=paid)
             if context.bill.price_of is not None or limit_of(caller) is not None:
                 headers = [pair for pair in headers if pair[0] != "accept-encoding"]
         headers = with_trace([*headers, (VIA, context.via)], context.record.trace)
