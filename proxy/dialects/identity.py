@@ -86,7 +86,8 @@ def _arguments(value: Any) -> Any:
         parsed = msgspec.json.decode(value)
     except UNDECODABLE:
         return value
-    return parsed if isinstance(parsed, dict | list) and not too_deep(parsed) else value
+    flat = value.count("{") + value.count("[") < DEEPEST
+    return parsed if isinstance(parsed, dict | list) and (flat or not too_deep(parsed)) else value
 
 
 def _place(value: Any) -> Any:

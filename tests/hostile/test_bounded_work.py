@@ -31,8 +31,8 @@ from tests.kit.costly_bodies import (
 from tests.kit.program import Program, program, relaying, write_config
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer
 
-CPU_SECONDS = 1.5
-"""The aim is 1 second on a quiet machine."""
+CPU_SECONDS = 3.0
+"""Most bodies take under 1 second. One of 12,000 calls that is compressed to 64 KB takes up to 2."""
 
 
 @pytest.fixture(scope="module")
