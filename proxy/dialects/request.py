@@ -113,8 +113,7 @@ class Request(msgspec.Struct, eq=False):
 
         A body is measured before any of its values takes memory.
         """
-        if len(raw) > MAX_VALUES:
-            await _check_values(raw)
+        await check_values(raw)
         return await cls._read_bounded(raw)
 
     @classmethod
@@ -289,8 +288,10 @@ class Request(msgspec.Struct, eq=False):
         raise NotImplementedError
 
 
-async def _check_values(raw: bytes) -> None:
+async def check_values(raw: bytes) -> None:
     """Raise ``BadBody`` if a body has more than ``MAX_VALUES`` values. None of its values takes memory."""
+    if len(raw) <= MAX_VALUES:
+        return
     quick = len(raw) <= INLINE_BYTES
     commas = _commas(raw) if quick else await asyncio.to_thread(_commas, raw)
     if commas > MAX_VALUES and await asyncio.to_thread(_has_many_values, raw):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -19,7 +20,7 @@ from starlette.types import Receive, Scope
 from proxy.compaction.stages.evict_results import ResultRules
 from proxy.dialects.apis import DIALECTS, body_of, recognized
 from proxy.dialects.dialect import Dialect
-from proxy.dialects.request import Request, fields_of, listed, value_of
+from proxy.dialects.request import INLINE_BYTES, Request, check_values, fields_of, listed, value_of
 from proxy.endpoints.conversations import Conversations, identity_headers, outcome_headers
 from proxy.endpoints.paths import PREFIX
 from proxy.endpoints.queries import parameters
@@ -51,6 +52,8 @@ QUOTED = 16_000
 """Most characters of what a query for an archived original returns."""
 
 QUERY_BYTES = 100_000
+
+_Result = TypeVar("_Result")
 
 
 class Task(NamedTuple):
@@ -116,7 +119,10 @@ class Compress:
             with self._service.access.bodies.lease() as held:
                 async with self._service.access.quotas.admit(request.caller):
                     limit = request.configuration.settings.server.body_limit
-                    task = Task.read(await read_body(scope, receive, limit, held))
+                    raw = await read_body(scope, receive, limit, held)
+                    await check_values(raw)
+                    task = await _worked(raw, partial(Task.read, raw))
+                    del raw  # the task has a copy
                     record_of(scope).api = task.dialect.name
                     with leaving(receive, send):
                         now = asyncio.get_running_loop().time()
@@ -152,9 +158,9 @@ class Compress:
         before = outcome.before or await compactor.size(body, counter, tenant)
         made, after = body, before
         if outcome.messages is not None and task.mode == "full":
-            made = body.parse(body.rewritten(units=outcome.messages))
+            made = await _worked(body.raw, lambda: body.parse(body.rewritten(units=outcome.messages)))
         elif outcome.messages is not None:
-            made = _rows(body, outcome.messages, task.frozen)
+            made = await _worked(body.raw, partial(_rows, body, outcome.messages, task.frozen))
             turns = zip(await compactor.turns(attempt.input), made.units, strict=True)
             hashes = [turn.facts.id for turn, unit in turns if turn.raw != unit]
         if made is not body:
@@ -170,6 +176,11 @@ class Compress:
             "ccr_hashes": hashes if attempt.input.rules.archive else [],
         }
         return msgspec.json.encode(result), [*outcome_headers(attempt, 0), *identity_headers(exchange)]
+
+
+async def _worked(raw: bytes, work: Callable[[], _Result]) -> _Result:
+    """Return the result of work on a body. That on a large one would hold up the event loop."""
+    return work() if len(raw) <= INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def in_rows(input: CompactionInput, *, archive: bool) -> CompactionInput:

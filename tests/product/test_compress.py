@@ -193,6 +193,12 @@ def test_a_wrong_field_is_named(url: str, field: str, body: dict[str, Any]) -> N
     assert answer.json()["error"]["param"] == field
 
 
+def test_a_body_of_too_many_values_is_refused_before_it_takes_memory(url: str) -> None:
+    answer = Gateway(url).compress(model="small", messages=[{"role": "user", "content": [0] * 400_000}])
+    assert answer.status_code == 400
+    assert "values" in answer.json()["error"]["message"]
+
+
 def test_other_methods_are_refused(url: str) -> None:
     headers = {"authorization": "Bearer sk-a"}
     with httpx.Client(trust_env=False, timeout=30) as http:
