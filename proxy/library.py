@@ -22,6 +22,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
+import structlog
 
 from proxy.config.loading import policy_from
 from proxy.dialects.apis import DIALECTS, body_of, recognized
@@ -45,6 +46,8 @@ from proxy.upstream.transport import JSON, Answer, Outgoing, Transport
 
 Summarize = Callable[[str], str | Awaitable[str]]
 """Returns the text of a summary that a prompt asks for. May be a coroutine function."""
+
+log = structlog.get_logger(__name__)
 
 _Result = TypeVar("_Result")
 
@@ -85,8 +88,9 @@ class Compaction:
     """What the turns of conversations share: summaries, counts, and the originals of what was removed.
 
     ``policy`` has settings as in ``policies.NAME`` of the configuration. ``summarize`` writes summaries. Without it, or
-    if it raises an error, an extract takes the summary's place. Close the object, or use it in a ``with`` statement.
-    Its methods may be called from any thread. Raises ``errors.ConfigurationError`` for a wrong policy.
+    if it raises an error, an extract takes the summary's place. The error is logged. Close the object, or use it in a
+    ``with`` statement. Its methods may be called from any thread. Raises ``errors.ConfigurationError`` for a wrong
+    policy.
     """
 
     def __init__(self, policy: Mapping[str, Any] | None = None, *, summarize: Summarize | None = None) -> None:
@@ -244,6 +248,7 @@ class _Function(Transport):
         except ProxyError:
             raise
         except Exception as error:
+            log.exception("summary.function_failed", error=type(error).__name__)
             raise UpstreamError(f"summarize raised {type(error).__name__}") from error
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         return Answer.whole(200, [JSON], msgspec.json.encode({"choices": [choice]}))

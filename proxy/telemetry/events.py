@@ -79,6 +79,7 @@ MEANINGS: Mapping[str, str] = {
     "summary.not_continued": "The conversation's own model can't continue its last prompt, so a transcript leaves.",
     "summary.not_stored": "The proxy stopped before it stored all summaries, or too many of them waited.",
     "summary.not_worth_it": "The last `wasted` summaries of a conversation were hardly used, so none was made.",
+    "summary.function_failed": "A Python program's own function for summaries failed. An extract took its place.",
     "summary.transcript_refused": "The upstream refused a transcript. For a day, the model continues the conversation.",
     "summary.timed_out": "The model took longer than a request waits. The request gets a digest; the call continues.",
     "translation.failed": "A `request`, `response`, or `stream` couldn't be translated for another API.",
