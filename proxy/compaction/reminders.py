@@ -32,7 +32,8 @@ def split_notes(text: object, *, elements: bool = False) -> tuple[list[str], str
     """
     first: list[str] = []
     rest = text.strip() if isinstance(text, str) else ""
-    if "</" not in rest:
+    # Most texts have none, and each message is read.
+    if not rest.startswith(("<", "# ")) and not rest.endswith(">"):
         return [], rest
     while len(first) < _MOST_IN_TEXT and (opened := _OPENED.match(rest)) and (elements or _REMINDER.match(rest)):
         closing, begin = f"</{opened[1]}>", opened.end()

@@ -316,13 +316,16 @@ _MANAGED = re.compile(rb'"(?:context_management|truncation|transforms|truncate_p
 """Request fields that ask the upstream to shorten the prompt."""
 
 
+MANAGEMENT = "context_management"
+"""The field in which a request asks its upstream to remove content."""
+
 _REMOVES = re.compile(rb'"(?:clear_tool_uses\w*|compact\w*)"')
 """Kinds of context management that remove content. Those for reasoning hardly make a prompt smaller."""
 
 
-def asks_for_removal(raw: bytes) -> bool:
-    """Return whether a field asks the upstream to remove content before it counts the prompt."""
-    return _REMOVES.search(raw) is not None
+def asks_for_removal(field: bytes) -> bool:
+    """Return whether the value of ``MANAGEMENT`` asks the upstream to remove content before it counts the prompt."""
+    return _REMOVES.search(field) is not None
 
 
 def asks_for_cuts(raw: bytes) -> bool:

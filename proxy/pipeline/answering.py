@@ -14,7 +14,6 @@ from functools import partial
 from time import perf_counter
 
 import structlog
-from msgspec.structs import replace
 
 from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
@@ -135,7 +134,9 @@ class Answering:
                 return None
             return counted and round(counted * attempt.budget.factor)
 
-        return replace(outgoing(exchange, attempt), count=count)
+        request = outgoing(exchange, attempt)
+        request.count = count
+        return request
 
     def failed(self, exchange: Exchange, error: Exception) -> None:
         """Report an error of the proxy, after which a request leaves unchanged."""

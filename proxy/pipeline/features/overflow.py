@@ -64,6 +64,8 @@ class Overflows:
 
     def media(self, exchange: Exchange) -> tuple[MediaLimit, ...]:
         """Return the limits on images and files that the upstream named, and those guessed for the conversation."""
+        if not self._media:  # a conversation's key takes time
+            return ()
         return (*self._media.get(exchange.place, ()), *self._media.get(_conversation(exchange), ()))
 
     def succeeded(self, exchange: Exchange, sent: CompactionInput) -> None:
