@@ -20,12 +20,12 @@ MOST_CHARACTERS = 1_000_000
 MOST_TOKENS = 200_000
 """A JSON text with more tokens stays as it is, because reading them would take over a tenth of a second."""
 
-# Colors and a hidden cursor. Other escapes move the cursor, so they stay.
 _REDRAWN = re.compile(r"\d ?%|\d ?/ ?\d|\x1b\[\d*K|([#=.█━])\1{3}|[⠀-⣿]|[-\\|/]\s*$")
 """A state of a progress bar, or of another line that a program draws again."""
 
 _OVERWRITTEN = "[The compaction proxy left out {count} overwritten states of the line above.]"
 
+# Colors and a hidden cursor. Other escapes move the cursor, so they stay.
 _COLORS = re.compile(r"\x1b\[(?:[\d;:]*m|\?25[hl])")
 _ERASING = re.compile(r"\x1b\[\d*K")
 # These erase nothing in a line without carriage returns.
