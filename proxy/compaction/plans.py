@@ -45,7 +45,7 @@ def states_plan(raw: bytes, facts: Facts, format: Format) -> bool:
 
 def is_plan(facts: Facts, more: Collection[str]) -> bool:
     """Return whether a unit states or changes a plan. ``more`` has the names of further tools."""
-    return facts.traits.plan or (bool(more) and any(call.name in more for call in facts.calls))
+    return facts.rare.plan or (bool(more) and any(call.name in more for call in facts.calls))
 
 
 def newest_plan(turns: Sequence[Turn], more: Collection[str], format: Format) -> str:

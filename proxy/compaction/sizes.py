@@ -204,7 +204,7 @@ class Sizes:
         users = 0
         newest = self.newest_users[-1]
         first = body[start].facts
-        if pinned or (first.kind == "system" and not first.traits.effects):
+        if pinned or (first.kind == "system" and not first.rare.effects):
             self.retained.add(segment, body[start:end], tokens, pinned=pinned)
         else:
             self.retained.skip()
@@ -212,7 +212,7 @@ class Sizes:
             users = _quoted_tokens(first)
             beside = _is_beside_results(body, start)
             self._asks[segment] = not beside
-            if not first.traits.foreign:
+            if not first.rare.foreign:
                 newest = (*newest[:1], start) if beside else (start,)
         self.total.append(self.total[-1] + tokens)
         self.users.append(self.users[-1] + users)
@@ -232,7 +232,7 @@ class Sizes:
             self._shortened = index + 1  # each message is read once
             facts, shortest = body[index].facts, keeps.SMALLEST_RESULT + body[index].facts.apart
             if facts.kind != "result":  # results of the provider's tools
-                if self._format is None or facts.kind != "assistant" or not facts.traits.links.refers or facts.calls:
+                if self._format is None or facts.kind != "assistant" or not facts.rare.links.refers or facts.calls:
                     continue
                 shortest += self._format.frame_tokens(body[index].raw, facts)
             gain = self.clips.get(index, facts.tokens) - shortest

@@ -16,7 +16,7 @@ from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.reminders import COUNTER, NOTE
 from proxy.compaction.stages.evict_results import common_level, shortened
-from proxy.compaction.turn import Effect, Facts, Traits, Turn
+from proxy.compaction.turn import Effect, Facts, Rare, Turn
 
 _MARKER = "\n[The compaction proxy left out {tokens} tokens of this note here.]\n"
 _UNLOADED = (
@@ -85,7 +85,7 @@ class State:
 def state_of(body: Sequence[Turn], starts: Sequence[int], most: int | None, format: Format) -> State:
     """Return what is in effect at every cut. ``starts`` are the first messages of groups, and ``most`` is in tokens."""
     state = State()
-    if not any(turn.facts.traits.effects for turn in body):
+    if not any(turn.facts.rare.effects for turn in body):
         return state
     first = next((index for index, turn in enumerate(body) if turn.facts.kind != "system"), 0)
     newest: dict[str, _Part] = {}
@@ -118,7 +118,7 @@ class _Parts:
         facts = self._body[index].facts
         place = -1 if facts.answers is None else self._called.get(facts.answers, -1)
         parts = []
-        for number, keys in enumerate(facts.traits.effects if facts.answers is None or place >= start else ()):
+        for number, keys in enumerate(facts.rare.effects if facts.answers is None or place >= start else ()):
             units = [(index, self._reduced(index, ("effect", number)))]
             if facts.answers is not None:
                 units.insert(0, (index, self._reduced(place, ("call", facts.answers))))
@@ -134,8 +134,8 @@ class _Parts:
             which = key[1]
             raw = self._effects(index)[which] if isinstance(which, int) else self._calls(index).get(which, turn.raw)
             form = turn.facts.forms[key] = Turn(raw, Facts("user", "", self._format.tokens(raw), b""))
-        if more := turn.facts.traits.loads:
-            return Turn(form.raw, replace(form.facts, tokens=form.facts.tokens + more, traits=Traits(loads=more)))
+        if more := turn.facts.rare.loads:
+            return Turn(form.raw, replace(form.facts, tokens=form.facts.tokens + more, rare=Rare(loads=more)))
         return form
 
 

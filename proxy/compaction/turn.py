@@ -73,7 +73,7 @@ class FileUse:
     form: str = ""
 
 
-class Traits(msgspec.Struct, frozen=True):
+class Rare(msgspec.Struct, frozen=True):
     """What few units have.
 
     - ``estimated`` means that the tokens of some media can't be derived from their bytes.
@@ -98,7 +98,7 @@ class Traits(msgspec.Struct, frozen=True):
     parallel: bool = False
 
 
-NO_TRAITS = Traits()
+NOTHING_RARE = Rare()
 
 FACTS_BYTES = 330
 """About the bytes of a unit's facts, without the parts of few units and cached values."""
@@ -107,7 +107,7 @@ PART_BYTES = 100
 """About the bytes of a call, of the properties that only results have, or of an opening, without ids."""
 
 ITEM_BYTES = 200
-"""About the bytes of traits, a name, a file that a call uses, or the key of a form, without long texts."""
+"""About the bytes of rare parts, a name, a file that a call uses, or the key of a form, without long texts."""
 
 
 class Account:
@@ -174,7 +174,7 @@ class Facts:
     media: tuple[str, ...] = ()
     apart: int = 0
     opening: str = ""
-    traits: Traits = NO_TRAITS
+    rare: Rare = NOTHING_RARE
     pinned: dict[tuple[str, ...], bool] | None = None
     uses: tuple[tuple[str, tuple[FileUse, ...]], ...] | None = None
     failed: bool | None = None
@@ -186,7 +186,7 @@ class Facts:
         """Return about how many bytes of memory the facts take."""
         own = FACTS_BYTES + sum([PART_BYTES + len(call.id) + len(call.name) for call in self.calls])
         own += PART_BYTES * ((self.answers is not None) + (self.opening != "")) + len(self.answers or "")
-        own += 0 if self.traits is NO_TRAITS else ITEM_BYTES
+        own += 0 if self.rare is NOTHING_RARE else ITEM_BYTES
         return own + (0 if self.made is None else self.made.account.bytes)
 
     @property
@@ -261,7 +261,7 @@ def group_starts(body: Sequence[Turn], most: int | None = None) -> list[int]:
     places: dict[str, int] = {}
     before = [0, *accumulate(turn.facts.tokens for turn in body)]
     for index, turn in enumerate(body):
-        facts, links = turn.facts, turn.facts.traits.links
+        facts, links = turn.facts, turn.facts.rare.links
         joined = [places[id] for id in links.refers if id in places]
         if joined:
             del starts[bisect_right(starts, min(joined)) :]
@@ -277,7 +277,7 @@ def group_starts(body: Sequence[Turn], most: int | None = None) -> list[int]:
 def _continues(body: Sequence[Turn], index: int, size: int, most: int | None) -> bool:
     """Return whether a unit goes on with the assistant's turn, in a group that has room for it."""
     before = body[index - 1].facts
-    if before.kind != "assistant" or not before.traits.links.refers or body[index].facts.kind != "assistant":
+    if before.kind != "assistant" or not before.rare.links.refers or body[index].facts.kind != "assistant":
         return False
     return most is None or size + body[index].facts.tokens <= most // 2
 
@@ -288,15 +288,15 @@ def loading(turns: list[Turn], sizes: Mapping[str, int]) -> list[Turn]:
 
 
 def _loads(facts: Facts, sizes: Mapping[str, int]) -> int:
-    if not facts.traits.effects or facts.kind == "system":
+    if not facts.rare.effects or facts.kind == "system":
         return 0
-    return sum([sizes.get(key.partition(" ")[2], 0) for keys in facts.traits.effects for key in keys])
+    return sum([sizes.get(key.partition(" ")[2], 0) for keys in facts.rare.effects for key in keys])
 
 
 def _heavier(turn: Turn, more: int) -> Turn:
-    facts, traits = turn.facts, structs.replace(turn.facts.traits, loads=more)
+    facts, rare = turn.facts, structs.replace(turn.facts.rare, loads=more)
     made, tokens, apart = facts.forms, facts.tokens + more, facts.apart + more
-    return Turn(turn.raw, replace(facts, tokens=tokens, apart=apart, traits=traits, made=made))
+    return Turn(turn.raw, replace(facts, tokens=tokens, apart=apart, rare=rare, made=made))
 
 
 def attributed(turns: list[Turn]) -> list[Turn]:
@@ -321,7 +321,7 @@ def attributed(turns: list[Turn]) -> list[Turn]:
             before = turns[index - 1].facts
             number, first = counts.get(facts.opening, (0, rounds))
             counts[facts.opening] = number + 1, first
-            loaded = before.kind == "result" and before.traits.effects and facts.opening.endswith(SHORT)
+            loaded = before.kind == "result" and before.rare.effects and facts.opening.endswith(SHORT)
             if loaded or (number + 1 >= 3 and 5 * (number + 1) >= 4 * (rounds - first + 1)):
                 known.add(facts.opening)
             places.append(index)

@@ -35,10 +35,10 @@ def needs_repair(messages: Sequence[Facts]) -> bool:
     unanswered: set[str | None] = set()
     for facts in messages:
         if facts.kind == "result":
-            if facts.answers not in unanswered or facts.calls or facts.role == "function" or facts.traits.empty:
+            if facts.answers not in unanswered or facts.calls or facts.role == "function" or facts.rare.empty:
                 return True
             unanswered.remove(facts.answers)
-        elif unanswered or facts.traits.empty or facts.role == "function":
+        elif unanswered or facts.rare.empty or facts.role == "function":
             return True
         elif facts.calls:
             unanswered = {call.id for call in facts.calls}
@@ -111,10 +111,10 @@ class _Conversation:
         if facts.kind == "result":
             self._take_result(turn)
             return
-        self._unseen = facts.traits.links.unseen
+        self._unseen = facts.rare.links.unseen
         if facts.calls and facts.kind not in _CALLLESS:
             self._take_calls(turn)
-        elif not facts.traits.empty:
+        elif not facts.rare.empty:
             self._current = None
             self._items.append(self._rewritten(self._units.without_calls(turn.raw)) if facts.calls else turn)
 

@@ -18,7 +18,7 @@ from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
 from proxy.compaction.reminders import sparing
 from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import NO_TRAITS, Call, Effect, Facts, Kind, Links, Traits, Turn
+from proxy.compaction.turn import NOTHING_RARE, Call, Effect, Facts, Kind, Links, Rare, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.identity import DEEPEST, digest, meaning, too_deep
@@ -295,7 +295,7 @@ class Units(Format, Generic[Unit]):
             facts.length = len(text)
             wide = self.COUNTS_WIDE and not text.isascii()
             facts.said = digest(self.result_content(unit), large=large)[:16]
-        traits = Traits(
+        rare = Rare(
             estimated=estimated,
             foreign=kind == "user" and self.summary_in(unit) is not None,
             empty=kind == "assistant" and self.is_empty(unit),
@@ -304,7 +304,7 @@ class Units(Format, Generic[Unit]):
             effects=self.effects(unit),
             wide=wide,
         )
-        facts.traits = NO_TRAITS if traits == NO_TRAITS else traits
+        facts.rare = NOTHING_RARE if rare == NOTHING_RARE else rare
         return facts
 
     def tokens(self, raw: bytes, facts: Facts | None = None) -> int:
@@ -318,7 +318,7 @@ class Units(Format, Generic[Unit]):
         if not isinstance(own, TextCount) or not isinstance(count, TextCount) or own.tokenizer != count.tokenizer:
             return count(text)
         # If most of a unit isn't text, counting the text is faster.
-        if own.ratio < 1 or facts.media or facts.apart or facts.traits.parallel or 2 * len(text) < len(turn.raw):
+        if own.ratio < 1 or facts.media or facts.apart or facts.rare.parallel or 2 * len(text) < len(turn.raw):
             return count(text)
 
         def taken(text: str) -> str:

@@ -316,7 +316,7 @@ def _judged(
     before, last = fixed + sum(sizes), turns[-1].facts if turns else None
     stays = fixed + sum(sizes[: head_length(turns)])
     bound = case.counter.format.binds_reasoning == "always"
-    estimated = any(turn.facts.traits.estimated for turn in turns)
+    estimated = any(turn.facts.rare.estimated for turn in turns)
     outcome = Outcome(
         "shadow" if case.mode == "shadow" else "none",
         received=Received(before, (fixed, sizes), estimated, head=stays - fixed, told=told),

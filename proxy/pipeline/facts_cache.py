@@ -248,7 +248,7 @@ def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:
             continue
         if facts.kind != "result":
             several = len(facts.calls) > 1
-        elif several and facts.traits.wide:
+        elif several and facts.rare.wide:
             places.append((index, facts))
     return places
 
@@ -260,7 +260,7 @@ def _put_right(
     for index, facts in places:
         form = facts.forms.get(_PARALLEL)
         if form is None:
-            again = facts.changed(traits=structs.replace(facts.traits, parallel=True))
+            again = facts.changed(rare=structs.replace(facts.rare, parallel=True))
             again.tokens = counter.format.tokens(raws[index], again)
             form = facts.forms[_PARALLEL] = Turn(b"", again)
         found[index] = form.facts

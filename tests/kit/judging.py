@@ -152,7 +152,7 @@ def _last_words_of_the_user(
     request: Request, outcome: Outcome, rules: Rules, given: Sequence[Turn], out: Sequence[bytes], fixed: int
 ) -> None:
     users = [turn for turn in given if turn.facts.role == "user"]
-    if not users or users[-1].facts.traits.foreign:
+    if not users or users[-1].facts.rare.foreign:
         return
     last = users[-1]
     head = head_length(given)
@@ -260,7 +260,7 @@ def _fits(
     head = head_length(given)
     starts = [*group_starts(given[head:]), len(given) - head]
     users = [i for i, turn in enumerate(given) if turn.facts.role == "user"]
-    own = [i for i in users if not given[i].facts.traits.foreign]
+    own = [i for i in users if not given[i].facts.rare.foreign]
     last = {*users[-1:], *own[-1:]}
     firm = fixed
     for index, turn in enumerate(given):

@@ -215,7 +215,7 @@ class ChatUnits(MessageUnits):
         return replace_field(raw, "tool_calls", fixed)
 
     def _counter(self, facts: Facts | None) -> MessageCounter:
-        return self._parallel if facts is not None and facts.traits.parallel else self._count
+        return self._parallel if facts is not None and facts.rare.parallel else self._count
 
 
 def in_blocks(message: Message) -> bool:

@@ -15,7 +15,7 @@ from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.rules import Envelope, Rules, section_limits
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import ResultRules
-from proxy.compaction.turn import Call, Facts, Kind, Links, Traits, Turn
+from proxy.compaction.turn import Call, Facts, Kind, Links, Rare, Turn
 from proxy.dialects.chat.units import KINDS
 from tests.kit.compacting import budgets, policies, rules
 from tests.kit.conversations import (
@@ -208,8 +208,8 @@ def program(name: str, calls: int, tokens: int) -> list[Turn]:
     """Return a program that calls the client several times, each with a result of this size."""
     body = []
     for number in range(calls):
-        traits = Traits(links=Links(refers=(name,)) if number else Links(names=(name,)))
-        body.append(Turn(b"{}", Facts("assistant", "assistant", 30, b"", calls=(Call("c", "f"),), traits=traits)))
+        rare = Rare(links=Links(refers=(name,)) if number else Links(names=(name,)))
+        body.append(Turn(b"{}", Facts("assistant", "assistant", 30, b"", calls=(Call("c", "f"),), rare=rare)))
         body.append(Turn(b"{}", Facts("result", "tool", tokens, b"", answers="c")))
     return body
 

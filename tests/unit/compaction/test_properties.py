@@ -95,7 +95,7 @@ def test_the_last_words_of_the_user_are_sent_as_they_are(drawn: Any, budget: int
     """This includes a message before the checkpoint, unless it exceeds its share of the budget."""
     before, sent = sent_of(drawn, budget, policy, head)
     last = [turn for turn in before if turn.facts.role == "user"][-1]
-    if last.facts.traits.foreign:
+    if last.facts.rare.foreign:
         return  # it looks like another tool's summary, so the proxy merges it into its own
     (piece,) = [piece for piece in sent.pieces if piece.turn is last]
     held = sent.plan is not None and last.facts.tokens > sent.plan.limits.newest

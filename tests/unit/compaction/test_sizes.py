@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.compaction import keeps
 from proxy.compaction.settings import Clause
 from proxy.compaction.sizes import Sizes, clip_results
-from proxy.compaction.turn import Facts, Links, Traits, Turn
+from proxy.compaction.turn import Facts, Links, Rare, Turn
 from proxy.dialects.chat.units import KINDS
 from tests.kit.conversations import Counting
 
@@ -25,7 +25,7 @@ def paused(*sizes: int) -> list[Turn]:
     """Return a turn that paused: each message has the result of the provider's call in the one before."""
     links = [Links((f"s{n}",), (f"s{n - 1}",) if n else ()) for n in range(len(sizes))]
     return [
-        Turn(b"{}", Facts("assistant", "assistant", size, b"", traits=Traits(links=link)))
+        Turn(b"{}", Facts("assistant", "assistant", size, b"", rare=Rare(links=link)))
         for size, link in zip(sizes, links, strict=True)
     ]
 

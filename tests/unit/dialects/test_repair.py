@@ -258,7 +258,7 @@ def is_odd(facts: Facts) -> bool:
     ids = [call.id for call in facts.calls]
     if ids and (facts.kind != "assistant" or len(set(ids)) < len(ids) or "" in ids):
         return True
-    return facts.role == "function" or facts.traits.empty
+    return facts.role == "function" or facts.rare.empty
 
 
 @settings(max_examples=EXAMPLES)

@@ -109,7 +109,7 @@ def test_a_summary_of_claude_code_is_recognized() -> None:
         "The conversation is summarized below:\nWe repaired the build."
     )
     facts = FORMAT.read(user(text("<system-reminder>x</system-reminder>"), text(words), text("And now?")))
-    assert facts.traits.foreign
+    assert facts.rare.foreign
     assert FORMAT.user_text(user(text(words), text("And now?"))) == [("And now?", "")]
 
 

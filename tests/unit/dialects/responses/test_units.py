@@ -120,7 +120,7 @@ def test_a_foreign_summary_is_recognized() -> None:
         found = FORMAT.foreign_summary(unit)
         assert found is not None
         assert (found.tool, found.summary) == ("LangChain", "All is done.")
-        assert FORMAT.read(unit).traits.foreign
+        assert FORMAT.read(unit).rare.foreign
 
 
 def repaired(items: list[Any]) -> list[Any]:
