@@ -123,10 +123,13 @@ def test_a_key_changes_with_each_part_alone(shape: Shape, data: st.DataObject) -
 @settings(max_examples=60, deadline=None)
 @given(TEXT, TEXT)
 def test_messages_cannot_be_told_apart_elsewhere(left: str, right: str) -> None:
-    """Moving text from the end of one message to the next one changes the key."""
+    """Moving text from the end of one message to the next one changes the key. White space around a text says nothing."""
     joined = Shape(first=left + right, second="")
     apart = Shape(first=left, second=right)
-    assert (key_of(joined) == key_of(apart)) == (joined == apart)
+    alike = [one.strip() for one in (joined.first, joined.second)] == [
+        one.strip() for one in (apart.first, apart.second)
+    ]
+    assert (key_of(joined) == key_of(apart)) == alike
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,6 +5,7 @@ Limits on tokens per minute that one request exceeds are errors of both kinds: t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -116,7 +117,8 @@ def test_an_overflow_is_never_seen(line: Line, stream: bool, upstream: Refusing,
     assert 1 <= int(answer.headers["x-compaction-retries"]) <= MOST_RETRIES
     refused, *_, taken = upstream.asked[model]
     fewer = len(str(taken["messages"])) < len(str(refused["messages"]))
-    assert fewer or taken["max_tokens"] < refused["max_tokens"]
+    # An upstream may have added an output of its own to a request without one. Then the proxy states a smaller one.
+    assert fewer or taken["max_tokens"] < refused.get("max_tokens", math.inf)
 
 
 @pytest.mark.parametrize(("line", "stream"), cases([*OTHERS, *(line for line in HERE if line.id in BEGUN)]))
