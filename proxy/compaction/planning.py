@@ -160,7 +160,9 @@ def make_plan(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Fo
     stages = rules.applied_to(body, format)
     limits = section_limits(rules, envelope)
     pinned = rules.pins.among(body, format)
-    sizes = Sizes(body, limits.group, pinned, RetainedGroups(limits.system, limits.newest), rules.keep_newest, format)
+    retained = RetainedGroups(limits.system, limits.newest)
+    alone = rules.rows and not any(turn.facts.calls for turn in body)
+    sizes = Sizes(body, limits.group, pinned, retained, rules.keep_newest, format, alone=alone)
     gains, lighter = stage_gains(stages, body, sizes, pinned)
     state = state_of(body, sizes.starts, limits.state, format)
     level, acting = lowest_level(rules.trigger, envelope.budget), rules

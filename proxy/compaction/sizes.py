@@ -131,11 +131,14 @@ class Sizes:
         retained: RetainedGroups | None = None,
         plan_tools: Collection[str] = (),
         format: Format | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
-        self.starts = [i for i, turn in enumerate(body) if turn.facts.kind != "result" or not i]
+        """Take the messages. With ``alone``, each result is a group, because the client left out the calls."""
+        self.starts = [i for i, turn in enumerate(body) if alone or turn.facts.kind != "result" or not i]
         self.ends = [*self.starts[1:], len(body)] if body else []
         self.segments = [place for place, start in enumerate(self.starts) for _ in range(start, self.ends[place])]
-        self.cuts = [*(self.segments[start] for start in group_starts(body, group_cap)), len(self.starts)]
+        self.cuts = [*(self.segments[start] for start in group_starts(body, group_cap, alone=alone)), len(self.starts)]
         self.clips: dict[int, int] = {}
         self.clipped = [0]
         self.eased: set[int] = set()

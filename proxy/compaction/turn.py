@@ -251,11 +251,12 @@ def head_length(turns: Sequence[Turn]) -> int:
     return len(turns)
 
 
-def group_starts(body: Sequence[Turn], most: int | None = None) -> list[int]:
+def group_starts(body: Sequence[Turn], most: int | None = None, *, alone: bool = False) -> list[int]:
     """Return the index of the first message of each group, in order. The first index is 0.
 
     Units that refer to each other are in one group, with everything between them. What only goes on with the
     assistant's turn after an answer of the provider is, too, unless the group has more than half of ``most`` tokens.
+    With ``alone``, each result begins a group.
     """
     starts: list[int] = []
     places: dict[str, int] = {}
@@ -266,7 +267,7 @@ def group_starts(body: Sequence[Turn], most: int | None = None) -> list[int]:
         if joined:
             del starts[bisect_right(starts, min(joined)) :]
         elif not starts or (
-            facts.kind != "result" and not _continues(body, index, before[index] - before[starts[-1]], most)
+            (alone or facts.kind != "result") and not _continues(body, index, before[index] - before[starts[-1]], most)
         ):
             starts.append(index)
         for id in links.names:

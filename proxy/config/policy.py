@@ -56,7 +56,7 @@ ARCHIVE = PolicySection(
 
 
 class UnknownModelSettings(Section):
-    """Conditions for models whose context window is unknown, so fractions have no meaning."""
+    """Conditions for models whose context window is unknown. They stand for the policy's fractions."""
 
     trigger: TriggerField = (Clause(tokens=170_000),)
     """When to compact, in tokens or messages."""

@@ -121,7 +121,7 @@ class LimitSettings(Section):
     summary_tokens_per_day: CountOrZero | None = None
     """Maximum tokens for summaries per day (UTC), prompts and answers. Then digests; with 0 always."""
     spend: SpendSettings | None = None
-    """The team's budget. Further requests get 429."""
+    """The team's budget. Further requests get 402, or 429 while reservations of running requests hold the rest."""
 
 
 class SharedLimitSettings(Section):

@@ -87,8 +87,11 @@ def request_rules(exchange: Exchange, budget: TokenBudget, *, refused: bool = Fa
 
 
 def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds, price_step: int | None) -> Rules:
-    conditions = policy if window_known else policy.section(UnknownModelSettings)
-    stated, keep = conditions.trigger, conditions.keep
+    stated, keep = policy.trigger, policy.keep
+    if not window_known:  # a fraction has no meaning
+        unknown = policy.section(UnknownModelSettings)
+        stated = (*[clause for clause in stated if clause.fraction is None], *unknown.trigger)
+        keep = keep if keep.fraction is None else unknown.keep
     trigger = with_step(stated, price_step)
     if stated and window_known:
         trigger = (*trigger, MUST_FIT)

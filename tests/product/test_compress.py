@@ -76,7 +76,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}},
         "models": [{"match": "small", "upstream": "main", "profile": {"context_window": 32_000}}],
         "auth": {"mode": "keys"},
-        "teams": {name: {"keys": [f"sha256:{digest}"]} for name, digest in keys.items()},
+        "teams": {
+            "a": {"keys": [f"sha256:{keys['a']}"]},
+            "b": {"keys": [f"sha256:{keys['b']}"], "policy": "early"},
+        },
+        "policies": {"default": {}, "early": {"trigger": {"tokens": 20_000}}},
         "server": {"prefixes": ["/gateway/*"]},
         "store": {"url": f"sqlite:///{folder / 'store.db'}"},
     }
@@ -109,12 +113,21 @@ def test_number_order_and_roles_stay(url: str, api: str, mode: str) -> None:
         assert RESULT in original["original_content"]
 
 
-def test_results_without_their_calls_stay(url: str) -> None:
-    """LiteLLM withholds the assistant's messages."""
-    sent = [row for row in chat(24) if row["role"] == "tool"]
-    result = Gateway(url).compress(model="small", messages=sent).json()
-    assert [row["tool_call_id"] for row in result["messages"]] == [row["tool_call_id"] for row in sent]
-    assert result["tokens_after"] < 32_000 < result["tokens_before"]
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("model", ["small", "alias"])
+@pytest.mark.parametrize("task", [True, False])
+def test_results_without_their_calls_are_shortened(url: str, api: str, model: str, *, task: bool) -> None:
+    """LiteLLM withholds the assistant's messages. The window of its aliases is unknown."""
+    rows = APIS[api](24)
+    called = [row.get("role") == "assistant" or row.get("type") == "function_call" for row in rows]
+    sent = [row for row, call in zip(rows, called, strict=True) if not call]
+    sent = sent if task else sent[-24:]
+    result = Gateway(url, "sk-b").compress(model=model, messages=sent, api=api).json()
+    assert [dict(row, content="", output="") for row in result["messages"]] == [
+        dict(row, content="", output="") for row in sent
+    ]
+    assert result["messages"][-1] == sent[-1]
+    assert result["tokens_after"] < 20_000 < result["tokens_before"]
 
 
 def test_small_conversations_stay(url: str) -> None:

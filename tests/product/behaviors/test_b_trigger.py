@@ -121,7 +121,7 @@ def test_11_no_condition_never_fires(front: Front, policy: str) -> None:
 
 
 def test_12_an_unknown_window_has_its_own_trigger(front: Front) -> None:
-    """Fractions mean nothing there, so the policy's trigger and keep give way to those of ``unknown_model``."""
+    """Fractions mean nothing there, so those of the policy give way to those of ``unknown_model``."""
     caller = front.caller("unknown", UNLISTED)
     messages = chat(11, 115)
     assert not compacts(caller, padded(messages, 2_999))
@@ -133,6 +133,10 @@ def test_12_an_unknown_window_has_its_own_trigger(front: Front) -> None:
     talk = [message if message["role"] != "user" else user("Go on.") for message in short(20, 600)]
     assert compacts(caller, talk)
     assert not compacts(front.caller("fraction", UNLISTED), chat(10, 1_000)), "a fraction of nothing is never reached"
+    assert not compacts(front.caller("tokens", UNLISTED), padded(messages, 2_999))
+    exchange = front.caller("tokens", UNLISTED).ask(padded(messages, 3_000))
+    assert exchange.verdict == "compacted", "tokens mean the same everywhere"
+    assert len(exchange.tail) < 4, "so does a number of kept messages"
 
 
 def tool(number: int) -> dict[str, Any]:
