@@ -74,7 +74,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     keys = {name: hashlib.sha256(key.encode()).hexdigest() for name, key in {"a": "sk-a", "b": "sk-b"}.items()}
     configuration = {
         "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}},
-        "models": [{"match": "small", "upstream": "main", "profile": {"context_window": 32_000}}],
+        "models": [
+            {"match": "small", "upstream": "main", "profile": {"context_window": 32_000}},
+            {"match": "*", "upstream": "main"},
+        ],
         "auth": {"mode": "keys"},
         "teams": {
             "a": {"keys": [f"sha256:{keys['a']}"]},
@@ -113,7 +116,7 @@ def test_number_order_and_roles_stay(url: str, api: str, mode: str) -> None:
         assert RESULT in original["original_content"]
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("model", ["small", "alias"])
 @pytest.mark.parametrize("task", [True, False])
 def test_results_without_their_calls_are_shortened(url: str, api: str, model: str, *, task: bool) -> None:
