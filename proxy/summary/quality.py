@@ -83,13 +83,13 @@ _ENVELOPE_KEYS |= {"request_id", "requestId", "timestamp"}
 # Tool calls as text, from models whose server can't parse them. `_is_call` finds others by their structure.
 _CALL = re.compile(
     r"```tool_code|(?:```\w{0,10}\s{0,4})?(?:<(?:\w{1,20}[:_])?(?:tool|function)_?calls?>|<function=|<invoke\b"
-    r"|<\|\w{0,20}(?:tool|call|action|function|python|plugin)|<｜|\]<\]|\[TOOL_CALLS\]|functools\[|✿"
+    r"|<\|[\w|]{0,20}(?:tool|call|action|function|python|plugin|invoke)|<｜|\]<\]|\[TOOL_CALLS\]|functools\[|✿"
     r"|(?:<\|channel\|>)?commentary\b|to=functions|\*{3} Begin Patch)",
     re.IGNORECASE,
 )
 _CALL_END = re.compile(
-    r"(?:</(?:\w{1,20}:)?(?:tool_calls?|function_calls?|function|invoke)|<\|(?:tool_calls_section_end|call)\||</?｜[^<>]{0,40})"
-    r">\s{0,4}(?:```\s{0,4})?\Z",
+    r"(?:</(?:\w{1,20}:)?(?:tool_calls?|function_calls?|function|invoke)|<\|{1,2}(?:tool_calls?\w{0,20}_end|call)\|{1,2}"
+    r"|(?:</?｜|</\|)[^<>]{0,40})>\s{0,4}(?:```\s{0,4})?\Z",
     re.IGNORECASE,
 )
 """A call after other words. Notes that only mention calls end differently."""
