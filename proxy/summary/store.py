@@ -112,7 +112,7 @@ class Lineage:
     def wastes(self, keys: Sequence[str], *, grown: bool) -> bool:
         """Return whether a summary for the last of the keys would follow one that hardly any request had.
 
-        ``grown``: it takes in much that is new. If the earlier summary covers the rest, that's no waste.
+        It's no waste if the conversation has ``grown`` much since that one.
         """
         return bool(self.keys) and self.uses < ((0 if grown else 2) if self.keys[-1] in keys else WORTH)
 

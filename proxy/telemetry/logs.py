@@ -49,10 +49,6 @@ SLOW_MS = 1_000.0
 _CHANGED = frozenset({"refused", "failed", "compacted"})
 
 
-_PATIENCE = 0.05
-"""Seconds to wait for a reader that is behind. While it stays behind, lines are dropped at once."""
-
-
 class _Lines(io.TextIOBase):
     """A stream for log lines. It drops and counts a line that it can't write, so that logging never raises or blocks.
 
@@ -60,9 +56,11 @@ class _Lines(io.TextIOBase):
     standard error closed.
     """
 
+    _PATIENCE = 0.05  # seconds to wait for a reader that is behind. While it stays behind, lines are dropped at once
+
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self._patience = _PATIENCE
+        self._patience = self._PATIENCE
 
     def write(self, text: str) -> int:
         try:
@@ -90,7 +88,7 @@ class _Lines(io.TextIOBase):
             if not select.select([], [stream], [], self._patience)[1]:
                 self._patience = 0.0
                 raise BlockingIOError("nobody reads standard error")
-            self._patience = _PATIENCE
+            self._patience = self._PATIENCE
             yield text[start : start + size]
 
     def isatty(self) -> bool:

@@ -56,7 +56,6 @@ _ERRORS = frozenset({"error", "response.failed"})
 _ENDS = frozenset({"response.completed", "response.incomplete"})
 
 Delta = dict[str, Any]
-
 FIRST: Delta = {"role": "assistant", "content": ""}
 
 
