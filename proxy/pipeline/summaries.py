@@ -150,9 +150,10 @@ class CheckpointSummaries:
             if (allowance := case.allowance) is not None:
                 await allowance.load()
             checkpoints = job.checkpoints([*(p for p in job.plan.checkpoints if p < position), position])
-            keys = [one.key for one in checkpoints]
+            keys, replaced = [one.key for one in checkpoints], job.plan.replaced
+            grown = replaced[position] - replaced.get(start, 0) >= 2 * job.plan.limits_at(position).summary
             reason: Cause | None = None
-            if not lineage.worth(keys):
+            if not lineage.worth(keys, grown=grown):
                 reason = "unused"
             if self._summaries.given_up(case.tenant, checkpoints):
                 reason = "given_up"
@@ -168,7 +169,7 @@ class CheckpointSummaries:
                 tries, progress, tenant=case.tenant, policy=policy, seconds=settings.timeout, deadline=case.deadline
             )
             if text is not None:
-                lineage.made(keys)
+                lineage.made(keys, grown=grown)
                 return await self._facts.run(partial(span.entry, text), *job.workload)
             asked = cause in ("failed", "timeout")
             cause = reason or cause

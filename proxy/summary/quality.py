@@ -83,13 +83,13 @@ _ENVELOPE_KEYS |= {"request_id", "requestId", "timestamp"}
 # Tool calls as text, from models whose server can't parse them. `_is_call` finds others by their structure.
 _CALL = re.compile(
     r"```tool_code|(?:```\w{0,10}\s{0,4})?(?:<(?:\w{1,20}[:_])?(?:tool|function)_?calls?>|<function=|<invoke\b"
-    r"|<\|\w{0,20}(?:tool|call|action|function|python|plugin)|<｜|\]<\]|\[TOOL_CALLS\]|functools\[|✿"
+    r"|<\|[\w|]{0,20}(?:tool|call|action|function|python|plugin|invoke)|<｜|\]<\]|\[TOOL_CALLS\]|functools\[|✿"
     r"|(?:<\|channel\|>)?commentary\b|to=functions|\*{3} Begin Patch)",
     re.IGNORECASE,
 )
 _CALL_END = re.compile(
-    r"(?:</(?:\w{1,20}:)?(?:tool_calls?|function_calls?|function|invoke)|<\|(?:tool_calls_section_end|call)\||</?｜[^<>]{0,40})"
-    r">\s{0,4}(?:```\s{0,4})?\Z",
+    r"(?:</(?:\w{1,20}:)?(?:tool_calls?|function_calls?|function|invoke)|<\|{1,2}(?:tool_calls?\w{0,20}_end|call)\|{1,2}"
+    r"|(?:</?｜|</\|)[^<>]{0,40})>\s{0,4}(?:```\s{0,4})?\Z",
     re.IGNORECASE,
 )
 """A call after other words. Notes that only mention calls end differently."""
@@ -102,7 +102,11 @@ _ACTION = re.compile(r"^Action Input:", re.MULTILINE)
 _CLOSING = re.compile(r"</([^\W\d][\w:.-]{0,60})>\Z")
 _NOTE_LANGUAGES = {"", "json", "markdown", "md", "text", "txt", "yaml", "yml", "html", "xml"}
 _MOST_WORDS = 40
-"""Words before a call. A text with more of them is notes that end with a call."""
+"""Words before a call, or of an announcement. A text with more of them is notes that end with it."""
+_ANNOUNCES = re.compile(
+    r"(?i)(?:(?:ok(?:ay)?|now|first|next|then|good|great)\b\W{0,3}){0,3}(?:let me|let's|i'll|i will|i'm going to"
+    r"|i need to|让我|我来|我将|ich (?:werde|schaue|prüfe)|je vais|voy a|vou) ?\w"
+)
 
 _NOTATION = re.compile(
     r"^\[(?:tool result|(?:user|assistant|system|developer)(?: calls [^\]\n]{1,100})?)\] ", re.MULTILINE
@@ -200,6 +204,7 @@ def checked(written: Written, *, transcript: str, source_tokens: int, max_tokens
         (_is_hollow(notes), "the summary says nothing"),
         (_is_error(notes), "the summary is an error message"),
         (_is_refusal(notes, transcript, source_tokens), "the model refused"),
+        (_is_announcement(notes), "the model went on with the work"),
         (size >= source_tokens, "the summary isn't smaller than the text it replaces"),
     )
     if fault := next((fault for found, fault in faults if found), None):
@@ -334,6 +339,12 @@ def _is_call(text: str) -> bool:
     else:
         found, words = _is_structure(text) or _ACTION.search(text) is not None, ""
     return found and not _SECTION.search(words + inner) and len(words.split()) <= _MOST_WORDS
+
+
+def _is_announcement(text: str) -> bool:
+    """Return whether a text only announces what the model does next, in place of notes."""
+    announces = text.endswith((":", "：")) or _ANNOUNCES.match(text.replace("’", "'"))
+    return bool(announces) and not _SECTION.search(text) and len(text.split()) <= _MOST_WORDS
 
 
 def _is_structure(text: str) -> bool:

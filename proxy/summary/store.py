@@ -109,19 +109,22 @@ class Lineage:
         else:
             self.sighted = key, self.sighted[1] + 1 if self.sighted[0] == key else 1
 
-    def wastes(self, keys: Sequence[str]) -> bool:
-        """Return whether a summary for the last of the keys would follow one that hardly any request had."""
-        return bool(self.keys) and self.uses < (2 if self.keys[-1] in keys else WORTH)
+    def wastes(self, keys: Sequence[str], *, grown: bool) -> bool:
+        """Return whether a summary for the last of the keys would follow one that hardly any request had.
 
-    def worth(self, keys: Sequence[str]) -> bool:
+        It's no waste if the conversation has ``grown`` much since that one.
+        """
+        return bool(self.keys) and self.uses < ((0 if grown else 2) if self.keys[-1] in keys else WORTH)
+
+    def worth(self, keys: Sequence[str], *, grown: bool) -> bool:
         """Return whether to make a summary for the last of the keys. After waste, enough requests must ask for it."""
-        needed = 3**self.wasted if self.wasted and self.wastes(keys) else 1
+        needed = 3**self.wasted if self.wasted and self.wastes(keys, grown=grown) else 1
         return needed == 1 or (self.sighted[0] == keys[-1] and self.sighted[1] >= needed)
 
-    def made(self, keys: Sequence[str]) -> None:
+    def made(self, keys: Sequence[str], *, grown: bool) -> None:
         """Remember that the summary for the last of the keys was made."""
         if keys[-1] not in self.keys:
-            self.wasted = self.wasted + 1 if self.wastes(keys) else 0
+            self.wasted = self.wasted + 1 if self.wastes(keys, grown=grown) else 0
             self.keys, self.uses = (*self.keys[-1:], keys[-1]), 0
 
 

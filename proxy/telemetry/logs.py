@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import os
+import select
+import stat
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TextIO, cast
 
 import structlog
@@ -47,24 +50,46 @@ _CHANGED = frozenset({"refused", "failed", "compacted"})
 
 
 class _Lines(io.TextIOBase):
-    """A stream for log lines. It drops and counts a line that it can't write, so that logging never raises.
+    """A stream for log lines. It drops and counts a line that it can't write, so that logging never raises or blocks.
 
-    The disk may be full, or the reader of the pipe may have ended. ``stream`` is ``None`` if the process started with
+    The disk may be full, or the reader of the pipe may have stopped. ``stream`` is ``None`` if the process started with
     standard error closed.
     """
 
+    _PATIENCE = 0.05  # seconds to wait for a reader that is behind. While it stays behind, lines are dropped at once
+
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
+        self._patience = self._PATIENCE
 
     def write(self, text: str) -> int:
         try:
             if self._stream is None:
                 raise ValueError("standard error is closed")
-            self._stream.write(text)
-            self._stream.flush()
+            for piece in self._pieces(text, self._stream):
+                self._stream.write(piece)
+                self._stream.flush()
         except (OSError, ValueError):  # a closed stream raises ValueError
             LOG_LINES_LOST.inc()
         return len(text)
+
+    def _pieces(self, text: str, stream: TextIO) -> Iterator[str]:
+        """Yield the pieces to write at once. Raises ``BlockingIOError`` if there's no room for one.
+
+        A pipe with some room may have too little for a long text, and would block in its middle.
+        """
+        try:
+            is_pipe = stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode)
+        except io.UnsupportedOperation:  # not a file of the system
+            yield text
+            return
+        size = select.PIPE_BUF // (1 if text.isascii() else 4) if is_pipe else max(1, len(text))
+        for start in range(0, len(text), size):
+            if not select.select([], [stream], [], self._patience)[1]:
+                self._patience = 0.0
+                raise BlockingIOError("nobody reads standard error")
+            self._patience = self._PATIENCE
+            yield text[start : start + size]
 
     def isatty(self) -> bool:
         return self._stream is not None and self._stream.isatty()

@@ -44,6 +44,8 @@ REPLACED = {
     "read-only": 'exec "$@" 2</dev/null',
     "all of it": 'exec "$@" >/dev/full 2>/dev/full',
 }
+UNREAD = 'exec 2> >(exec sleep 60); timeout 2 head -c 65536 /dev/zero >&2; exec "$@"'
+"""A full pipe that nobody reads."""
 BODIES: dict[str, dict[str, Any]] = {
     "small": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "summary": {"model": "m", "messages": chat(30, 300)},
@@ -108,14 +110,14 @@ def test_requests_reloads_and_maintenance_go_on_without_log_and_store(tmp_path: 
             for kind in BODIES:
                 expected[kind] = outcome(sent(server.url, kind, "sk-one"))
         assert {one[0] for one in expected.values()} == {200, 404, 502}
-        for name, command in REPLACED.items():
+        for name, command in {**REPLACED, "nobody reads": UNREAD}.items():
             folder = tmp_path / name.replace(" ", "-")
             folder.mkdir()
             config = write_config(settings(address, "sk-one"), folder)
             within = ("bash", "-c", command, "-", sys.executable, "-c", OFTEN)
             with program(config, within=within) as server, ThreadPoolExecutor(16) as clients:
                 fill_disk(server)
-                kinds = [kind for kind in BODIES for _ in range(REQUESTS // len(BODIES) // len(REPLACED))]
+                kinds = [kind for kind in BODIES for _ in range(REQUESTS // len(BODIES) // (len(REPLACED) + 1))]
                 got = clients.map(partial(sent, server.url, key="sk-one"), kinds)
                 for number, (kind, seen) in enumerate(zip(kinds, map(outcome, got), strict=True)):
                     assert seen == expected[kind], (name, kind, number)

@@ -28,7 +28,6 @@ from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from tests.kit.messages import assistant, system, user, words
 from tests.kit.program import ROOT, call, terminal
-from tests.kit.redis_server import redis_server
 from tests.kit.scripted import PROFILE, chat, client, key_hash
 from tests.kit.upstream import EveryApi, Reply, StandIn, summarise
 from tests.kit.waiting import until
@@ -87,12 +86,8 @@ def door(folder: Path, app: Any, store: str, **policy: Any) -> Iterator[Door]:
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield ""
-        return
-    with redis_server(tmp_path / "redis") as server:
-        yield server.url
+def store(request: pytest.FixtureRequest) -> str:
+    return request.getfixturevalue("redis").url if request.param == "redis" else ""
 
 
 def test_each_filter_selects_the_same_requests_by_every_way(tmp_path: Path, store: str) -> None:

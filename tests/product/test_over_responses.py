@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.kit.three_apis import event
-from tests.product.test_bridged_answers import HELLO, client, entrance
+from tests.product.test_bridged_answers import HELLO, client, clients, entrance, message
 
 USAGE = {
     "input_tokens": 90,
@@ -356,3 +356,37 @@ def test_clients_with_functions_get_a_function_call(stream: bool, tmp_path: Path
             name, arguments = choice.message.function_call.name, choice.message.function_call.arguments
             reason = choice.finish_reason
     assert (name, arguments, reason) == ("look", '{"a": 1}', "function_call")
+
+
+SPOKEN = "One </ block> two </block> three STOP four"
+
+
+def ended(folder: Path, pieces: list[str], *, api: str, stream: bool, stop: Any) -> tuple[str, str | None]:
+    """Return the text that a client gets of an answer in pieces, and the name of its end."""
+    upstream = Upstream(said(text(SPOKEN)), events=[delta("output_text", 0, piece) for piece in pieces])
+    with entrance(upstream.app, folder, speaks=["responses"]) as url, clients(url) as (claude, gpt):
+        if api == "messages":
+            made = message(claude, stream=stream, stop_sequences=[stop] if isinstance(stop, str) else stop)
+            return "".join(block.text for block in made.content), made.stop_sequence or made.stop_reason
+        answer = gpt.chat.completions.create(model="m", messages=HELLO, stop=stop, stream=stream)  # type: ignore[call-overload]
+        if not stream:
+            return answer.choices[0].message.content or "", answer.choices[0].finish_reason
+        *texts, last = [chunk.choices[0] for chunk in answer]
+        return "".join(one.delta.content or "" for one in (*texts, last)), last.finish_reason
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", ["chat", "messages"])
+@pytest.mark.parametrize(
+    ("stop", "end"), [("</block>", 18), (["STOP", "", "</block>"], 18), (["One"], 0), ("</blocks>", None)]
+)
+def test_an_answer_ends_at_a_stop_that_the_upstream_has_no_field_for(
+    tmp_path: Path, api: str, stream: bool, stop: Any, end: int | None
+) -> None:
+    # LiteLLM#33075: Claude Code's classifier sends a stop sequence, and reads on if a model of OpenAI's does.
+    matched = "One" if end == 0 else "</block>"
+    expected = {"chat": "stop", "messages": "end_turn" if end is None else matched}[api]
+    for size in (1, 5, len(SPOKEN)) if stream else (1,):
+        pieces = [SPOKEN[place : place + size] for place in range(0, len(SPOKEN), size)]
+        (folder := tmp_path / str(size)).mkdir()
+        assert ended(folder, pieces, api=api, stream=stream, stop=stop) == (SPOKEN[:end], expected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ import pytest
 
 from proxy.server.loopback import serve
 from tests.kit.any_api import Upstream
+from tests.kit.messages import assistant, user, words
 from tests.kit.other_forms import (
     IDS,
+    PICTURE,
     Change,
     Units,
     empty_fields,
@@ -115,3 +117,48 @@ def test_results_of_exchanged_calls_are_another_conversation(tmp_path: Path) -> 
         first["tool_call_id"], second["tool_call_id"] = second["tool_call_id"], first["tool_call_id"]
         send(in_api("chat", exchanged))
         assert len(upstream.summaries) > before
+
+
+def summaries_of(folder: Path, turns: Iterable[Units]) -> tuple[int, list[tuple[str, str]]]:
+    """Return the number of summaries of a session, and how each request got its own and why."""
+    upstream = Upstream()
+    with sending("chat", folder, upstream) as send:
+        answers = [send(messages).headers for messages in turns]
+    names = ("x-compaction-summary", "x-compaction-summary-cause")
+    return len(upstream.summaries), [(one.get(names[0], ""), one.get(names[1], "")) for one in answers]
+
+
+def growing(question: Callable[[int], Any], *, head: Units | None = None, clock: bool = False) -> Iterator[Units]:
+    """Yield the messages of each request. With a clock, the first question changes each time."""
+    messages = [*(head or ()), user("The time is 00.")]
+    for number in range(TURNS):
+        messages += [assistant(f"Answer {number}: {words(40, f'a{number}x')}"), user(question(number))]
+        sent = copy.deepcopy(messages)
+        sent[len(head or ())]["content"] = f"The time is {number if clock else 0}."
+        yield sent
+
+
+PICTURE_PART = {"type": "image_url", "image_url": {"url": PICTURE.format(1), "detail": "high"}}
+LARGE: dict[str, Callable[[int], Any]] = {
+    "questions": lambda number: f"Question {number}: {words(5_500, f'q{number}x')}",
+    "pictures": lambda number: [{"type": "text", "text": f"Question {number}."}, *[PICTURE_PART] * 5],
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_turns_that_fill_much_of_the_window_are_summarized_however_often(tmp_path: Path, kind: str) -> None:
+    made, found = summaries_of(tmp_path, growing(LARGE[kind]))
+    assert TURNS / 4 < made < TURNS
+    assert "digest" not in dict(found)
+
+
+def test_a_large_head_costs_no_summary_at_each_turn(tmp_path: Path) -> None:
+    head = [{"role": "system", "content": words(5_000, "rule")}]
+    made, _ = summaries_of(tmp_path, growing(lambda number: words(60, f"q{number}x"), head=head))
+    assert made <= TURNS / 4
+
+
+def test_summaries_of_a_client_that_changes_its_first_message_end_soon(tmp_path: Path) -> None:
+    made, found = summaries_of(tmp_path, growing(LARGE["questions"], clock=True))
+    assert made <= TURNS / 6
+    assert ("digest", "unused") in found

@@ -1,4 +1,4 @@
-"""End an answer where its request wanted the end, if the upstream refused the field that says so."""
+"""End an answer where its request wanted the end, if the upstream has no field that says so, or refused it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,25 @@ from typing import Any
 from proxy.upstream.bridge.completions import AnswerBuilder, Delta, Event
 
 
-class Bounded(AnswerBuilder):
-    """Passes an answer on up to the first of its stop sequences. If it's ``single``, only its first call passes."""
+class Bounds:
+    """Passes choices on up to the first of their stop sequences. If it's ``single``, only the first call passes."""
 
-    def __init__(self, builder: AnswerBuilder, stops: Sequence[str], *, single: bool) -> None:
-        self._builder = builder
+    def __init__(self, stops: Sequence[str], *, single: bool) -> None:
         self._stops = stops
         self._single = single
         self._held = ""
         self._matched: str | None = None
         self._called = False
 
-    def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
-        """See ``AnswerBuilder``. Everything behind a stop sequence but the usage is dropped."""
-        if not (choices := chunk.get("choices")):
-            yield from self._builder.feed(chunk)
-            return
-        choice, ended = dict(choices[0]), choices[0]["finish_reason"] is not None
-        choice["delta"] = {} if self._matched is not None else self._bounded(choice["delta"], ended=ended)
+    def passed(self, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the part of a choice that passes, if any. It has a delta, and a finish reason if it's the last one."""
+        choice, ended = dict(choice), choice["finish_reason"] is not None
+        if self._stops or self._single:
+            choice["delta"] = {} if self._matched is not None else self._bounded(choice["delta"], ended=ended)
         if ended and self._matched is not None and not self._called:
             choice |= {"finish_reason": "stop", "stop_sequence": self._matched}
         if choice["delta"] or ended:
-            yield from self._builder.feed({**chunk, "choices": [choice]})
-
-    def finish(self) -> Iterator[Event]:
-        yield from self._builder.finish()
+            yield choice
 
     def _bounded(self, delta: Delta, *, ended: bool) -> Delta:
         """Return the part of a delta that passes. Text that may begin a stop sequence waits for the next delta."""
@@ -50,3 +44,20 @@ class Bounded(AnswerBuilder):
         self._called = self._called or bool(calls)
         made = {**delta, "content": text, "tool_calls": calls}
         return {name: value for name, value in made.items() if value}
+
+
+class Bounded(AnswerBuilder):
+    """Builds an answer of what passes its bounds. Everything behind a stop sequence but the usage is dropped."""
+
+    def __init__(self, builder: AnswerBuilder, stops: Sequence[str], *, single: bool) -> None:
+        self._builder = builder
+        self._bounds = Bounds(stops, single=single)
+
+    def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        choices = chunk.get("choices")
+        chunks = [{**chunk, "choices": [one]} for one in self._bounds.passed(choices[0])] if choices else [chunk]
+        for made in chunks:
+            yield from self._builder.feed(made)
+
+    def finish(self) -> Iterator[Event]:
+        yield from self._builder.finish()

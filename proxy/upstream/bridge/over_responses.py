@@ -14,6 +14,7 @@ import msgspec
 from proxy.dialects.units import encode
 from proxy.errors import RequestError, UpstreamInterrupted
 from proxy.http import sse
+from proxy.upstream.bridge.bounds import Bounds
 from proxy.upstream.bridge.returned import ITEM_IDS, fitted
 from proxy.upstream.bridge.transport import (
     BROKEN,
@@ -55,17 +56,17 @@ _ERRORS = frozenset({"error", "response.failed"})
 _ENDS = frozenset({"response.completed", "response.incomplete"})
 
 Delta = dict[str, Any]
+FIRST: Delta = {"role": "assistant", "content": ""}
 
 
 class ChatOverResponses(Translation):
     """The way back to chat completions.
 
-    ``usage``: the last chunk of a stream has the usage. ``legacy``: calls are those of ``functions``. ``single``: only
-    the first call is for the client.
+    ``usage``: the last chunk of a stream has the usage. ``legacy``: calls are those of ``functions``.
     """
 
-    def __init__(self, model: str, *, usage: bool, legacy: bool, single: bool) -> None:
-        self._single = single
+    def __init__(self, model: str, bounds: Bounds, *, usage: bool, legacy: bool) -> None:
+        self._bounds = bounds
         self._usage = usage
         self._legacy = legacy
         self._frame: dict[str, Any] = {"id": "", "object": "chat.completion.chunk", "created": 0, "model": model}
@@ -75,13 +76,15 @@ class ChatOverResponses(Translation):
         self._seen: set[str] = set()
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
-        message: Delta = {"role": "assistant", "content": None}
+        message: Delta = {}
         for delta in self._output(answer):
-            for name, value in self._named(delta).items():
+            for name, value in delta.items():
                 message[name] = message[name] + value if message.get(name) else value
+        (choice,) = self._passed(message, self._reason(answer))
+        message = {"role": "assistant", "content": None, **choice.pop("delta")}
         for call in message.get("tool_calls", ()):
             del call["index"]
-        choice = {"index": 0, "message": message, "finish_reason": self._reason(answer)}
+        choice = {"index": 0, "message": message, **choice}
         made = {**self._frame, "object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
         return {name: value for name, value in made.items() if value is not None}
 
@@ -92,22 +95,29 @@ class ChatOverResponses(Translation):
             event = {} if data == b"[DONE]" else decoded_object(data, UNREADABLE)
             if event.get("type") in _ERRORS:
                 raise ErrorInStream(_error_in(event))
-            for delta in self._deltas(event):
+            for choice in (one for delta in self._deltas(event) for one in self._passed(delta)):
                 if not begun:
-                    yield self._chunk({"role": "assistant", "content": ""})
+                    yield self._chunk({"index": 0, "delta": FIRST, "finish_reason": None})
                 begun = True
-                yield self._chunk(self._named(delta))
+                yield self._chunk(choice)
             if event.get("type") in _ENDS:
                 response = event["response"]
-                yield self._chunk({} if begun else {"role": "assistant", "content": ""}, self._reason(response))
+                (choice,) = self._passed({}, self._reason(response))
+                yield self._chunk(choice if begun else {**choice, "delta": FIRST | choice["delta"]})
                 if self._usage and (usage := _usage(response)):
                     yield _event({**self._frame, "choices": [], "usage": usage})
                 yield sse.encode(b"[DONE]")
                 return
         raise UpstreamInterrupted(BROKEN)
 
-    def _chunk(self, delta: Delta, reason: str | None = None) -> bytes:
-        return _event({**self._frame, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+    def _chunk(self, choice: Mapping[str, Any]) -> bytes:
+        return _event({**self._frame, "choices": [choice]})
+
+    def _passed(self, delta: Delta, reason: str | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the choice that's for the client, if any. One with a reason is."""
+        for choice in self._bounds.passed({"index": 0, "delta": delta, "finish_reason": reason}):
+            stop = {"stop_reason": choice.pop("stop_sequence")} if "stop_sequence" in choice else {}  # as vLLM names it
+            yield {**choice, "delta": self._named(choice["delta"]), **stop}
 
     def _reason(self, response: Mapping[str, Any]) -> str:
         if response.get("status") == "incomplete":
@@ -155,8 +165,6 @@ class ChatOverResponses(Translation):
             name, type, field = _CALLS[kind]
             if place in self._calls:
                 yield from self._rest(name, place, 0, item) if done else ()
-                return
-            if self._single and self._calls:
                 return
             self._calls[place], text = len(self._calls), (item.get(field) or "") if done else ""
             self._sent[name, place, 0] = len(text)
@@ -226,8 +234,9 @@ def _translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translati
     body, headers = encode(made), without_compression(request.headers)
     sent = msgspec.structs.replace(request, body=body, path=RESPONSES_PATH, query="", headers=headers, edited=edited)
     usage = bool((given.get("stream_options") or {}).get("include_usage"))
-    single = single and "parallel_tool_calls" not in made
-    return sent, ChatOverResponses(request.model, usage=usage, legacy="functions" in given, single=single)
+    stops = [given["stop"]] if isinstance(given.get("stop"), str) else given.get("stop") or []
+    bounds = Bounds([*filter(None, stops)], single=single and "parallel_tool_calls" not in made)
+    return sent, ChatOverResponses(request.model, bounds, usage=usage, legacy="functions" in given)
 
 
 def _fields(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,40 @@ def test_a_call_written_as_text_is_rejected(text: str) -> None:
         check(text)
 
 
+@pytest.mark.parametrize("before", ["", "Now, ", "OK. First, "])
+@pytest.mark.parametrize("end", [":", ".", "：", " and run its tests."])
+@pytest.mark.parametrize(
+    "does", ["let me read {}", "I'll look at {}", "I’m going to check {}", "让我看看 {}", "Ich prüfe {}"]
+)
+def test_what_the_model_does_next_is_rejected(before: str, does: str, end: str) -> None:
+    # maka#3029: such a sentence became the notes of 742 messages.
+    text = before + does.format("src/retry_7.ts") + end
+    transcript = "[user] Fix the loop in src/retry_7.ts and its tests, and let me know.\n" * 90
+    with pytest.raises(SummaryRejected, match="went on with the work"):
+        checked(Written(text, "stop"), transcript=transcript, source_tokens=3_000, max_tokens=50, count=words)
+    for notes in (
+        f"State: src/retry_7.ts is read. Next step: {text}",
+        f"{text}\nGoal: fix the loop in src/retry_7.ts.",
+    ):
+        checked(Written(notes, "stop"), transcript=transcript, source_tokens=3_000, max_tokens=50, count=words)
+
+
+@pytest.mark.parametrize("bar", ["｜", "｜｜", "|", "||"])
+@pytest.mark.parametrize("words", ["", "I look at the files first.\n", "```\n"])
+def test_a_call_between_bars_is_rejected(bar: str, words: str) -> None:
+    # ds4#591, openseek#443, opencode#27758: calls of DeepSeek as text, with the bars of its token or plain ones.
+    call = f'<{bar}DSML{bar}invoke name="bash">\n<{bar}DSML{bar}parameter name="command">ls</{bar}DSML{bar}parameter>'
+    calls = f"<{bar}DSML{bar}tool_calls>\n{call}\n</{bar}DSML{bar}invoke>\n</{bar}DSML{bar}tool_calls>"
+    begun = (
+        f"<{bar}tool_calls_begin{bar}><{bar}tool_call_begin{bar}>bash<{bar}tool_sep{bar}>{{}}<{bar}tool_calls_end{bar}>"
+    )
+    for text in (calls, call, begun):
+        with pytest.raises(SummaryRejected, match="called a tool"):
+            check(words + text)
+        notes = f"Goal: parse {text.splitlines()[0]} in the server.\nNext: run the tests of the parser."
+        assert check(notes, source=400) == notes
+
+
 @pytest.mark.parametrize(
     ("reason", "said"),
     [("length", "truncated"), ("max_tokens", "truncated"), ("MAX_TOKENS", "truncated"), ("tool_calls", "called"),

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from subprocess import PIPE
 
 import pytest
 
@@ -32,6 +33,43 @@ def test_each_line_is_one_write() -> None:
             written = here.recv(1 << 20)
             assert written.endswith(b"\n")
             assert json.loads(written)["text"] == "y" * size
+
+
+UNREAD = """
+import os, sys, time, structlog
+from proxy.telemetry.logs import configure
+from proxy.telemetry.metrics import LOG_LINES_LOST
+
+configure()
+log, size, slowest = structlog.get_logger("x"), int(sys.argv[1]), 0.0
+for number in range(1_000):
+    began = time.perf_counter()
+    log.warning("said", number=number, text=sys.argv[2] * size)
+    slowest = max(slowest, time.perf_counter() - began)
+print(round(slowest), int(LOG_LINES_LOST.collect()[0].samples[0].value), flush=True)
+sys.stdin.readline()
+log.warning("read again", number=-1)
+"""
+
+
+@pytest.mark.parametrize("letter", ["y", "\u4f60"])
+@pytest.mark.parametrize("size", [1, 3_000, 30_000])
+def test_a_pipe_that_nobody_reads_loses_lines_and_blocks_nobody(size: int, letter: str) -> None:
+    # moby#48890, moby#22502, supercronic#36, amplihack#899: the write of a line blocked, and the program with it.
+    command = [sys.executable, "-c", UNREAD, str(size), letter]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stderr is not None
+        slowest, lost = map(int, program.stdout.readline().split())
+        kept = [program.stderr.readline() for _ in range(1_000 - lost)]
+        program.stdin.write("\n")
+        program.stdin.flush()
+        *cut, again = program.stderr.read().splitlines()
+    assert slowest == 0
+    assert 0 < lost <= 1_000
+    assert [json.loads(line)["number"] for line in kept] == list(range(1_000 - lost))
+    assert '"number": -1' in again, cut
 
 
 ODD = """
