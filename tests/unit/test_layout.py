@@ -77,7 +77,6 @@ COVERED = {
     "unit/upstream/test_retired.py": "upstream/transport",
     "unit/records/test_sqlite.py": "records/model",
     "unit/records/test_stores.py": "records/redis",
-    "unit/config/test_likely_mistakes.py": "sections summary/settings",
     "unit/dialects/chat/test_units.py": "compaction/format",
     "unit/dialects/chat/test_answers.py": "dialects/answers",
 }
