@@ -6,11 +6,21 @@ docs/reference/metrics.md is generated from the definitions.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, RequestRecord
 
@@ -315,3 +325,29 @@ def _add_summary(record: RequestRecord) -> None:
         place = record.team or NONE, record.policy or NONE, upstream
         _count(SUMMARY_TOKENS, *place, "input").inc(record.usage.input or 0)
         _count(SUMMARY_TOKENS, *place, "output").inc(record.usage.output or 0)
+
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable with the folder. prometheus_client reads it on import."""
+
+if FOLDER not in os.environ:
+    REGISTRY.register(ProcessCollector(registry=None))
+
+
+def registry() -> CollectorRegistry:
+    """Return the metrics of this process. With several workers, return their sums, in a worker and in their parent.
+
+    Workers write their metrics to files in a folder that only their parent creates. The files of a worker that ended
+    stay, so counters never decrease.
+    """
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        return REGISTRY
+    sums = CollectorRegistry()
+    MultiProcessCollector(sums, folder)  # type: ignore[no-untyped-call]
+    return sums
+
+
+def exposition() -> bytes:
+    """Return all metrics in Prometheus' text format."""
+    return generate_latest(registry())

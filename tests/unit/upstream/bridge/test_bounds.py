@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.upstream.bridge.bounds import Bounded
+from proxy.upstream.bridge.chat import Bounded
 from proxy.upstream.bridge.completions import Completion
 from proxy.upstream.bridge.messages_answers import MessageBuilder
 from proxy.upstream.bridge.returned import Writer
