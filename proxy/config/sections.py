@@ -130,7 +130,7 @@ class ResultSettings(StageSettings):
     exclude: tuple[Text, ...] = LISTING_TOOLS
     """Tools whose results stay whole at any age."""
     lossless: bool = True
-    """Also remove colors, indentation of JSON, numbers and copies of lines, and repeated paths."""
+    """Also remove colors, indentation of JSON, numbers of lines, and repeated paths."""
 
 
 class MediaSettings(StageSettings):
