@@ -7,8 +7,9 @@ docs/reference/metrics.md is generated from the definitions.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from prometheus_client import (
@@ -20,7 +21,9 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, RequestRecord
 
@@ -334,6 +337,19 @@ if FOLDER not in os.environ:
     REGISTRY.register(ProcessCollector(registry=None))
 
 
+class WorkerSums(Collector):
+    """The sums over all workers, including those that ended."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def collect(self) -> Iterable[Metric]:
+        # A worker creates each file empty, and then writes its head. prometheus_client's own collector fails then.
+        files = [str(file) for file in self._folder.glob("*.db") if file.stat().st_size]
+        metrics: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+        return metrics
+
+
 def registry() -> CollectorRegistry:
     """Return the metrics of this process. With several workers, return their sums, in a worker and in their parent.
 
@@ -344,7 +360,7 @@ def registry() -> CollectorRegistry:
     if folder is None:
         return REGISTRY
     sums = CollectorRegistry()
-    MultiProcessCollector(sums, folder)  # type: ignore[no-untyped-call]
+    sums.register(WorkerSums(folder))
     return sums
 
 
