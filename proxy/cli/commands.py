@@ -95,9 +95,36 @@ def serve(config: Path | None, host: str | None, port: int | None, workers: int)
 @click.option("--port", type=click.IntRange(1, 65535), help="The port that you passed to serve --port.")
 def dashboard(config: Path | None, host: str | None, port: int | None) -> None:
     """Print a link to the dashboard of a running server, and open it if there is a display."""
-    from proxy.cli.dashboard import opened
+    import tempfile
+    import webbrowser
 
-    opened(config, host, port)
+    import httpx
+
+    from proxy.access.admin import LINK_PATH, linked, newest_link
+    from proxy.config import load
+    from proxy.pipeline.snapshot import listening
+    from proxy.server.run import dashboard_address
+
+    settings = listening(load(config, os.environ), host)
+    page = dashboard_address(settings, settings.server.port if port is None else port)
+    address = page.removesuffix(LINK_PATH)
+    try:
+        httpx.get(f"{address}/livez", trust_env=False).raise_for_status()
+    except httpx.HTTPError as error:
+        raise ConfigurationError(
+            f"No server answers at {address}. Fix: start it with compaction-proxy serve, or pass its --port"
+        ) from error
+    link = newest_link(page) if linked(settings) else page
+    if link is None:
+        raise ConfigurationError(
+            f"There is no link for {page} in {tempfile.gettempdir()}. "
+            "Fix: run the command as the server's user, with its TMPDIR"
+        )
+    click.echo(f"Dashboard: {link}")
+    click.echo("The link works once." if linked(settings) else "Sign in with a key. The configuration has only hashes.")
+    windows = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "TERM_PROGRAM"))
+    if sys.stdout.isatty() and windows:  # without windows, a browser would take over the terminal
+        webbrowser.open(link)
 
 
 @main.command()

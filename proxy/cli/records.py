@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -26,8 +26,7 @@ from proxy.cli.tables import print_table, table_console
 from proxy.config import Policy, Route, Settings, load
 from proxy.config.issues import near
 from proxy.constants import UNDECODABLE
-from proxy.dialects.apis import DIALECTS, recognized
-from proxy.dialects.dialect import Dialect
+from proxy.dialects.apis import DIALECTS, Dialect, recognized
 from proxy.dialects.request import Request
 from proxy.endpoints.presentation import request_facts
 from proxy.endpoints.prompt_text import left_prompt, policy_of, text_lines, why_unknown
@@ -36,11 +35,13 @@ from proxy.endpoints.records import of_team, request_json
 from proxy.errors import BadBody, ConfigurationError, RequestError
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
+from proxy.limits.profiles.prices import below_step
 from proxy.limits.stored import learned
 from proxy.pipeline.budget import token_budget
 from proxy.pipeline.changes import Prompt, read_prompt
-from proxy.pipeline.job import Explanation
-from proxy.pipeline.replay import facts, replay
+from proxy.pipeline.costs import price_for
+from proxy.pipeline.job import CompactionInput, Explanation
+from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.tags import Tags
 from proxy.records import open_records, records_file
@@ -288,12 +289,12 @@ async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: 
         stated = service.configuration.limit_discovery.window(route.upstream, route.model)
         silent = reports_limits(settings.upstreams[route.upstream]) and stated is None and not configured
         limit, factor, whose = await _strictest(service, route, profile, body, policy)
-        found = await replay(service, dialect, body, policy, route, limit, factor)
+        found = await _replay(service, dialect, body, policy, route, limit, factor)
     console = Console()
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in [*facts(found, policy), ("learned limits", whose)]:
+    for name, value in [*_facts(found, policy), ("learned limits", whose)]:
         table.add_row(name, value)
     if silent:
         table.add_row("reported limits", f"none; upstream {route.upstream} may accept less than the limits above")
@@ -340,3 +341,78 @@ def _parts(found: Explanation) -> Table:
         table.add_row(name, f"{tokens:,}")
     table.columns[1].justify = "right"
     return table
+
+
+_TENANT = "explain"
+"""Counts of replayed requests are cached under this name, apart from those of callers."""
+
+
+class _Replay(msgspec.Struct, eq=False, frozen=True):
+    """The effect of compaction on a request, under the profile of its model."""
+
+    explanation: Explanation
+    profile: Profile
+
+
+async def _replay(
+    runtime: Runtime,
+    dialect: Dialect,
+    body: Request,
+    policy: Policy,
+    route: Route,
+    learned: LearnedLimit | None = None,
+    factor: float = 1.0,
+) -> _Replay:
+    """Return how a policy would compact a request. ``learned`` and ``factor`` are as in ``token_budget``.
+
+    Raises ``ConfigurationError`` if its tokens can't be counted.
+    """
+    profile = await runtime.profile(route)
+    most = token_budget(profile, body, policy, learned, factor).input
+    step = below_step(price_for(runtime.configuration, route, profile))
+    case = CompactionInput(
+        body=body,
+        counter=runtime.limits.measures.counter(profile, dialect),
+        policy=policy,
+        mode="shadow",
+        budget=most,
+        tenant=_TENANT,
+        upstream=route.upstream,
+        rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile), price_step=step),
+    )
+    return _Replay(await runtime.compactor.explain(case), profile)
+
+
+def _facts(found: _Replay, policy: Policy) -> list[tuple[str, str]]:
+    explanation, profile = found.explanation, found.profile
+    plan, head = explanation.plan, explanation.head
+    budget = "unknown" if explanation.budget is None else f"{explanation.budget:,} tokens"
+    shown = [
+        ("model", profile.model + (f" ({profile.note})" if profile.note else "")),
+        ("limits of the model", ", ".join(_profile_limits(profile)) or "unknown"),
+        ("policy", policy.name),
+        ("budget for the input", budget),
+    ]
+    if profile.max_messages is not None:
+        shown.append(("messages of a request", f"{profile.max_messages:,} at most"))
+    if profile.max_bytes is not None:
+        shown.append(("bytes of a request", f"{profile.max_bytes:,} at most"))
+    shown.append(("size as it came", f"{explanation.before:,} tokens in {explanation.messages:,} messages"))
+    shown.append(("compacted", "yes" if explanation.steps else "no: below every trigger"))
+    if explanation.steps:
+        expected = "the summary expected at half of its maximum"
+        shown.append(("size as it would be sent", f"{explanation.after:,} tokens, {expected}"))
+        shown.append(("stages", ", ".join(explanation.steps)))
+    if plan.cut:
+        shown.append(("summaries on the way", ", ".join(f"before message {head + c + 1}" for c in plan.checkpoints)))
+        shown.append(("replaced by the summary", f"messages {head + 1} to {head + plan.cut}"))
+    if plan.upcoming is not None:
+        shown.append(("next summary", f"before message {head + plan.upcoming + 1}, made ahead of need"))
+    return shown
+
+
+def _profile_limits(profile: Profile) -> Iterator[str]:
+    """Yield each limit on tokens with its source."""
+    for name, what in (("context_window", "window"), ("max_input_tokens", "input")):
+        if (tokens := getattr(profile, name)) is not None:
+            yield f"{what} {tokens:,} ({profile.sources.get(name, 'unknown')})"

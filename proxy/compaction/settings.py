@@ -1,18 +1,13 @@
-"""Settings of the engine: when to compact, how much recent conversation to keep, and the base of its sections.
+"""Settings of the engine: when to compact, and how much recent conversation to keep.
 
-Triggers have the terms of LangChain's ``SummarizationMiddleware``: tokens, messages, or a fraction of the budget.
-
-Sections are dataclasses, declared next to the code that reads them. The engine doesn't check settings and doesn't
-import a library for it. ``config`` makes a section of a policy of each class: whole numbers must be positive, and texts
-mustn't be empty. The text in ``Annotated`` describes a setting to users, with its unit and limits. So a setting has one
-place, one default, and one description.
+Triggers have the terms of LangChain's ``SummarizationMiddleware``: tokens, messages, or a fraction of the budget. The
+engine doesn't check settings. ``proxy.config.sections`` has the same fields, with checks and descriptions.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +92,15 @@ def lowest_level(trigger: Trigger, budget: int | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """A section of a policy that the engine reads. The docstring of a subclass describes the section to users.
-
-    - ``SECTION`` is its name in a policy.
-    - ``ABOUT`` describes the setting that holds it, in one line.
-    - ``MAIN`` is the setting that a plain value in the place of the section probably means.
-    """
-
-    SECTION: ClassVar[str]
-    ABOUT: ClassVar[str]
-    MAIN: ClassVar[str | None] = None
-
-
-@dataclass(frozen=True, slots=True)
-class UserMessageRules(EngineSettings):
+class UserMessageRules:
     """The user's earlier messages, which stay verbatim next to a summary."""
 
-    SECTION: ClassVar[str] = "user_messages"
-    ABOUT: ClassVar[str] = "The user's earlier messages, which stay verbatim next to a summary."
-    MAIN: ClassVar[str | None] = "max_tokens"
-
-    max_tokens: Annotated[int, "Maximum tokens of these messages: the first, then the newest."] = 20_000
-    keep_first: Annotated[bool, "Always keep the user's first message."] = True
+    max_tokens: int = 20_000
+    keep_first: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class IndexRules(EngineSettings):
+class IndexRules:
     """The list of paths, URLs, and names from the summarized messages."""
 
-    SECTION: ClassVar[str] = "index"
-    ABOUT: ClassVar[str] = "The list of paths, URLs, and names from the summarized messages."
-    MAIN: ClassVar[str | None] = "max_tokens"
-
-    max_tokens: Annotated[int, "Maximum tokens of the list."] = 4000
+    max_tokens: int = 4000

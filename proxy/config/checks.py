@@ -1,7 +1,7 @@
 """Checks across sections: settings that are valid alone but not together, and warnings.
 
 Warnings are about settings that are valid but probably not intended. Some depend on more than the file: on the day, and
-on the address that the proxy listens on. Sections of features bring checks of their own.
+on the address that the proxy listens on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from proxy.config.document import Node, Path, dotted, line_of, shown
 from proxy.config.fields import KINDS, condition_parts, lowest
 from proxy.config.issues import Issue, error_text, issue, near
 from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
-from proxy.config.sections import sections
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.upstreams import SPEAKS_OPENAI, RouteSettings, litellm_providers, resolve_transport
 from proxy.errors import ConfigurationError
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 LEAST_CACHE = 16_000_000
 """The least bytes of ``server.cache_memory``. A conversation of a million tokens has several megabytes."""
 
+SHORTEST_RECALL = 200
+"""Tokens of a result of the tool for the archive that has about one passage of a message."""
+
 Finding = tuple[Path, str, str]
 """The path of a setting, the problem, and its fix."""
 
@@ -48,7 +50,7 @@ def cross_check(root: Node, written: WrittenSettings, settings: Settings) -> lis
         *_auth(settings),
         *_any_origin(settings),
         *_memory(settings),
-        *(found for section in sections() for found in section.errors(written, settings)),
+        *_redaction(written, settings),
     ]
     return sorted([*_issues(root, findings), *_missing_addresses(root, settings), *_prepare(root, written, settings)])
 
@@ -172,7 +174,9 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
         *_price_steps(written, settings),
         *_azure_versions(settings),
         *_keyless_teams(settings),
-        *(found for section in sections() for found in section.warnings(written, settings)),
+        *(_unrouted(written, settings) if settings.models else ()),
+        *_forbidden(settings),
+        *_recall(written, settings),
         *_uncounted_spending(settings),
         *_estimated_streams(settings),
         *_large_prices(settings),
@@ -256,6 +260,70 @@ def policies_of(
         yield ("policies", name), policy, own
         for index, over in enumerate(own.models):
             yield ("policies", name, "models", index), policy.models[index].policy, over
+
+
+def _redaction(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
+    for path, policy, _ in policies_of(written, settings):
+        if policy.summary.method == "continue" and policy.summary.redacts:
+            problem = "continue sends the conversation as it is, so redact and redact_secrets have no effect"
+            yield (*path, "summary", "method"), problem, "method: transcript, or no redaction"
+
+
+def _unrouted(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
+    """Find models for summaries that no route has."""
+    for path, _, stated in policies_of(written, settings):
+        for key in ("model", "fallback_model"):
+            model: str | None = getattr(stated.summary, key)
+            if model is not None and settings.route(model) is None:
+                problem = f"no route of 'models' matches '{shown(model)}', so it makes no summary"
+                fix = f'correct the name, or add a route: {{match: "{shown(model)}", upstream: NAME}}'
+                yield (*path, "summary", key), problem, fix
+
+
+def _forbidden(settings: Settings) -> Iterator[Finding]:
+    """Find teams whose policy names a model for summaries that they may not use."""
+    for name, team in settings.teams.items():
+        for model in forbidden_summary_models(settings, name):
+            if (route := settings.route(model)) is None:
+                continue
+            problem = (
+                f"policy '{team.policy}' names '{shown(model)}' at upstream '{route.upstream}' for summaries, which "
+                f"team '{name}' may not use, so the proxy doesn't send this model the team's conversations"
+            )
+            yield (
+                ("teams", name, "models"),
+                problem,
+                f'add "{shown(model)}", or give the team a policy with another one',
+            )
+
+
+def forbidden_summary_models(settings: Settings, team: str, policy: Policy | None = None) -> list[str]:
+    """Return the models that a team's policy names for summaries and that the team may not use.
+
+    ``policy`` is the one for a model; without it, all that may apply to the team's models count.
+    """
+    globs = settings.teams[team].models
+    if not globs:
+        return []
+    whole = settings.policies[settings.teams[team].policy]
+    overrides = [own.policy for own in whole.models if any(overlap(own.match, glob) for glob in globs)]
+    policies = [whole, *overrides] if policy is None else [policy]
+    named = [model for one in policies for model in one.summary.models]
+    return [model for model in dict.fromkeys(named) if not any(fnmatchcase(model, glob) for glob in globs)]
+
+
+def _recall(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
+    """Find tools for the archive that can't return anything. An inherited section may turn the archive off."""
+    for path, policy, stated in policies_of(written, settings):
+        recall, own = policy.recall, stated.model_fields_set
+        if recall.tool != "auto":
+            continue
+        if own & {"recall", "archive"} and policy.archive is None:
+            problem = "has no effect without an archive, so no request gets the tool"
+            yield (*path, "recall", "tool"), problem, "remove archive: null, or set recall: {tool: off}"
+        if "recall" in own and recall.max_tokens < SHORTEST_RECALL:
+            problem = f"has no room for a passage of a message, which takes about {SHORTEST_RECALL} tokens"
+            yield (*path, "recall", "max_tokens"), f"{problem} (got {recall.max_tokens})", "max_tokens: 4000"
 
 
 def _uncounted_spending(settings: Settings) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ from proxy.config.document import Node, parse, plain
 from proxy.config.issues import Issues
 from proxy.config.messages import issues_of
 from proxy.config.policy import Policy, effective
-from proxy.config.settings import Settings, WrittenSettings, written_settings
+from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.sources import Assembly, Sources, files_at
 from proxy.errors import ConfigurationError
 
@@ -132,8 +132,8 @@ def from_assembly(assembly: Assembly) -> Loaded:
 
 def _written(root: Node) -> WrittenSettings:
     try:
-        return written_settings().model_validate(plain(root))
+        return WrittenSettings.model_validate(plain(root))
     except ValidationError as error:
-        issues = issues_of(error, root, written_settings())
+        issues = issues_of(error, root, WrittenSettings)
     # Raise outside the handler, because pydantic's error contains the values, including secrets.
     raise Issues(issues)

@@ -11,17 +11,17 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, Field
 
 from proxy.compaction.settings import KEEP, TRIGGER, Clause, Trigger
+from proxy.compaction.stages import NAMES
 from proxy.config.document import Node, empty, find, line_of, plain
 from proxy.config.fields import (
     CountOrZero,
-    Days,
     KeepField,
     Name,
     ReserveField,
@@ -30,65 +30,28 @@ from proxy.config.fields import (
     TriggerField,
     lowest,
     off_for_false,
-    wrong,
 )
 from proxy.config.issues import Issue, Issues, issue, near
 from proxy.config.patterns import SearchedPattern
-from proxy.config.sections import EngineSection, PolicySection, complete, derived, names, sections
-
-S = TypeVar("S")
+from proxy.config.sections import (
+    ArchiveSettings,
+    ArgumentSettings,
+    DuplicateSettings,
+    IndexSettings,
+    MediaSettings,
+    RecallSettings,
+    ResponsesSettings,
+    ResultSettings,
+    SummarySettings,
+    UnknownModelSettings,
+    UserMessageSettings,
+)
 
 PREPARE_FRACTION = 0.75
 
 
-class ArchiveSettings(Section):
-    """Store the originals of removed content, for the caller who sent them."""
-
-    main: ClassVar[str | None] = "days"
-
-    days: Days = 30
-    """Days to store the originals, at most 36,500."""
-
-
-ARCHIVE = PolicySection(
-    "archive", ArchiveSettings, "Store the originals of removed content; null turns this off.", nullable=True
-)
-
-
-class UnknownModelSettings(Section):
-    """Conditions for models whose context window is unknown. They stand for the policy's fractions."""
-
-    trigger: TriggerField = (Clause(tokens=170_000),)
-    """When to compact, in tokens or messages."""
-    keep: KeepField = Clause(messages=6)
-    """Minimum recent conversation to keep, in tokens or messages."""
-
-    @field_validator("trigger")
-    @classmethod
-    def _absolute_trigger(cls, trigger: Trigger) -> Trigger:
-        if any(clause.fraction is not None for clause in trigger):
-            raise wrong(
-                "must not hold a fraction, because the window is unknown", fix="SETTING: {tokens: 170000}", shows=False
-            )
-        return trigger
-
-    @field_validator("keep")
-    @classmethod
-    def _absolute_keep(cls, keep: Clause) -> Clause:
-        if keep.fraction is not None:
-            raise wrong(
-                "must not be a fraction, because the window is unknown", fix="SETTING: {messages: 6}", shows=False
-            )
-        return keep
-
-
-UNKNOWN_MODEL = PolicySection(
-    "unknown_model", UnknownModelSettings, "Conditions for models whose context window is unknown."
-)
-
-
 class PolicyFields(Section):
-    """The settings that a policy and its overrides have in common, without the sections of features."""
+    """The settings that a policy and its overrides have in common."""
 
     mode: Annotated[Literal["enforce", "shadow", "off"], BeforeValidator(off_for_false)] = "enforce"
     """enforce: compact. shadow: measure and report, change nothing. off: do neither."""
@@ -123,19 +86,32 @@ class PolicyFields(Section):
     """Further tools whose newest call is kept word for word, as the newest plan of an agent is."""
     pinned: tuple[SearchedPattern, ...] = ()
     """Regular expressions. The proxy never changes or summarizes messages that contain a match."""
+    responses: ResponsesSettings = ResponsesSettings()
+    """Settings for `/v1/responses`."""
+    summary: SummarySettings = SummarySettings()
+    """The call to the summary model."""
+    duplicates: DuplicateSettings | None = DuplicateSettings()
+    """Replace copies of tool results, and outdated reads of files; null turns this off."""
+    truncate_args: ArgumentSettings | None = ArgumentSettings()
+    """Cut arguments of old tool calls; null turns this off."""
+    evict_results: ResultSettings | None = ResultSettings()
+    """Shorten old tool results; null turns this off."""
+    media: MediaSettings | None = MediaSettings()
+    """Replace old images, audio, and files; null turns this off."""
+    archive: ArchiveSettings | None = ArchiveSettings()
+    """Store the originals of removed content; null turns this off."""
+    recall: RecallSettings = RecallSettings()
+    """Let the model read archived messages."""
+    user_messages: UserMessageSettings = UserMessageSettings()
+    """The user's earlier messages, which stay verbatim next to a summary."""
+    index: IndexSettings = IndexSettings()
+    """The list of paths, URLs, and names from the summarized messages."""
+    unknown_model: UnknownModelSettings = UnknownModelSettings()
+    """Conditions for models whose context window is unknown."""
 
-    def section(self, kind: type[S]) -> S:
-        """Return a section by its class. Raises ``LookupError`` if the policy turns it off."""
-        found = self.optional(kind)
-        if found is None:
-            raise LookupError(f"the policy has no section '{names()[kind]}'")
-        return found
 
-    def optional(self, kind: type[S]) -> S | None:
-        """Return a section by its class; ``None`` if the policy turns it off."""
-        found: Any = getattr(self, names()[kind])
-        value: Any = found.value if isinstance(found, EngineSection) else found
-        return None if value is None else cast(S, value)
+_SECTIONS = frozenset(name for name, one in PolicyFields.model_fields.items() if isinstance(one.default, Section))
+"""The names of the sections."""
 
 
 class ModelOverride(PolicyFields):
@@ -154,16 +130,14 @@ class WrittenPolicy(PolicyFields):
     """Overrides for some models; the first match wins. Overrides of the extended policy come after its own."""
 
 
-_APART: dict[str, Any] = dict.fromkeys(
-    ("name", "models", "mode", "allow_header", "overflow_retries", "rate_limit_as_limit", "output"), True
-)
+_APART: dict[str, Any] = {
+    **dict.fromkeys(("name", "models", "mode", "allow_header", "overflow_retries", "rate_limit_as_limit"), True),
+    "output": True,
+    "responses": True,
+    "recall": True,
+    "summary": {"method"},
+}
 """The settings that don't affect checkpoints and summaries."""
-
-
-@cache
-def _apart() -> dict[str, Any]:
-    found = ((section.name, section.apart) for section in sections() if section.apart)
-    return {**_APART, **{name: True if apart is True else set(apart) for name, apart in found}}
 
 
 class ForModels(Section):
@@ -171,12 +145,12 @@ class ForModels(Section):
 
     match: str
     """The glob, in the syntax of ``fnmatchcase``."""
-    policy: SerializeAsAny[Policy]
+    policy: Policy
     """The complete policy for these models."""
 
 
 class Policy(PolicyFields):
-    """A policy in force: complete, immutable, hashable. ``build`` makes one with the sections of all features."""
+    """A policy in force: complete, immutable, hashable. ``build`` makes one."""
 
     name: str = "default"
     """The name in the file."""
@@ -191,9 +165,9 @@ class Policy(PolicyFields):
 
         Raises ``pydantic.ValidationError``.
         """
-        policy: Self = complete(cls).model_validate({**stated, "name": name})
+        policy = cls.model_validate({**stated, "name": name})
         derived: dict[str, Any] = {}
-        for stage in stages():
+        for stage in NAMES:
             section = getattr(policy, stage)
             if section is not None:
                 own = {key: getattr(policy, key) for key in ("trigger", "keep") if key not in section.model_fields_set}
@@ -205,12 +179,6 @@ class Policy(PolicyFields):
     def for_model(self, name: str) -> Policy:
         """Return the policy for a model in a request. Case-sensitive."""
         return next((own.policy for own in self.models if fnmatchcase(name, own.match)), self)
-
-    @property
-    def named_models(self) -> list[str]:
-        """Return the models that sections name, for example for summaries."""
-        found = ((section, self.optional(section.kind)) for section in sections())
-        return [name for section, value in found if value is not None for name in section.models(value) if name]
 
     def __hash__(self) -> int:
         return hash((self.name, self.mode, self.allow_header, self.fingerprint))
@@ -225,21 +193,8 @@ class Policy(PolicyFields):
     @cached_property
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the settings that affect checkpoints and summaries."""
-        fields = self.model_dump(mode="json", exclude=_apart())
+        fields = self.model_dump(mode="json", exclude=_APART)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
-
-
-@cache
-def stages() -> tuple[str, ...]:
-    """Return the sections with their own `trigger` and `keep`. The policy's are the defaults."""
-    return tuple(section.name for section in sections() if section.is_stage)
-
-
-@cache
-def written_policy() -> type[WrittenPolicy]:
-    """Return the model of a policy in a file, with the sections of all features."""
-    override: Any = complete(ModelOverride)
-    return derived(complete(WrittenPolicy), models=(tuple[override, ...], WrittenPolicy.model_fields["models"]))
 
 
 def _prepare_before(trigger: Trigger) -> Trigger:
@@ -274,7 +229,7 @@ def stated(root: Node, name: str, written: Mapping[str, WrittenPolicy]) -> Node:
     if parent is None:
         return own
     above = stated(root, parent, written)
-    merged = _merged(above, own, names().values())
+    merged = _merged(above, own, _SECTIONS)
     if "models" in above.settings and "models" in own.settings:
         models = own.settings["models"]
         merged.settings["models"] = replace(models, value=[*models.items, *above.settings["models"].items])
@@ -283,7 +238,7 @@ def stated(root: Node, name: str, written: Mapping[str, WrittenPolicy]) -> Node:
 
 def overrides(policy: Node) -> list[tuple[str, Node]]:
     """Return the globs of a policy's overrides, each with all settings for these models, as nodes."""
-    base, deep = _without(policy, "models"), names().values()
+    base, deep = _without(policy, "models"), _SECTIONS
     entries = policy.settings.get("models", empty(0)).items
     return [(str(entry.settings["match"].value), _merged(base, _without(entry, "match"), deep)) for entry in entries]
 
@@ -364,7 +319,7 @@ def _origin(path: tuple[str, ...], values: Node, policy: Policy, place: Callable
         return "follows from trigger" if "trigger" in values.settings else "default"
     if found == path:
         return place(node.line)
-    if path[0] in stages() and path[-1] in ("trigger", "keep") and path[-1] in values.settings:
+    if path[0] in NAMES and path[-1] in ("trigger", "keep") and path[-1] in values.settings:
         return f"follows from {path[-1]}"
     return "default"
 

@@ -1,163 +1,204 @@
-"""Sections of a policy, which each feature declares next to its code.
-
-``proxy.sections`` lists them. It's above the features, and ``config`` is below them, so ``config`` imports that list by
-name when it first builds a model of policies. Sections of the engine are dataclasses (``EngineSettings``), and this
-module makes pydantic models of them.
-"""
+"""The sections of a policy. Those of the engine have the fields of its rules, with checks and descriptions."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
-from functools import cache
-from importlib import import_module
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Generic,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from proxy.compaction.named_files import WRITING_TOOLS
+from proxy.compaction.settings import KEEP, TRIGGER, Clause, Trigger
+from proxy.compaction.stages.evict_results import LISTING_TOOLS
+from proxy.config.fields import (
+    Count,
+    Days,
+    KeepField,
+    Seconds,
+    Section,
+    Text,
+    TriggerField,
+    off_for_false,
+    wrong,
 )
-
-from pydantic import BaseModel, Field, create_model
-from pydantic.fields import FieldInfo
-
-from proxy.compaction.settings import Clause, EngineSettings, Trigger
-from proxy.compaction.stages.stage import StageRules
-from proxy.config.fields import Count, KeepField, Section, Text, TriggerField
-
-if TYPE_CHECKING:
-    from proxy.config.checks import Finding
-    from proxy.config.settings import Settings, WrittenSettings
-
-LIST = "proxy.sections"
-"""The module with the list of all sections, ``SECTIONS``."""
-
-S = TypeVar("S")
-E = TypeVar("E", bound=EngineSettings)
-M = TypeVar("M", bound=BaseModel)
-
-Check = Callable[["WrittenSettings", "Settings"], Iterable["Finding"]]
-"""Find settings that are valid alone but not together. Takes the configuration as written and in force."""
+from proxy.config.patterns import Pattern
 
 
-def nothing(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
-    return iter(())
+class ResponsesSettings(Section):
+    """Settings for `/v1/responses`."""
+
+    state: Annotated[Literal["recover", "compact", "off"], BeforeValidator(off_for_false)] = "recover"
+    """When the upstream compacts a history that it keeps (`previous_response_id`). recover: after an overflow. compact:
+    also when the conversation reaches the trigger. off: never."""
 
 
-@dataclass(frozen=True)
-class PolicySection(Generic[S]):
-    """A section of a policy.
+class SummarySettings(Section):
+    """The call to the summary model."""
 
-    - ``name`` is its key in the file, and ``about`` its description in one line.
-    - ``kind`` is the class with which code reads it: ``policy.section(kind)``.
-    - ``model`` checks it, if that's another class.
-    - ``nullable`` means that ``null`` turns it off. Then code reads ``policy.optional(kind)``.
-    - ``apart`` are the settings that don't affect checkpoints and summaries. ``True``: all of them.
-    - ``errors`` and ``warnings`` check it with other settings.
-    - ``models`` returns the models that it names.
-    """
+    main: ClassVar[str | None] = "model"
 
-    name: str
-    kind: type[S]
-    about: str
-    nullable: bool = False
-    apart: bool | frozenset[str] = False
-    model: type[Section] | None = None
-    errors: Check = nothing
-    warnings: Check = nothing
-    models: Callable[[S], Iterable[str | None]] = lambda section: ()
+    method: Literal["transcript", "continue"] = "transcript"
+    """transcript: send the messages as text. continue: send the conversation's own model its last prompt and a request
+    for notes."""
+    model: Text | None = None
+    """The model that writes summaries: a name that `models` routes. Default: the conversation's own model."""
+    fallback_model: Text | None = None
+    """The model to try once if the first one fails. Default: none."""
+    prompt: Text | None = None
+    """The instruction to the model. The conversation replaces `{messages}`. Default: the built-in instruction."""
+    trim_tokens_to_summarize: Count | None = None
+    """Summarize only this many of the newest tokens. Default: everything, in chunks that fit the model."""
+    max_tokens: Count = 4000
+    """Maximum tokens of a summary."""
+    timeout: Seconds = 45
+    """Seconds that a request waits for one model, all chunks together. Then the fallback, then a digest. The last
+    model's call continues in the background."""
+    role: Literal["user", "assistant", "system", "developer"] = "user"
+    """The role of the message that contains the summary."""
+    redact_secrets: bool = False
+    """Remove keys, tokens, and passwords from the text that the summary model receives."""
+    redact: tuple[Pattern, ...] = ()
+    """Regular expressions for more text to remove."""
 
-    @property
-    def checked_by(self) -> type[Section]:
-        """Return the model that checks the section. Raises ``TypeError`` if there is none."""
-        model = self.model or self.kind
-        if not issubclass(model, Section):
-            raise TypeError(f"{model.__name__} isn't a section")
-        return model
+    @field_validator("prompt")
+    @classmethod
+    def _has_place_for_messages(cls, prompt: str | None) -> str | None:
+        if prompt is not None and "{messages}" not in prompt:
+            raise wrong(
+                "must hold {messages}, the place of the conversation",
+                fix="add a line {messages} to the prompt",
+                shows=False,
+            )
+        return prompt
 
     @property
-    def is_stage(self) -> bool:
-        """Return whether it's a stage, whose omitted trigger and keep are the policy's."""
-        return issubclass(self.kind, StageRules)
-
-    def field(self) -> tuple[Any, FieldInfo]:
-        """Return the type and the field of a policy. The default is the section with all of its defaults."""
-        model = self.checked_by
-        made: Any = Field(default=model(), description=self.about)
-        return (model | None if self.nullable else model), made
-
-
-class EngineSection(Section):
-    """A section whose values are read as a dataclass of the engine."""
-
-    kind: ClassVar[type[EngineSettings]]
+    def redacts(self) -> bool:
+        """Return whether the summary model gets less than the whole text."""
+        return self.redact_secrets or bool(self.redact)
 
     @property
-    def value(self) -> EngineSettings:
-        """Return the values for the engine."""
-        return self.kind(**{name: getattr(self, name) for name in type(self).model_fields})
+    def models(self) -> list[str]:
+        """Return the models that the section names."""
+        return [name for name in (self.model, self.fallback_model) if name]
 
 
-def engine_section(kind: type[E]) -> PolicySection[E]:
-    """Return the section of a policy for settings of the engine. Only stages can be turned off."""
-    hints = get_type_hints(kind, include_extras=True)
-    made: dict[str, Any] = {}
-    for one in fields(kind):
-        hint, *about = get_args(hints[one.name])
-        default: Any = (
-            {"default": one.default} if one.default is not MISSING else {"default_factory": one.default_factory}
-        )
-        made[one.name] = (_checked(hint), Field(**default, description=about[0]))
-    name = "".join(map(str.capitalize, kind.SECTION.split("_")))
-    model = create_model(name, __base__=EngineSection, __doc__=kind.__doc__, __module__=kind.__module__, **made)
-    model.kind, model.main = kind, kind.MAIN
-    return PolicySection(kind.SECTION, kind, kind.ABOUT, nullable=issubclass(kind, StageRules), model=model)
+class StageSettings(Section):
+    """The settings that all stages have."""
+
+    trigger: TriggerField = TRIGGER
+    """When this stage runs. Default: the policy's trigger."""
+    keep: KeepField = KEEP
+    """How much recent conversation this stage doesn't change. Default: the policy's keep."""
 
 
-_TYPES: Mapping[object, object] = {int: Count, str: Text, Trigger: TriggerField, Clause: KeepField}
-"""The types of settings, with their checks, by the types that the engine uses."""
+class DuplicateSettings(StageSettings):
+    """Replace older exact copies of a tool result, and older reads of a file that was read again or changed."""
+
+    main: ClassVar[str | None] = "min_length"
+
+    min_length: Count = 200
+    """Minimum characters of a result to replace."""
+    reads: bool = True
+    """Replace results of reading a file once a later call read or changed it."""
 
 
-def _checked(hint: Any) -> Any:
-    """Return a type with the checks of settings. Types in ``Annotated`` have their own checks."""
-    if hint in _TYPES:
-        return _TYPES[hint]
-    inner = tuple(map(_checked, get_args(hint)))
-    if not inner or get_origin(hint) is Annotated:
-        return hint
-    return Union[inner] if isinstance(hint, types.UnionType) else get_origin(hint)[inner]  # noqa: UP007 - made here
+class ArgumentSettings(StageSettings):
+    """Cut long strings in the arguments of old tool calls. The JSON keeps its structure."""
+
+    main: ClassVar[str | None] = "max_length"
+
+    max_length: Count = 2000
+    """Maximum characters of a string."""
+    truncation_text: Text | None = None
+    """The note that replaces the cut text. {characters} becomes the number of characters, {id} the archive's id of the
+    original. Default: a note that says that it isn't part of the value."""
+    tools: tuple[Text, ...] = WRITING_TOOLS
+    """The tools whose arguments may be cut; "*" for all tools."""
+    max_replaced: Count = 400
+    """Maximum characters of the text that an edit replaced."""
 
 
-@cache
-def sections() -> tuple[PolicySection[Any], ...]:
-    """Return the sections of all features, in the order of a policy."""
-    listed: tuple[PolicySection[Any], ...] = import_module(LIST).SECTIONS
-    return listed
+class ResultSettings(StageSettings):
+    """Shorten large old tool results to their beginning and end."""
+
+    main: ClassVar[str | None] = "max_tokens"
+
+    max_tokens: Count = 2000
+    """Maximum tokens of a result."""
+    max_tokens_per_tool: Mapping[Text, Count] = Field(default_factory=dict)
+    """Maximum tokens of a result for single tools, by name."""
+    exclude: tuple[Text, ...] = LISTING_TOOLS
+    """Tools whose results stay whole at any age."""
+    lossless: bool = True
+    """Also remove colors, indentation of JSON, numbers of lines, and repeated paths."""
 
 
-@cache
-def names() -> Mapping[type[Any], str]:
-    """Return the names of the sections, by the class that reads them."""
-    return {section.kind: section.name for section in sections()}
+class MediaSettings(StageSettings):
+    """Replace old images, audio, and files with labels. The user's newest message doesn't change."""
 
 
-@cache
-def complete(model: type[M]) -> type[M]:
-    """Return a model of policies with the sections of all features."""
-    made: dict[str, Any] = {section.name: section.field() for section in sections()}
-    return derived(model, **made)
+class ArchiveSettings(Section):
+    """Store the originals of removed content, for the caller who sent them."""
+
+    main: ClassVar[str | None] = "days"
+
+    days: Days = 30
+    """Days to store the originals, at most 36,500."""
 
 
-def derived(model: type[M], **changed: Any) -> type[M]:
-    """Return a model of the same name with some fields added or replaced."""
-    made: type[M] = create_model(
-        model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **changed
-    )
-    return made
+class RecallSettings(Section):
+    """Let the model read archived messages through a tool that the client never sees."""
+
+    tool: Annotated[Literal["off", "auto"], BeforeValidator(off_for_false)] = "off"
+    """off: no tool. auto: add the tool to compacted requests whose model may choose among tools."""
+    max_rounds: Annotated[Count, Field(le=10)] = 3
+    """How often the model may read archived messages during one response."""
+    max_tokens: Count = 4000
+    """Maximum tokens of what one call returns, and at most a tenth of the input budget."""
+
+
+class UserMessageSettings(Section):
+    """The user's earlier messages, which stay verbatim next to a summary."""
+
+    main: ClassVar[str | None] = "max_tokens"
+
+    max_tokens: Count = 20_000
+    """Maximum tokens of these messages: the first, then the newest."""
+    keep_first: bool = True
+    """Always keep the user's first message."""
+
+
+class IndexSettings(Section):
+    """The list of paths, URLs, and names from the summarized messages."""
+
+    main: ClassVar[str | None] = "max_tokens"
+
+    max_tokens: Count = 4000
+    """Maximum tokens of the list."""
+
+
+class UnknownModelSettings(Section):
+    """Conditions for models whose context window is unknown. They stand for the policy's fractions."""
+
+    trigger: TriggerField = (Clause(tokens=170_000),)
+    """When to compact, in tokens or messages."""
+    keep: KeepField = Clause(messages=6)
+    """Minimum recent conversation to keep, in tokens or messages."""
+
+    @field_validator("trigger")
+    @classmethod
+    def _absolute_trigger(cls, trigger: Trigger) -> Trigger:
+        if any(clause.fraction is not None for clause in trigger):
+            raise wrong(
+                "must not hold a fraction, because the window is unknown", fix="SETTING: {tokens: 170000}", shows=False
+            )
+        return trigger
+
+    @field_validator("keep")
+    @classmethod
+    def _absolute_keep(cls, keep: Clause) -> Clause:
+        if keep.fraction is not None:
+            raise wrong(
+                "must not be a fraction, because the window is unknown", fix="SETTING: {messages: 6}", shows=False
+            )
+        return keep

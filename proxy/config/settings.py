@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
-from typing import Any
+from functools import cached_property
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, field_validator
 
 from proxy.config.fields import Name, Section, Text, wrong
-from proxy.config.policy import Policy, WrittenPolicy, written_policy
-from proxy.config.sections import derived
+from proxy.config.policy import Policy, WrittenPolicy
 from proxy.config.server import LogSettings, MetricsSettings, OtelSettings, RecordSettings, ServerSettings
 from proxy.config.store import StoreSettings
 from proxy.config.teams import AdminSettings, AuthSettings, SharedLimitSettings, TeamSettings
@@ -70,19 +68,10 @@ class WrittenSettings(_SettingsFields):
     """How to compact conversations, by name. `default` applies to callers without a team."""
 
 
-@cache
-def written_settings() -> type[WrittenSettings]:
-    """Return the model of a file, whose policies have the sections of all features."""
-    policy: Any = written_policy()
-    return derived(WrittenSettings, policies=(Mapping[Name, policy], WrittenSettings.model_fields["policies"]))
-
-
 class Settings(_SettingsFields):
     """A configuration in force: every policy is complete."""
 
-    policies: Mapping[str, SerializeAsAny[Policy]] = Field(
-        default_factory=lambda: {"default": Policy.build("default", {})}
-    )
+    policies: Mapping[str, Policy] = Field(default_factory=lambda: {"default": Policy.build("default", {})})
     """Policies by name. `default` always exists."""
 
     @field_validator("policies")
@@ -105,7 +94,7 @@ class Settings(_SettingsFields):
         """Return the models that the configuration names, without globs, by the upstreams' names."""
         named = [route.model or route.match for route in self.models]
         for policy in self.policies.values():
-            named += policy.named_models
+            named += policy.summary.models
         return frozenset(name for name in named if not any(mark in name for mark in "*?["))
 
     def route(self, model: str) -> Route | None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from proxy.dialects.answers import Answers, ItemReader, ItemSink
 from proxy.dialects.chat.answers import ChatAnswers
 from proxy.dialects.chat.counting import ChatCounter, ChatEvidence
 from proxy.dialects.chat.request import ChatRequest
 from proxy.dialects.chat.rounds import ChatTool
-from proxy.dialects.dialect import Dialect
+from proxy.dialects.counting import Counter, Evidence
 from proxy.dialects.messages.answers import MessagesAnswers
 from proxy.dialects.messages.counting import MessagesCounter, MessagesEvidence
 from proxy.dialects.messages.request import MessagesRequest
@@ -21,13 +23,49 @@ from proxy.dialects.parts import CHAT as CHAT_PARTS
 from proxy.dialects.parts import MESSAGES as MESSAGES_PARTS
 from proxy.dialects.parts import RESPONSES as RESPONSES_PARTS
 from proxy.dialects.parts import SILENT
+from proxy.dialects.request import Request
 from proxy.dialects.responses.answers import OutputItemReader, ResponsesAnswers
 from proxy.dialects.responses.counting import ResponsesCounter, ResponsesEvidence
 from proxy.dialects.responses.request import ResponsesRequest
 from proxy.dialects.responses.rounds import ResponsesTool
 from proxy.dialects.responses.units import items_of
+from proxy.dialects.rounds import HiddenTool
 from proxy.dialects.walk import row_of, strings
-from proxy.errors import BadBody
+from proxy.errors import BadBody, ErrorShape
+from proxy.http.sse import COMMENT
+
+
+def _no_items(sink: ItemSink) -> None:
+    """Return no reader: an API without references to items."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One API for conversations.
+
+    - ``name`` is its name in settings, records, and metrics. ``path`` is the path of its endpoint below ``/v1``, and at
+      the upstream below its base URL. ``errors`` is the shape of its errors.
+    - ``request`` parses and rewrites a body.
+    - ``counters`` counts tokens. Its ``format`` are the API's units.
+    - ``evidence`` tells which requests show how an upstream counts.
+    - ``answers`` reads responses.
+    - ``hidden_tool`` hides a tool in requests and responses; ``None`` if the proxy can't.
+    - ``item_reader`` returns a reader that
+      passes each output item of an answer to the sink; ``None`` if the API has no references to items.
+    - ``heartbeat`` keeps a stream's connection alive before the response: a comment, or the API's own event.
+    """
+
+    name: str
+    path: str
+    errors: ErrorShape
+    request: type[Request]
+    counters: type[Counter]
+    evidence: Evidence
+    answers: Answers
+    hidden_tool: HiddenTool | None = None
+    item_reader: Callable[[ItemSink], ItemReader | None] = _no_items
+    heartbeat: bytes = COMMENT
+
 
 CHAT = Dialect(
     name="chat",

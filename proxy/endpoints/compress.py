@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope
 
 from proxy.compaction.stages.evict_results import ResultRules
-from proxy.dialects.apis import DIALECTS, body_of, recognized
-from proxy.dialects.dialect import Dialect
+from proxy.dialects.apis import DIALECTS, Dialect, body_of, recognized
 from proxy.dialects.request import INLINE_BYTES, Request, check_values, fields_of, listed, value_of
 from proxy.endpoints.conversations import Conversations, identity_headers, outcome_headers
 from proxy.endpoints.paths import PREFIX

@@ -20,9 +20,9 @@ from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
 from proxy.access.spending import limit_of
 from proxy.config import Route
+from proxy.dialects.apis import Dialect
 from proxy.dialects.chat.answers import without_usage
 from proxy.dialects.counting import Counter
-from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request, fields_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
 from proxy.endpoints.reply import Hide, send_answer, send_error_event

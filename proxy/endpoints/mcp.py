@@ -13,7 +13,6 @@ from proxy.errors import MethodNotAllowed, NotInstalled, ProxyError
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.runtime import Runtime
-from proxy.recall.tool import RecallSettings
 
 if TYPE_CHECKING:
     from proxy.endpoints.mcp_tools import McpTools
@@ -54,7 +53,7 @@ class McpEndpoint:
                 body = await read_body(scope, receive, limit, held)
                 with leaving(receive, send if isinstance(send, Sent) else None):
                     tools = await self._loaded()
-                    most = caller.policy.section(RecallSettings).max_tokens
+                    most = caller.policy.recall.max_tokens
                     await tools.serve(caller.tenant, most, scope, body, receive, _private(send))
 
     async def _loaded(self) -> McpTools:

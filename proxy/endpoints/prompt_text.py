@@ -12,11 +12,9 @@ from typing import get_args
 from proxy.compaction.named_files import parsed
 from proxy.compaction.summary_message import omitted_users, sections_of
 from proxy.config import Policy, Settings
-from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.apis import archived_text
 from proxy.pipeline.changes import Fate, Message, Prompt
-from proxy.recall.tool import RecallSettings
 from proxy.store.interface import UNSTORED_TENANT
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import iso_time
@@ -68,12 +66,12 @@ def left_prompt(prompt: Prompt, record: RequestRecord, policy: Policy | None) ->
         yield f"The archive no longer has {missing:,} of them."
     if missing == len(gone) + len(cut):
         return
-    archive = None if policy is None else policy.optional(ArchiveSettings)
+    archive = None if policy is None else policy.archive
     until = "" if archive is None else f" at least until {iso_time(record.time + archive.days * DAY)[:10]}"
     yield f"The originals are in the archive{until}."
     if prompt.archived is not None:
         yield f"With its own key, the client gets them from /compaction/archive/{prompt.archived}"
-    if policy is not None and policy.section(RecallSettings).tool == "auto":
+    if policy is not None and policy.recall.tool == "auto":
         yield f"The model can read them with the recall tool. For this request it did so {record.recalls:,} times."
 
 
@@ -83,7 +81,7 @@ def why_unknown(record: RequestRecord, policy: Policy | None) -> str:
         return "The proxy didn't send this request to an upstream."
     if record.verdict != "compacted":
         return "The proxy sent this request as it came. It stores only messages that it changes."
-    archive = None if policy is None else policy.optional(ArchiveSettings)
+    archive = None if policy is None else policy.archive
     place = f"policies.{record.policy}.archive"
     if record.tenant == UNSTORED_TENANT:
         return "The proxy stores no messages of callers without a key. Send requests with a key to see them here."

@@ -34,7 +34,6 @@ from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import describe_call, milliseconds_since, outgoing, resend, send
 from proxy.pipeline.summaries import ExchangeModels
 from proxy.pipeline.watching import Tap, Watch
-from proxy.summary.settings import SummarySettings
 from proxy.summary.writer import SummaryWriter
 from proxy.summary.writers import WRITERS
 from proxy.upstream.transport import Outgoing, Transport
@@ -281,7 +280,7 @@ class _Run(Run):
         exchange, recall = self.exchange, self.recall
         tool = lambda: None if recall is None else recall.adding  # noqa: E731 - the run itself must not stay in memory
         models = ExchangeModels(self._answering.runtime, exchange, tool)
-        return tuple(writer(models) for writer in WRITERS[exchange.caller.policy.section(SummarySettings).method])
+        return tuple(writer(models) for writer in WRITERS[exchange.caller.policy.summary.method])
 
     def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
         """Return the attempt to send the request as it came."""

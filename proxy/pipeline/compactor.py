@@ -18,7 +18,6 @@ from proxy.compaction.render import OutgoingMessage, RenderedConversation
 from proxy.compaction.settings import any_met
 from proxy.compaction.state import unloaded_tools
 from proxy.compaction.turn import Facts, Turn, faults, head_length
-from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
@@ -256,7 +255,7 @@ class Compactor:
 
         Return the ids of the newest checkpoint, which leads to the earlier ones, and of the shortened messages.
         """
-        archive = work.case.policy.optional(ArchiveSettings)
+        archive = work.case.policy.archive
         if archive is None:
             return ()
         removed: list[Removed] = []

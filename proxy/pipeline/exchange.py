@@ -13,8 +13,8 @@ from starlette.types import Scope
 from proxy.access.authenticator import Caller
 from proxy.compaction.format import Binding
 from proxy.config import Route
+from proxy.dialects.apis import Dialect
 from proxy.dialects.counting import Counter
-from proxy.dialects.dialect import Dialect
 from proxy.dialects.request import Request
 from proxy.errors import BadBody, UpstreamTimeout
 from proxy.http.headers import without_choices

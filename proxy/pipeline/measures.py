@@ -12,8 +12,8 @@ from collections.abc import Callable, Hashable, Iterator
 import structlog
 
 from proxy.config import Settings
+from proxy.dialects.apis import Dialect
 from proxy.dialects.counting import Counter
-from proxy.dialects.dialect import Dialect
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile, Profiles
 from proxy.limits.profiles.tables import CORRECTIONS

@@ -11,12 +11,10 @@ from proxy.compaction.settings import TRIGGER, Clause, IndexRules, Trigger, User
 from proxy.compaction.stages import STAGES
 from proxy.compaction.stages.stage import StageRules
 from proxy.config import Policy
-from proxy.config.policy import ArchiveSettings, UnknownModelSettings
 from proxy.limits.profiles import Profile
 from proxy.pipeline.budget import TokenBudget
 from proxy.pipeline.costs import price_step
 from proxy.pipeline.exchange import Exchange, compacts_itself, shortened_upstream
-from proxy.summary.settings import SummarySettings
 
 # With any trigger, the proxy compacts a conversation before it exceeds the budget.
 MUST_FIT = Clause(fraction=keeps.FULL)
@@ -89,7 +87,7 @@ def request_rules(exchange: Exchange, budget: TokenBudget, *, refused: bool = Fa
 def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds, price_step: int | None) -> Rules:
     stated, keep = policy.trigger, policy.keep
     if not window_known:  # a fraction has no meaning
-        unknown = policy.section(UnknownModelSettings)
+        unknown = policy.unknown_model
         stated = (*[clause for clause in stated if clause.fraction is None], *unknown.trigger)
         keep = keep if keep.fraction is None else unknown.keep
     trigger = with_step(stated, price_step)
@@ -106,19 +104,21 @@ def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds,
             keep=keep if own.keep == policy.keep else own.keep,
         )
 
-    summary = policy.section(SummarySettings)
+    summary = policy.summary
+    sections = ((kind, getattr(policy, kind.SECTION)) for kind in STAGES)
+    stages = (kind(**dict(section)) for kind, section in sections if section is not None)
     return Rules(
         trigger=trigger,
         keep=keep,
         prepare=with_step(policy.prepare, None if price_step is None else price_step * 15 // 17),
-        stages=tuple(with_conditions(stage) for kind in STAGES if (stage := policy.optional(kind)) is not None),
+        stages=tuple(with_conditions(stage) for stage in stages),
         summary_tokens=summary.max_tokens,
-        user_messages=policy.section(UserMessageRules),
-        index=policy.section(IndexRules),
+        user_messages=UserMessageRules(**dict(policy.user_messages)),
+        index=IndexRules(**dict(policy.index)),
         shorten_last_user_message=policy.shorten_last_user_message,
         pins=Pins(policy.pinned),
         keep_newest=frozenset(policy.keep_newest),
-        archive=policy.optional(ArchiveSettings) is not None,
+        archive=policy.archive is not None,
         role=summary.role,
         bounds=bounds if trigger else UNBOUNDED,
     )

@@ -14,8 +14,8 @@ from proxy.access.quotas import Quotas, SharedQuotas
 from proxy.access.spending import Spending
 from proxy.config import Route, Settings
 from proxy.config.server import OtelSettings
+from proxy.dialects.apis import Dialect
 from proxy.dialects.counting import Counter
-from proxy.dialects.dialect import Dialect
 from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits

@@ -43,7 +43,6 @@ from proxy.summary.extract import extract
 from proxy.summary.forms import FORMS
 from proxy.summary.model import CONTINUED, UpstreamSummaryModel, Way, output_limit, reasoning_room
 from proxy.summary.prompt import Redaction
-from proxy.summary.settings import SummarySettings
 from proxy.summary.single_flight import NothingToAsk, Progress
 from proxy.summary.store import Cause, Lineage, Origin, Patience, StoredSummary, Summaries, SummaryFactory
 from proxy.summary.writer import SummaryModels, SummaryTask, SummaryTry, SummaryUnasked
@@ -132,7 +131,7 @@ class CheckpointSummaries:
             SUMMARIES.labels(outcome="digest").inc()
             return await self._digest(_Span(job, position, previous, start), "timeout")
 
-        return Patience(job.case.policy.section(SummarySettings).timeout, digest)
+        return Patience(job.case.policy.summary.timeout, digest)
 
     def _maker(self, job: CompactionJob, position: int, *, ahead: bool = False) -> SummaryFactory:
         """Return what makes the entry of a checkpoint. With ``ahead``, it raises ``NothingToAsk`` instead of a digest
@@ -164,7 +163,7 @@ class CheckpointSummaries:
                 tries = [one for writer in case.writers for one in await writer.tries(task)]
             if ahead and not tries:
                 raise NothingToAsk
-            settings, policy = case.policy.section(SummarySettings), case.policy.name
+            settings, policy = case.policy.summary, case.policy.name
             text, cause = await self._tries.first_text(
                 tries, progress, tenant=case.tenant, policy=policy, seconds=settings.timeout, deadline=case.deadline
             )
@@ -200,7 +199,7 @@ class _Span:
     def task(self, body: Request | None, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> SummaryTask:
         """Return the task for writers. ``body`` is a copy of the request, if they need it."""
         job, start, text = self.job, self.start, self.previous.text if self.previous else None
-        settings, format = job.case.policy.section(SummarySettings), job.case.counter.format
+        settings, format = job.case.policy.summary, job.case.counter.format
         return SummaryTask(
             [turn for index, turn in enumerate(job.body[start : self.position], start) if index not in job.plan.pinned],
             format,
@@ -249,7 +248,7 @@ class ExchangeModels(SummaryModels):
         self._tool = tool
         self._conditions = NO_CONDITIONS
         self._policy = exchange.caller.policy
-        self._settings = self._policy.section(SummarySettings)
+        self._settings = self._policy.summary
         same_prompt = not exchange.body.references and not exchange.profile.strict_alternation
         self.may_continue = same_prompt and exchange.dialect.name in FORMS
         self.own = f"{exchange.route.upstream} {exchange.route.model}"

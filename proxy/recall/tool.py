@@ -10,45 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BeforeValidator, Field
-
-from proxy.config.checks import Finding, policies_of
-from proxy.config.fields import Count, Section, off_for_false
-from proxy.config.sections import PolicySection
-from proxy.config.settings import Settings, WrittenSettings
 from proxy.errors import TooManyRequests
 from proxy.recall.search import ArchivedText, Index, Match, Passage, read
 from proxy.store import StoreFailed
 from proxy.store.archive import Archive
-
-SHORTEST = 200
-"""Tokens of a result that has about one passage of a message."""
-
-
-class RecallSettings(Section):
-    """Let the model read archived messages through a tool that the client never sees."""
-
-    tool: Annotated[Literal["off", "auto"], BeforeValidator(off_for_false)] = "off"
-    """off: no tool. auto: add the tool to compacted requests whose model may choose among tools."""
-    max_rounds: Annotated[Count, Field(le=10)] = 3
-    """How often the model may read archived messages during one response."""
-    max_tokens: Count = 4000
-    """Maximum tokens of what one call returns, and at most a tenth of the input budget."""
-
-
-def _short_results(written: WrittenSettings, settings: Settings) -> Iterator[Finding]:
-    for path, policy, stated in policies_of(written, settings):
-        recall = policy.section(RecallSettings)
-        if "recall" in stated.model_fields_set and recall.tool == "auto" and recall.max_tokens < SHORTEST:
-            problem = f"has no room for a passage of a message, which takes about {SHORTEST} tokens"
-            yield (*path, "recall", "max_tokens"), f"{problem} (got {recall.max_tokens})", "max_tokens: 4000"
-
-
-SECTION = PolicySection(
-    "recall", RecallSettings, "Let the model read archived messages.", apart=True, warnings=_short_results
-)
 
 NAME = "recall_earlier_messages"
 

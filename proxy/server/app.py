@@ -34,9 +34,8 @@ from proxy.limits.profiles import Profiles
 from proxy.pipeline.runtime import Runtime
 from proxy.server.maintenance import Maintenance
 from proxy.server.reload import Reload, on_signal
-from proxy.telemetry.exposition import exposition
 from proxy.telemetry.logs import unhandled
-from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT
+from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT, exposition
 from proxy.upstream.litellm.library import TESTED, untested_version
 
 log = structlog.get_logger(__name__)

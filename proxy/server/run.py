@@ -48,9 +48,8 @@ from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.maintenance import exempt_from_collection
 from proxy.store import store_file
 from proxy.store.sqlite_worker import prepare
-from proxy.telemetry.exposition import FOLDER, registry
 from proxy.telemetry.logs import configure
-from proxy.telemetry.metrics import WORKER_STARTS
+from proxy.telemetry.metrics import FOLDER, WORKER_STARTS, registry
 
 log = structlog.get_logger(__name__)
 
@@ -234,28 +233,18 @@ class WorkerPool(Multiprocess):
     """uvicorn's parent of the worker processes. Each worker reloads the configuration on its own.
 
     The parent keeps the last valid configuration for a worker that replaces a dead one while the files are invalid.
-    SIGUSR2 performs a rolling restart: workers are replaced one at a time and run the code now on disk.
     ``ready`` is called once, when all workers take requests.
     """
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
         super().__init__(config, sockets)
         self._ready: Callable[[], None] | None = ready
-        self._replace = False
         self._workers: set[int | None] = set()
-        if hasattr(signal, "SIGUSR2"):
-            signal.signal(signal.SIGUSR2, self._asked_to_replace)
-
-    def _asked_to_replace(self, *_: object) -> None:
-        self._replace = True
 
     def keep_subprocess_alive(self) -> None:
         worker = self.config.app
         if isinstance(worker, Worker) and worker.sources is not None:
             self._remember(worker.sources, worker.host)
-        if self._replace:
-            self._replace = False
-            self.restart_all()
         before = {process.pid: process for process in self.processes}
         super().keep_subprocess_alive()
         if self._ready is not None and all(process.is_ready(timeout=1) for process in self.processes):

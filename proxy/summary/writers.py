@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Annotated, Literal
 
 import structlog
-from pydantic import Field
 
 from proxy.store.guarded import Change, CircuitBreaker
 from proxy.summary.allowance import AllowanceSpent
@@ -21,15 +19,7 @@ from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
 log = structlog.get_logger(__name__)
 
-Method = Annotated[
-    Literal["transcript", "continue"],
-    Field(
-        description="transcript: send the messages as text. continue: send the conversation's own model its last "
-        "prompt and a request for notes."
-    ),
-]
-
-WRITERS: Mapping[Method, Sequence[type[SummaryWriter]]] = {
+WRITERS: Mapping[str, Sequence[type[SummaryWriter]]] = {
     "transcript": (TranscriptWriter, NotesAfterRefusal),
     "continue": (NotesWriter, TranscriptWriter),
 }

@@ -6,11 +6,24 @@ docs/reference/metrics.md is generated from the definitions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, RequestRecord
 
@@ -315,3 +328,42 @@ def _add_summary(record: RequestRecord) -> None:
         place = record.team or NONE, record.policy or NONE, upstream
         _count(SUMMARY_TOKENS, *place, "input").inc(record.usage.input or 0)
         _count(SUMMARY_TOKENS, *place, "output").inc(record.usage.output or 0)
+
+
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The environment variable with the folder. prometheus_client reads it on import."""
+
+if FOLDER not in os.environ:
+    REGISTRY.register(ProcessCollector(registry=None))
+
+
+class WorkerSums(Collector):
+    """The sums over all workers, including those that ended."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def collect(self) -> Iterable[Metric]:
+        # A worker creates each file empty, and then writes its head. prometheus_client's own collector fails then.
+        files = [str(file) for file in self._folder.glob("*.db") if file.stat().st_size]
+        metrics: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+        return metrics
+
+
+def registry() -> CollectorRegistry:
+    """Return the metrics of this process. With several workers, return their sums, in a worker and in their parent.
+
+    Workers write their metrics to files in a folder that only their parent creates. The files of a worker that ended
+    stay, so counters never decrease.
+    """
+    folder = os.environ.get(FOLDER)
+    if folder is None:
+        return REGISTRY
+    sums = CollectorRegistry()
+    sums.register(WorkerSums(folder))
+    return sums
+
+
+def exposition() -> bytes:
+    """Return all metrics in Prometheus' text format."""
+    return generate_latest(registry())

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from proxy.config.fields import KINDS, PRICE_STEP, Section
-from proxy.config.settings import written_settings
+from proxy.config.settings import WrittenSettings
 
 SCHEMA_FILE = Path(__file__).parents[2] / "proxy" / "config" / "schema.json"
 
@@ -27,9 +27,8 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 def schema_text() -> str:
     """Return the text of the published schema."""
-    made = written_settings()
     _describe(_subclasses(Section))
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **made.model_json_schema()}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **WrittenSettings.model_json_schema()}
     return json.dumps(_with_variables(schema), indent=2, ensure_ascii=False) + "\n"
 
 

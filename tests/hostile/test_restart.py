@@ -1,117 +1,16 @@
-"""R6, R14: no client loses an answer when a signal stops or restarts the proxy."""
+"""A signal ends the proxy even while it starts."""
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.kit.client import CHAT, ask, chat
-from tests.kit.program import ROOT, program, write_config
-from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer, chunk, stream_head
-from tests.kit.waiting import until
-from tests.product.http.test_drain import DONE, EVENT
-
-
-def in_a_second(arrived: Arrived) -> Iterator[Step]:
-    if b'"stream": true' not in arrived.body:
-        yield 0.05
-        yield answer(b'{"choices":[]}')
-        return
-    yield stream_head()
-    for _ in range(15):
-        yield chunk(EVENT)
-        yield 0.1
-    yield chunk(DONE)
-    yield chunk(b"")
-
-
-def workers(process: subprocess.Popen[bytes]) -> set[int]:
-    """The processes below the first one that serve; one of them keeps count of resources."""
-    found = set()
-    for child in psutil.Process(process.pid).children():
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            if "resource_tracker" not in " ".join(child.cmdline()):
-                found.add(child.pid)
-    return found
-
-
-SLOW_START = """
-import pathlib, sys, time
-flag = pathlib.Path(__file__).with_name("slow")
-if any("spawn_main" in argument for argument in sys.orig_argv) and flag.exists():
-    flag.unlink()
-    time.sleep(6)
-"""
-"""Delays one worker by more than the 5 seconds that uvicorn allows by default, as a busy machine does."""
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="no such signal here")
-def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Path) -> None:
-    """R14: SIGUSR2, while plain requests and streams come all the time, each on a connection of its own.
-
-    One of the new workers starts slowly.
-    """
-    failed: list[str] = []
-    answered = 0
-    over = threading.Event()
-    lock = threading.Lock()
-
-    def calling(url: str, streams: bool) -> None:
-        nonlocal answered
-        while not over.is_set():
-            try:
-                got = ask(url, CHAT, chat(stream=streams))
-                good = (got.status, got.whole) == (200, True) and (not streams or got.body.endswith(DONE))
-                fault = "" if good else f"{got.status} {got.body[-100:]!r}"
-            except (OSError, http.client.HTTPException) as error:
-                fault = repr(error)
-            with lock:
-                answered += not fault
-                if fault:
-                    failed.append(fault)
-
-    with RawUpstream(in_a_second) as upstream, ExitStack() as running:  # type: ignore[arg-type]
-        config = write_config({"upstreams": {"main": {"base_url": f"{upstream.url}/v1"}}}, tmp_path)
-        (tmp_path / "sitecustomize.py").write_text(SLOW_START)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-        url, process, log = running.enter_context(program(config, "--workers", "2", env=environment))
-
-        def begun() -> int:
-            return log.read_text().count("Application startup complete")
-
-        assert until(lambda: begun() >= 2, 120)
-        before = workers(process)
-        assert len(before) == 2
-        threads = [threading.Thread(target=calling, args=(url, number > 1)) for number in range(6)]
-        for thread in threads:
-            thread.start()
-        try:
-            time.sleep(0.3)
-            (tmp_path / "slow").touch()
-            process.send_signal(signal.SIGUSR2)
-            assert until(lambda: begun() >= 4 and not workers(process) & before, 120)
-            assert not (tmp_path / "slow").exists()
-            time.sleep(1)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(15)
-    assert failed == [], f"{len(failed)} of {answered + len(failed)} requests failed"
-    assert answered > 50
-
+from tests.kit.program import ROOT
 
 EARLY = """
 import importlib.abc, os, signal, sys

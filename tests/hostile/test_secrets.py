@@ -24,8 +24,7 @@ from proxy.cli.commands import main
 from proxy.config import Settings
 from proxy.pipeline.runtime import Runtime
 from proxy.server.app import create_app
-from proxy.telemetry.exposition import exposition
-from proxy.telemetry.metrics import REGISTRY
+from proxy.telemetry.metrics import REGISTRY, exposition
 from proxy.upstream.connections import Connections
 from proxy.upstream.transport import Answer
 from tests.conftest import settings_for

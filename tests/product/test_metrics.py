@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -198,8 +197,6 @@ def test_three_workers_report_exact_sums_that_never_decrease(tmp_path: Path, ful
         assert until(lambda: _in_flight(url) == 0), _in_flight(url)
         if full:
             assert until(lambda: log.read_text().count("Application startup complete") == 4, 60)
-            process.send_signal(signal.SIGUSR2)
-            assert until(lambda: log.read_text().count("Application startup complete") == 7, 60)
         _increased(last, asyncio.run(_scraped(running.port, 100, last))[0])
         count += 100
         assert until(lambda: total(scrape(url), counted, outcome="refused") == count), total(scrape(url), counted)

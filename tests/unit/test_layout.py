@@ -19,11 +19,11 @@ COVERED = {
     "config/store config/teams config/upstreams",
     "unit/config/test_assembly.py": "config/loading",
     "hostile/test_expressions.py": "config/patterns",
-    "product/test_commands.py": "cli/commands cli/configuration cli/tables pipeline/replay",
+    "product/test_commands.py": "cli/commands cli/configuration cli/tables",
     "product/test_dashboard.py": "endpoints/dashboard endpoints/presentation",
     "product/test_backup.py": "cli/forgetting",
     "product/test_finding_requests.py": "cli/requests pipeline/tags",
-    "product/test_operator_commands.py": "cli/dashboard cli/live server/programs",
+    "product/test_operator_commands.py": "cli/live server/programs",
     "product/test_latency.py": "records/latency",
     "product/test_parts.py": "compaction/state dialects/walk",
     "product/test_record_paths.py": "cli/records constants endpoints/records endpoints/status "
@@ -38,7 +38,7 @@ COVERED = {
     "unit/upstream/test_public_refusals.py": "upstream/refusals",
     "product/test_silent.py": "pipeline/features/usage_feedback",
     "product/properties/test_money.py": "pipeline/billing",
-    "product/http/test_streams.py": "dialects/dialect endpoints/reply",
+    "product/http/test_streams.py": "endpoints/reply",
     "product/test_public_reports.py": "pipeline/features/reasoning",
     "unit/dialects/responses/test_state.py": "pipeline/features/server_state",
     "product/test_bridged_answers.py": "upstream/bridge/chat upstream/bridge/messages "
@@ -55,7 +55,6 @@ COVERED = {
     "product/http/test_restricted.py": "endpoints/restrictions",
     "docs/test_reference.py": "errors telemetry/events telemetry/metrics",
     "product/test_opentelemetry.py": "telemetry/operations telemetry/otel_export",
-    "product/test_metrics.py": "telemetry/exposition",
     "product/test_records.py": "pipeline/changes",
     "product/http/test_upstream_keys.py": "http/headers upstream/relay",
     "hostile/test_bodies.py": "http/request_body",
@@ -77,7 +76,6 @@ COVERED = {
     "unit/upstream/test_retired.py": "upstream/transport",
     "unit/records/test_sqlite.py": "records/model",
     "unit/records/test_stores.py": "records/redis",
-    "unit/config/test_likely_mistakes.py": "sections summary/settings",
     "unit/dialects/chat/test_units.py": "compaction/format",
     "unit/dialects/chat/test_answers.py": "dialects/answers",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
@@ -39,11 +39,9 @@ class DuplicateRules(StageRules):
     """Replace older exact copies of a tool result, and older reads of a file that was read again or changed."""
 
     SECTION: ClassVar[str] = NAME
-    ABOUT: ClassVar[str] = "Replace copies of tool results, and outdated reads of files; null turns this off."
-    MAIN: ClassVar[str | None] = "min_length"
 
-    min_length: Annotated[int, "Minimum characters of a result to replace."] = 200
-    reads: Annotated[bool, "Replace results of reading a file once a later call read or changed it."] = True
+    min_length: int = 200
+    reads: bool = True
 
     def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
         return _Duplicates(self, body, format, archive=archive)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from proxy.compaction import keeps
 from proxy.compaction.directives import rule_lines
@@ -41,17 +41,11 @@ class ResultRules(StageRules):
     """Shorten large old tool results to their beginning and end."""
 
     SECTION: ClassVar[str] = NAME
-    ABOUT: ClassVar[str] = "Shorten old tool results; null turns this off."
-    MAIN: ClassVar[str | None] = "max_tokens"
 
-    max_tokens: Annotated[int, "Maximum tokens of a result."] = 2000
-    max_tokens_per_tool: Annotated[Mapping[str, int], "Maximum tokens of a result for single tools, by name."] = field(
-        default_factory=dict
-    )
-    exclude: Annotated[tuple[str, ...], "Tools whose results stay whole at any age."] = LISTING_TOOLS
-    lossless: Annotated[
-        bool, "Also remove colors, indentation of JSON, numbers and copies of lines, and repeated paths."
-    ] = True
+    max_tokens: int = 2000
+    max_tokens_per_tool: Mapping[str, int] = field(default_factory=dict)
+    exclude: tuple[str, ...] = LISTING_TOOLS
+    lossless: bool = True
 
     @property
     def least(self) -> int:

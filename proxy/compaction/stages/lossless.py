@@ -1,7 +1,6 @@
 """Write the text of a tool result in fewer characters, without a loss.
 
-Each form can be undone, except for what a terminal wouldn't show: colors, and progress that a later one overwrote. A
-form applies only if the original has no line that looks like its notes.
+Each form can be undone, except for colors. A form applies only if the original has no line that looks like its notes.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from operator import and_, eq
-from unicodedata import combining, east_asian_width
 
 from proxy.compaction.pieces import SEARCHED
 
@@ -20,25 +17,13 @@ MOST_CHARACTERS = 1_000_000
 MOST_TOKENS = 200_000
 """A JSON text with more tokens stays as it is, because reading them would take over a tenth of a second."""
 
-_REDRAWN = re.compile(r"\d ?%|\d ?/ ?\d|\x1b\[\d*K|([#=.█━])\1{3}|[⠀-⣿]|[-\\|/]\s*$")
-"""A state of a progress bar, or of another line that a program draws again."""
-
-_OVERWRITTEN = "[The compaction proxy left out {count} overwritten states of the line above.]"
-
 # Colors and a hidden cursor. Other escapes move the cursor, so they stay.
 _COLORS = re.compile(r"\x1b\[(?:[\d;:]*m|\?25[hl])")
-_ERASING = re.compile(r"\x1b\[\d*K")
 # These erase nothing in a line without carriage returns.
 _IDLE = re.compile(r"^(?:\x1b\[[0-2]?K)+|\x1b\[0?K")
-_ERASED_LINE = re.compile(r"\x1b\[2K")
-_ERASED_REST = re.compile(r"(?:\x1b\[[\d;:]*m)*\x1b\[0?K")
 
 _NOTE = "[The compaction proxy left out "
-"""The beginning of the notes in place of numbers and copies."""
-
-_REPEATED = "[The compaction proxy left out {count} copies of the line above.]"
-_REPEATED_LINE = re.compile(r"\[The compaction proxy left out (\d+) copies of the line above\.\]")
-_FEWEST_COPIES = 2
+"""The beginning of the notes in place of numbers."""
 
 _NUMBERS = "[The compaction proxy left out the numbers of the next {count} lines. The first one is {first}]"
 _NUMBERS_LINE = re.compile(
@@ -66,67 +51,19 @@ def lossless(text: str) -> str:
     """Return a shorter form of a text; the text itself if there is none."""
     if len(text) > MOST_CHARACTERS:
         return text
-    text = as_shown(text)
+    text = without_colors(text)
     if (compact := compact_json(text)) is not None:
         return compact
-    return folded(grouped(without_numbers(text)))
+    return grouped(without_numbers(text))
 
 
-def as_shown(text: str) -> str:
-    """Remove colors, and the parts of lines that a terminal overwrites after a carriage return."""
-    if "\r" in text:
-        text = _without_overwritten(text)
+def without_colors(text: str) -> str:
     return "\n".join(map(_without_colors, text.split("\n"))) if "\x1b" in text else text
 
 
 def _without_colors(line: str) -> str:
     line = _COLORS.sub("", line)
     return line if "\r" in line.removesuffix("\r") else _IDLE.sub("", line)
-
-
-def _without_overwritten(text: str) -> str:
-    if "\n" not in text and not text.startswith("\r") and not _ERASING.search(text):
-        return text  # carriage returns end its lines
-    lines = text.split("\n")
-    made: list[str] = []
-    for line in lines:
-        body = line.removesuffix("\r")
-        made += [line] if "\r" not in body else _overwritten(body, line[len(body) :])
-    return "\n".join(made)
-
-
-def _overwritten(line: str, end: str) -> list[str]:
-    """Return the line without overwritten states, and a note. Return the line itself if that isn't shorter.
-
-    Carriage returns also separate records. So only states that look like progress are left out.
-    """
-    parts = line.split("\r")
-    kept: list[tuple[str, int | None]] = []  # with their widths, so that each part is measured once
-    for part in parts:
-        if _ERASED_LINE.search(part) or _ERASED_REST.match(part):
-            kept.clear()
-        width = _width(part)
-        while kept and width is not None and (before := kept[-1][1]) is not None and before <= width:
-            if len(kept) > 1 and _ERASING.search(kept[-1][0]):
-                break  # it also erased a part of those before it
-            kept.pop()
-        kept.append((part, width))
-    shown = "\r".join([part for part, _ in kept])
-    note = _OVERWRITTEN.format(count=len(parts) - len(kept))
-    drawn = all(_REDRAWN.search(part) for part in parts[:-1] if part.strip())
-    return [shown + end, note] if drawn and len(shown) + len(note) < len(line) else [line + end]
-
-
-def _width(part: str) -> int | None:
-    """Return the columns of a part of a line; ``None`` if its characters may have other widths than one column."""
-    shown = _ERASING.sub("", _COLORS.sub("", part))
-    if not shown.isprintable() or not (shown.isascii() or all(map(_is_narrow, shown))):
-        return None
-    return len(shown)
-
-
-def _is_narrow(character: str) -> bool:
-    return east_asian_width(character) not in ("W", "F") and not combining(character)
 
 
 def compact_json(text: str) -> str | None:
@@ -256,29 +193,3 @@ def _is_found(line: str, path: str) -> bool:
     rest = line[len(path) :]
     match = _GROUPED.match(f" {rest[1:]}")
     return match is not None and rest[0] == match[2]
-
-
-def folded(text: str) -> str:
-    """Replace the copies of a line that follow it with their number."""
-    lines = text.split("\n")
-    if not any(map(eq, lines, lines[2:])):
-        return text
-    same = list(map(eq, lines, lines[1:]))
-    if not any(map(and_, same, same[1:])) or _has_note(text, lines, _REPEATED_LINE):
-        return text  # no line has two copies
-    made: list[str] = []
-    place = 0
-    while place < len(lines):
-        line = lines[place]
-        end = place + 1
-        while end < len(lines) and lines[end] == line:
-            end += 1
-        copies = end - place - 1
-        made.append(line)
-        if copies:
-            note = _REPEATED.format(count=copies)
-            # Many empty lines are one token.
-            worth = copies >= _FEWEST_COPIES and line.strip() and copies * (len(line) + 1) > 2 * len(note)
-            made += [note] if worth else lines[place + 1 : end]
-        place = end
-    return "\n".join(made)

@@ -21,7 +21,6 @@ class MediaRules(StageRules):
     """Replace old images, audio, and files with labels. The user's newest message doesn't change."""
 
     SECTION: ClassVar[str] = NAME
-    ABOUT: ClassVar[str] = "Replace old images, audio, and files; null turns this off."
 
     def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:
         return MediaStage(self, format, archive=archive)

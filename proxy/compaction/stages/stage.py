@@ -5,24 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from proxy.compaction.format import Format
-from proxy.compaction.settings import KEEP, TRIGGER, Clause, EngineSettings, Trigger
+from proxy.compaction.settings import KEEP, TRIGGER, Clause, Trigger
 from proxy.compaction.turn import Facts, Turn
 
 
 @dataclass(frozen=True, slots=True)
-class StageRules(EngineSettings, ABC):
-    """The settings of a cheap stage. A section of a policy; ``null`` turns the stage off.
+class StageRules(ABC):
+    """The settings of a cheap stage.
 
-    Reports, headers, and records have the section's name as the stage's.
+    ``SECTION`` is its section of a policy, and its name in reports, headers, and records.
     """
 
-    trigger: Annotated[Trigger, "When this stage runs. Default: the policy's trigger."] = TRIGGER
-    keep: Annotated[Clause, "How much recent conversation this stage doesn't change. Default: the policy's keep."] = (
-        KEEP
-    )
+    SECTION: ClassVar[str]
+
+    trigger: Trigger = TRIGGER
+    keep: Clause = KEEP
 
     @abstractmethod
     def stage(self, body: Sequence[Turn], format: Format, *, archive: bool) -> Stage:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
@@ -43,17 +43,11 @@ class ArgumentRules(StageRules):
     """Cut long strings in the arguments of old tool calls. The JSON keeps its structure."""
 
     SECTION: ClassVar[str] = NAME
-    ABOUT: ClassVar[str] = "Cut arguments of old tool calls; null turns this off."
-    MAIN: ClassVar[str | None] = "max_length"
 
-    max_length: Annotated[int, "Maximum characters of a string."] = 2000
-    truncation_text: Annotated[
-        str | None,
-        "The note that replaces the cut text. {characters} becomes the number of characters, {id} the archive's id of "
-        "the original. Default: a note that says that it isn't part of the value.",
-    ] = None
-    tools: Annotated[tuple[str, ...], 'The tools whose arguments may be cut; "*" for all tools.'] = WRITING_TOOLS
-    max_replaced: Annotated[int, "Maximum characters of the text that an edit replaced."] = 400
+    max_length: int = 2000
+    truncation_text: str | None = None
+    tools: tuple[str, ...] = WRITING_TOOLS
+    max_replaced: int = 400
 
     @property
     def least(self) -> int:

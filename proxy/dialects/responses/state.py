@@ -8,28 +8,14 @@ continues from the result. See developers.openai.com/api/docs/guides/compaction,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from pydantic import BeforeValidator
 
-from proxy.config.fields import Section, off_for_false
-from proxy.config.sections import PolicySection
 from proxy.dialects.conditions import goes
 from proxy.dialects.request import NOTHING, encoded, fields_of, value_of
 from proxy.dialects.responses.units import is_client_call, item_row
 from proxy.errors import BadBody
-
-
-class ResponsesSettings(Section):
-    """Settings for `/v1/responses`."""
-
-    state: Annotated[Literal["recover", "compact", "off"], BeforeValidator(off_for_false)] = "recover"
-    """When the upstream compacts a history that it keeps (`previous_response_id`). recover: after an overflow. compact:
-    also when the conversation reaches the trigger. off: never."""
-
-
-SECTION = PolicySection("responses", ResponsesSettings, "Settings for `/v1/responses`.", apart=True)
 
 _FIELD = b'"previous_response_id"'
 _LACKS = frozenset({"metadata", "moderation", "safety_identifier", "store", "user"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
-from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.answers import ItemReader
 from proxy.dialects.request import Request
@@ -21,7 +20,7 @@ PAUSES = (0.1, 0.2, 0.4)
 
 async def resolve(runtime: Runtime, exchange: Exchange) -> None:
     """Put the items that a request refers to in its units, and the reported sizes of unknown ones."""
-    body, tenant, archive = exchange.body, exchange.caller.tenant, exchange.caller.policy.optional(ArchiveSettings)
+    body, tenant, archive = exchange.body, exchange.caller.tenant, exchange.caller.policy.archive
     if not body.references:
         return
     items = {} if archive is None else await _awaited(runtime, tenant, body, archive.days * DAY)
@@ -70,7 +69,7 @@ def item_reader(runtime: Runtime, exchange: Exchange, start: ResponseStart, outc
 
     The proxy remembers items only if the policy keeps an archive.
     """
-    archive = exchange.caller.policy.optional(ArchiveSettings)
+    archive = exchange.caller.policy.archive
     if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not exchange.body.may_refer:
         return None
     keep = partial(runtime.stores.items.keep, exchange.caller.tenant, seconds=archive.days * DAY)

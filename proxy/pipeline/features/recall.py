@@ -20,7 +20,6 @@ import xxhash
 from cachetools import TTLCache
 
 from proxy.compaction.turn import Turn
-from proxy.config.policy import ArchiveSettings
 from proxy.constants import DAY
 from proxy.dialects.rounds import HiddenRound, HiddenTool, Round, StreamedRound, VisibleResponse, WholeRound, decoded
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
@@ -41,7 +40,6 @@ from proxy.recall.tool import (
     TOO_MANY,
     ConversationArchive,
     Reader,
-    RecallSettings,
 )
 from proxy.store.forgetting import drop
 from proxy.store.interface import UNSTORED_TENANT
@@ -124,7 +122,7 @@ class Recall:
 
         A request that can't get the tool, such as one with another ``tool_choice``, gets its rounds back, too.
         """
-        if input.policy.section(RecallSettings).tool == "off" or input.mode != "enforce":
+        if input.policy.recall.tool == "off" or input.mode != "enforce":
             return None
         hidden, counter, body = exchange.dialect.hidden_tool, exchange.counter, exchange.body
         if hidden is None or counter is None or not reserved(exchange) or body.references or body.continues:
@@ -184,7 +182,7 @@ class Recall:
         self._rounds.answered(state.conversation, state.messages, state.rounds)
         if attempt.tool is None:
             return start
-        settings = exchange.caller.policy.section(RecallSettings)
+        settings = exchange.caller.policy.recall
         # One round more than `max_rounds`: a last one may mix hidden calls with the client's, and they get results.
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
         if attempt.input.budget is not None and (after := attempt.after) is not None:
@@ -351,7 +349,7 @@ class RecallRounds:
         if self._last:
             return await self._without_tool()
         self._answered += 1
-        last = self._full or self._answered > self._exchange.caller.policy.section(RecallSettings).max_rounds
+        last = self._full or self._answered > self._exchange.caller.policy.recall.max_rounds
         self._last, room = last, self._room
         results = await self._results(round, last=last)
         before = [*self._before, round.unit, *results]
@@ -419,7 +417,7 @@ class RecallRounds:
         """Return the messages that answer a round's calls. They leave room for two more rounds of this size."""
         counter = self._exchange.counter
         assert counter is not None  # noqa: S101 - requests without a counter get no tool
-        most = self._exchange.caller.policy.section(RecallSettings).max_rounds
+        most = self._exchange.caller.policy.recall.max_rounds
         size = counter.format.tokens(round.unit)
         left, whole, results = self._room.left, self._room.whole - 3 * size, []
         for number, call in enumerate(round.hidden):
@@ -448,7 +446,7 @@ class RecallRounds:
         if mixed:
             RECALLS.labels(outcome="mixed").inc()
             self._exchange.record.recalls += 1
-        archive = self._exchange.caller.policy.optional(ArchiveSettings)
+        archive = self._exchange.caller.policy.archive
         if archive is None or self._plain:
             return
         hidden = HiddenRound(
@@ -495,7 +493,7 @@ def reserved(exchange: Exchange) -> int:
     Requests with and without the tool have the same room, so that they share their summaries.
     """
     policy, counter = exchange.caller.policy, exchange.counter
-    if policy.section(RecallSettings).tool == "off" or policy.optional(ArchiveSettings) is None:
+    if policy.recall.tool == "off" or policy.archive is None:
         return 0
     if counter is None or exchange.dialect.hidden_tool is None:
         return 0

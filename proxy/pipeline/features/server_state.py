@@ -15,7 +15,6 @@ from proxy.compaction.settings import any_met
 from proxy.constants import UNDECODABLE
 from proxy.dialects.responses.request import ResponsesRequest
 from proxy.dialects.responses.state import (
-    ResponsesSettings,
     calls_in,
     compact_request,
     continued,
@@ -101,7 +100,7 @@ class ServerState:
         ``reason`` is the trigger that the conversation meets, ``None`` after an overflow. Then the client gets advice.
         """
         exchange = run.exchange
-        if attempt.input.policy.section(ResponsesSettings).state == "off":
+        if attempt.input.policy.responses.state == "off":
             run.advice = advice(exchange)
             return None
         transport = await exchange.configuration.upstreams.native(
@@ -130,11 +129,7 @@ class ServerState:
         The size is the reported one of the earlier response and the counted one of the new items.
         """
         input, caller = attempt.input, exchange.caller
-        if (
-            input.mode != "enforce"
-            or input.policy.section(ResponsesSettings).state != "compact"
-            or not caller.has_storage
-        ):
+        if input.mode != "enforce" or input.policy.responses.state != "compact" or not caller.has_storage:
             return None
         previous = previous_response(exchange.body.raw)
         if previous is None:
@@ -157,7 +152,7 @@ class ServerState:
         caller = exchange.caller
         if (
             exchange.dialect.path != RESPONSES_PATH
-            or caller.policy.section(ResponsesSettings).state != "compact"
+            or caller.policy.responses.state != "compact"
             or not caller.has_storage
         ):
             return None

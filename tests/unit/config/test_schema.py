@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from proxy.config import load
 from proxy.config.document import Node, parse
 from proxy.config.policy import ModelOverride
-from proxy.config.settings import written_settings
+from proxy.config.settings import WrittenSettings
 from tests.docs.config_schema import SCHEMA_FILE, schema_text
 from tests.kit.configurations import check
 
@@ -52,7 +52,7 @@ def stated(node: Node, path: tuple[str, ...]) -> bool:
     return path[0] in node.settings and stated(node.settings[path[0]], path[1:])
 
 
-@pytest.mark.parametrize("path", list(paths(written_settings())), ids=".".join)
+@pytest.mark.parametrize("path", list(paths(WrittenSettings)), ids=".".join)
 def test_the_example_shows_every_setting(path: tuple[str, ...]) -> None:
     assert stated(parse(EXAMPLE.read_bytes()), path)
 

@@ -16,8 +16,7 @@ import yaml
 from proxy.access.authenticator import Caller
 from proxy.config import load
 from proxy.config.policy import Policy
-from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
-from proxy.dialects.dialect import Dialect
+from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES, Dialect
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
