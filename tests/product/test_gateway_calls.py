@@ -2,7 +2,7 @@
 
 LiteLLM 1.108.7: ``litellm/proxy/guardrails/guardrail_hooks/headroom/headroom.py``.
 agentgateway: ``crates/agentgateway/src/llm/policy/webhook.rs`` of its pull request #3119 (commit c29a4dab) and, with
-``compression.rs``, of its branch ``yuval-k/compression-extension-point`` (commit a22ee8ff). No release had either.
+``compression.rs``, of its branch ``yuval-k/compression-extension-point`` (commit a22ee8ff). Release 1.4.1 has neither.
 Portkey: ``integrations/guardrails/headroom.mdx`` of Portkey-AI/docs-core (commit 175196f6). Its code isn't public.
 Kong: ``app/_how-tos/operator/operator-konnect-ai-gateway-headroom.md`` and
 ``app/_ai_gateway_policies/ai-prompt-compressor/index.md`` of Kong/developer.konghq.com (commits 80461ed0 and 049128de).
@@ -27,7 +27,7 @@ from proxy.config import load
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 
-KEY = "sk-gateway"
+KEY, PLAIN = "sk-gateway", "sk-plain"
 MODEL = "gpt-4o"
 WINDOW = 32_000
 LINES = "\n".join(f"src/módulo_{n}.py:{n}: value = compute({n})" for n in range(120))
@@ -175,7 +175,11 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}},
         "models": [{"match": MODEL, "upstream": "main", "profile": {"context_window": WINDOW}}],
         "auth": {"mode": "keys"},
-        "teams": {"a": {"keys": [f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"]}},
+        "policies": {"plain": {"archive": None}},
+        "teams": {
+            "a": {"keys": [f"sha256:{hashlib.sha256(KEY.encode()).hexdigest()}"]},
+            "b": {"keys": [f"sha256:{hashlib.sha256(PLAIN.encode()).hexdigest()}"], "policy": "plain"},
+        },
         "store": {"url": f"sqlite:///{folder / 'store.db'}"},
     }
     path = folder / "config.yaml"
@@ -239,3 +243,21 @@ def test_calls_of_a_session_keep_the_sent_beginning(url: str) -> None:
     kept = [new[: len(old)] == old for old, new in itertools.pairwise(made)]
     assert len(kept) == 10
     assert kept.count(False) <= 1
+
+
+def test_without_an_archive_no_message_names_a_hash(url: str) -> None:
+    """Only LiteLLM lets the model read the originals."""
+    rows = chat(30)
+    answers = [
+        compress(
+            url,
+            CALLS["agentgateway"]._replace(headers={"authorization": f"Bearer {key}"}),
+            {"messages": rows, "model": MODEL},
+        )
+        for key in (KEY, PLAIN)
+    ]
+    named, plain = (answer.json() for answer in answers)
+    assert named["ccr_hashes"]
+    assert plain["ccr_hashes"] == []
+    assert plain["messages"] != rows
+    assert not any(hash in str(plain["messages"]) for hash in named["ccr_hashes"])
