@@ -1,8 +1,8 @@
 """Calls of gateways to ``/v1/compress``, written down after their sources, and the answer as these sources read it.
 
 LiteLLM 1.108.7: ``litellm/proxy/guardrails/guardrail_hooks/headroom/headroom.py``.
-agentgateway: ``crates/agentgateway/src/llm/policy/webhook.rs`` of its pull request #3119 (commit c29a4dab) and, with
-``compression.rs``, of its branch ``yuval-k/compression-extension-point`` (commit a22ee8ff). Release 1.4.1 has neither.
+agentgateway: ``crates/agentgateway/src/llm/policy/webhook.rs`` of its pull request #3119 (commit c29a4dab). Release
+1.4.1 lacks it. It replaced the policy ``contextCompression`` of #2472, which also compared ids of calls and results.
 Portkey: ``integrations/guardrails/headroom.mdx`` of Portkey-AI/docs-core (commit 175196f6). Its code isn't public.
 Kong: ``app/_how-tos/operator/operator-konnect-ai-gateway-headroom.md`` and
 ``app/_ai_gateway_policies/ai-prompt-compressor/index.md`` of Kong/developer.konghq.com (commits 80461ed0 and 049128de).
@@ -117,13 +117,6 @@ def by_agentgateway(sent: Rows, answer: httpx.Response) -> Rows:
     return list(made)
 
 
-def by_agentgateway_branch(sent: Rows, answer: httpx.Response) -> Rows:
-    """``call_processor`` wants 200 and messages, and ``CompressResponse`` a whole ``tokens_saved``."""
-    assert answer.status_code == 200
-    assert type(answer.json()["tokens_saved"]) is int
-    return by_agentgateway(sent, answer)
-
-
 def by_portkey(sent: Rows, answer: httpx.Response) -> Rows:
     """The check shows these fields in ``hook_results``. The ratio is that of the tokens that remain."""
     assert answer.status_code == 200
@@ -151,6 +144,7 @@ class Call(NamedTuple):
 
 
 BEARER = {"content-type": "application/json", "authorization": f"Bearer {KEY}"}
+# ``forwardHeaderMatches`` chooses headers of the client.
 CACHE = {"anthropic-version": "2023-06-01", "anthropic-beta": "prompt-caching-2024-07-31", "cache-control": "no-cache"}
 OPTIONS = {
     "compress_user_messages": False,
@@ -161,8 +155,7 @@ OPTIONS = {
 }
 CALLS = {
     "litellm": Call(BEARER, {}, litellm_rows, by_litellm),
-    "agentgateway": Call(BEARER, {}, agentgateway_rows, by_agentgateway),
-    "agentgateway-branch": Call(BEARER | CACHE, {}, agentgateway_rows, by_agentgateway_branch),
+    "agentgateway": Call(BEARER | CACHE, {}, agentgateway_rows, by_agentgateway),
     "portkey": Call(BEARER, {"config": OPTIONS, "token_budget": WINDOW}, list, by_portkey),
     "kong": Call(BEARER | {"x-headroom-proxy-token": KEY}, {"config": {"session_id": "s-1"}}, list, by_kong),
 }
