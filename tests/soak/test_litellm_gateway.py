@@ -30,7 +30,7 @@ COMPACTED = 12_000
 
 MASTER = "sk-gateway"
 
-STARTS = 240
+STARTS = 400
 """Seconds that LiteLLM may take to start. A busy machine needs more than 100."""
 
 pytestmark = [
