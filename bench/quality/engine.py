@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,6 +115,10 @@ def _case(raws: Sequence[bytes], window: int, counter: ChatCounter, tenant: str,
     )
 
 
+def _same(case: CompactionInput) -> CompactionInput:
+    return case
+
+
 async def _settled() -> None:
     """Wait for the summaries that are made in the background, and for the tasks that these start."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -149,11 +153,13 @@ class Engine:
         prompts.outcome.archived = await self._looked_up(prompts.outcome, tenant)
         return prompts.outcome
 
-    async def last_prompt(self, conversation: Conversation, window: int) -> list[Message]:
+    async def last_prompt(
+        self, conversation: Conversation, window: int, adapted: Callable[[CompactionInput], CompactionInput] = _same
+    ) -> list[Message]:
         """Return the prompt of the conversation's last request, sent alone. No model writes its summary."""
         raws = [msgspec.json.encode(message) for message in conversation.messages]
         case = _case(raws, window, self._counter(window), f"{conversation.name} {window} alone", _NO_MODELS)
-        outcome = await self._compactor.compact(case)
+        outcome = await self._compactor.compact(adapted(case))
         await _settled()
         return [msgspec.json.decode(raw) for raw in (raws if outcome.messages is None else outcome.messages)]
 

@@ -30,11 +30,17 @@ COMPACTED = 12_000
 
 MASTER = "sk-gateway"
 
-pytestmark = pytest.mark.skipif(
-    not PROGRAM,
-    reason="no LiteLLM proxy; python3 -m venv gateway && gateway/bin/pip install 'litellm[proxy]', "
-    "then LITELLM_PROXY=gateway/bin/litellm",
-)
+STARTS = 400
+"""Seconds that LiteLLM may take to start. A busy machine needs more than 100."""
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not PROGRAM,
+        reason="no LITELLM_PROXY. Fix: python3 -m venv /tmp/gateway && /tmp/gateway/bin/pip install --no-deps "
+        "-r .ci/gateway.lock && export LITELLM_PROXY=/tmp/gateway/bin/litellm",
+    ),
+]
 
 
 @contextlib.contextmanager
@@ -68,16 +74,21 @@ def gateway(folder: Path, model: str, compressor: str) -> Iterator[str]:
         process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, cwd=folder)
         try:
             address = f"http://127.0.0.1:{port}"
-            for _ in range(600):
-                with contextlib.suppress(httpx.HTTPError):
-                    if httpx.get(f"{address}/health/liveliness", trust_env=False).status_code == 200:
-                        break
-                assert process.poll() is None, (folder / "litellm.log").read_text()[-3000:]
+            end = time.monotonic() + STARTS
+            while not alive(address):
+                running = process.poll() is None and time.monotonic() < end
+                assert running, (folder / "litellm.log").read_text()[-3000:]
                 time.sleep(0.2)
             yield address
         finally:
             process.terminate()
             process.wait(30)
+
+
+def alive(address: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{address}/health/liveliness", trust_env=False).status_code == 200
+    return False
 
 
 def compressor(folder: Path) -> Path:
