@@ -178,7 +178,8 @@ def test_the_hash_may_be_in_the_body(url: str) -> None:
 
 
 def test_another_team_gets_404(url: str) -> None:
-    [hash, *_] = Gateway(url).compress(model="small", messages=chat(24)).json()["ccr_hashes"]
+    sent = [row | {"content": f"only of {row['content']}"} for row in chat(24)]
+    [hash, *_] = Gateway(url).compress(model="small", messages=sent).json()["ccr_hashes"]
     assert Gateway(url, "sk-b").retrieve(hash).status_code == 404
     assert Gateway(url).retrieve("f" * 20).status_code == 404
     assert Gateway(url, "sk-c").retrieve(hash).status_code == 401
