@@ -10,10 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import openai
 import psutil
 import pytest
 
@@ -62,26 +64,35 @@ if any("spawn_main" in argument for argument in sys.orig_argv) and flag.exists()
 def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Path) -> None:
     """R14: SIGUSR2, while plain requests and streams come all the time, each on a connection of its own.
 
-    One of the new workers starts slowly.
+    An SDK that doesn't try again keeps its connections. One of the new workers starts slowly.
     """
     failed: list[str] = []
-    answered = 0
+    answered: Counter[str] = Counter()
     over = threading.Event()
-    lock = threading.Lock()
 
-    def calling(url: str, streams: bool) -> None:
-        nonlocal answered
+    def plain(url: str, streams: bool = False) -> str:
+        got = ask(url, CHAT, chat(stream=streams))
+        good = (got.status, got.whole) == (200, True) and (not streams or got.body.endswith(DONE))
+        return "" if good else f"{got.status} {got.body[-100:]!r}"
+
+    def streamed(url: str) -> str:
+        return plain(url, streams=True)
+
+    def by_sdk(_: str) -> str:
+        sdk.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
+        return ""
+
+    def calling(url: str, once: Callable[[str], str]) -> None:
         while not over.is_set():
             try:
-                got = ask(url, CHAT, chat(stream=streams))
-                good = (got.status, got.whole) == (200, True) and (not streams or got.body.endswith(DONE))
-                fault = "" if good else f"{got.status} {got.body[-100:]!r}"
-            except (OSError, http.client.HTTPException) as error:
+                fault = once(url)
+            except (OSError, http.client.HTTPException, openai.OpenAIError) as error:
                 fault = repr(error)
             with lock:
-                answered += not fault
-                if fault:
-                    failed.append(fault)
+                answered[once.__name__] += not fault
+                failed.extend([fault] if fault else [])
+
+    lock = threading.Lock()
 
     with RawUpstream(in_a_second) as upstream, ExitStack() as running:  # type: ignore[arg-type]
         config = write_config({"upstreams": {"main": {"base_url": f"{upstream.url}/v1"}}}, tmp_path)
@@ -95,7 +106,9 @@ def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Pat
         assert until(lambda: begun() >= 2, 120)
         before = workers(process)
         assert len(before) == 2
-        threads = [threading.Thread(target=calling, args=(url, number > 1)) for number in range(6)]
+        sdk = running.enter_context(openai.OpenAI(base_url=f"{url}/v1", api_key="sk-test", max_retries=0))
+        calls = (plain, by_sdk, by_sdk, streamed, streamed, streamed)
+        threads = [threading.Thread(target=calling, args=(url, once)) for once in calls]
         for thread in threads:
             thread.start()
         try:
@@ -109,8 +122,9 @@ def test_workers_are_replaced_one_after_another_and_nobody_notices(tmp_path: Pat
             over.set()
             for thread in threads:
                 thread.join(15)
-    assert failed == [], f"{len(failed)} of {answered + len(failed)} requests failed"
-    assert answered > 50
+    assert failed == [], f"{len(failed)} of {answered.total() + len(failed)} requests failed"
+    assert answered.total() > 50
+    assert answered["by_sdk"] > 20
 
 
 EARLY = """

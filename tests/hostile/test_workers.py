@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
-import threading
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
 
-from proxy.server.loopback import serve
 from tests.kit.program import Program, program, write_config
-from tests.kit.upstream import StandIn
 from tests.kit.waiting import until
 
 
 @contextlib.contextmanager
-def two_workers(folder: Path, upstream: str = "http://127.0.0.1:9") -> Iterator[Program]:
+def two_workers(folder: Path) -> Iterator[Program]:
     """Run the server with two workers that get connections."""
-    settings = {"server": {"host": "localhost"}, "upstreams": {"main": {"base_url": f"{upstream}/v1"}}}
+    settings = {"server": {"host": "localhost"}, "upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1"}}}
     with program(write_config(settings, folder), "--workers", "2") as running:
         assert until(lambda: "Dashboard: " in running.log.read_text(), 120)
         pair = workers(running)
@@ -175,46 +170,3 @@ def test_workers_accept_on_their_own_when_their_parent_was_killed(tmp_path: Path
             worker.terminate()
         psutil.wait_procs(pair, 30)
         assert running.refuses()
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR2"), reason="no such signal here")
-def test_rolling_restarts_fail_no_request_of_an_sdk(tmp_path: Path) -> None:
-    """One client keeps its connections, the other one opens a connection for each request."""
-    over = threading.Event()
-    failed: list[str] = []
-    answered = 0
-
-    def calling(url: str, kept: bool) -> None:
-        nonlocal answered
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-test", max_retries=0)
-        while not over.is_set():
-            try:
-                client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
-                answered += 1
-            except openai.OpenAIError as error:
-                failed.append(repr(error))
-            if not kept:
-                client.close()
-                client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-test", max_retries=0)
-        client.close()
-
-    with serve(StandIn().app) as upstream, two_workers(tmp_path, upstream) as running:
-        threads = [threading.Thread(target=calling, args=(running.url, kept)) for kept in (True, False)]
-        for thread in threads:
-            thread.start()
-        try:
-            for _ in range(2):
-                before = {each.pid for each in workers(running)}
-                running.process.send_signal(signal.SIGUSR2)
-
-                def replaced(before: set[int] = before) -> bool:
-                    now = {each.pid for each in workers(running)}
-                    return len(now) == 2 and not now & before
-
-                assert until(replaced, 120)
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join(60)
-    assert (failed, answered > 20) == ([], True)
