@@ -124,7 +124,7 @@ def cases(count: int) -> Iterator[tuple[str, bool, bool, Manner]]:
 
 def test_every_request_is_counted(door: Door, full: bool) -> None:
     number = 0
-    for api, stream, asks, manner in cases(600 if full else 60):
+    for api, stream, asks, manner in cases(600 if full else 30):
         number += 1
         body = body_of(api, words(random.Random(number).choice((20, 300, 900)), f"p{number}x"), stream=stream)
         if stream and asks and api == "chat":
