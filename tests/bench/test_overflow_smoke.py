@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench.overflow.__main__ import main, measure
 from bench.overflow.lines import Line, lines
 from bench.overflow.scores import is_of, score
 from proxy.overflow import Overflow
@@ -72,6 +71,9 @@ def catalogue(folder: Path) -> Path:
 
 @pytest.mark.full
 def test_it_runs_and_prints_ours_beside_theirs(tmp_path: Path) -> None:
+    # It imports LiteLLM, which takes seconds in each process that collects tests.
+    from bench.overflow.__main__ import main, measure
+
     mine, theirs, left_out = measure(lines(catalogue(tmp_path)))
     assert (mine.overflows, mine.others, mine.found, mine.alarms) == (3, 1, 3, [])
     assert mine.wrong == {name: [] for name in mine.wrong}

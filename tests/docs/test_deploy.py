@@ -102,24 +102,11 @@ def test_each_alert_says_what_to_do() -> None:
 
 
 @promtool
-def test_promtool_accepts_the_rules() -> None:
-    subprocess.run([str(PROMTOOL), "check", "rules", str(ALERTS)], check=True, capture_output=True, timeout=120)
-
-
-@promtool
 def test_promtool_accepts_the_metrics() -> None:
     done = subprocess.run(
         [str(PROMTOOL), "check", "metrics"], input=_exposed(), capture_output=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, b"")
-
-
-@promtool
-def test_promtool_accepts_the_configuration_of_prometheus(tmp_path: Path) -> None:
-    text = (DEPLOY / "prometheus" / "prometheus.yml").read_text()
-    config = tmp_path / "prometheus.yml"
-    config.write_text(text.replace("/etc/prometheus/alerts.yaml", str(ALERTS)))
-    subprocess.run([str(PROMTOOL), "check", "config", str(config)], check=True, capture_output=True, timeout=120)
 
 
 EXPOSE = """
@@ -285,23 +272,6 @@ def container() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("folder", ["base", *(f"overlays/{name}" for name in OVERLAYS)])
-def test_a_kustomization_lists_the_files_of_its_folder(folder: str) -> None:
-    above = KUBERNETES / folder
-    kustomization = in_yaml(above / "kustomization.yaml")
-    listed = {*kustomization["resources"], *(patch["path"] for patch in kustomization.get("patches", ()))}
-    listed |= {file for generator in kustomization.get("configMapGenerator", ()) for file in generator["files"]}
-    assert [name for name in listed if not (above / name).exists()] == []
-    assert {path.name for path in above.glob("*.yaml")} == {"kustomization.yaml", *listed} - {"../../base"}
-    for resource in written(folder):
-        if isinstance(resource, dict):  # a list is a JSON patch
-            assert {"apiVersion", "kind"} <= resource.keys()
-            assert resource["metadata"]["name"]
-    assert [image["name"] for image in kustomization.get("images", ())] == (
-        [] if folder == "base" else ["compaction-proxy"]
-    )
-
-
 def test_each_selector_matches_the_pods() -> None:
     labels = pod()["metadata"]["labels"]
     selectors = [
@@ -364,17 +334,6 @@ def test_the_autoscaler_uses_a_metric_of_the_proxy() -> None:
     target, deployment = spec["scaleTargetRef"], of_kind("Deployment")
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
     assert "replicas" not in deployment["spec"]
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_an_overlay_sets_all_variables_of_the_configuration(overlay: str) -> None:
-    patch = of_kind("Deployment", f"overlays/{overlay}")
-    (patched,) = patch["spec"]["template"]["spec"]["containers"]
-    assert (patch["metadata"]["name"], patched["name"]) == (
-        of_kind("Deployment")["metadata"]["name"],
-        container()["name"],
-    )
-    assert {variable["name"] for variable in container()["env"] + patched["env"]} == variables()
 
 
 def rendered_by_kustomize(overlay: str) -> dict[str, dict[str, Any]]:

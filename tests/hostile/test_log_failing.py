@@ -46,6 +46,9 @@ REPLACED = {
 }
 UNREAD = 'exec 2> >(exec sleep 60); timeout 2 head -c 65536 /dev/zero >&2; exec "$@"'
 """A full pipe that nobody reads."""
+FEW, MORE = ["full disk", "nobody reads"], ["closed", "closed pipe", "read-only", "all of it"]
+"""Those of every run, and those of ``--full``."""
+
 BODIES: dict[str, dict[str, Any]] = {
     "small": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "summary": {"model": "m", "messages": chat(30, 300)},
@@ -102,7 +105,8 @@ def fill_disk(server: Program) -> None:
         process.rlimit(psutil.RLIMIT_FSIZE, (1, psutil.RLIM_INFINITY))
 
 
-def test_requests_reloads_and_maintenance_go_on_without_log_and_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [FEW, pytest.param(MORE, marks=pytest.mark.full)])
+def test_requests_reloads_and_maintenance_go_on_without_log_and_store(names: list[str], tmp_path: Path) -> None:
     upstream = StandIn(responder=respond, summariser=respond)
     with serve(upstream.app) as address:
         expected = {}
@@ -110,11 +114,11 @@ def test_requests_reloads_and_maintenance_go_on_without_log_and_store(tmp_path: 
             for kind in BODIES:
                 expected[kind] = outcome(sent(server.url, kind, "sk-one"))
         assert {one[0] for one in expected.values()} == {200, 404, 502}
-        for name, command in {**REPLACED, "nobody reads": UNREAD}.items():
+        for name in names:
             folder = tmp_path / name.replace(" ", "-")
             folder.mkdir()
             config = write_config(settings(address, "sk-one"), folder)
-            within = ("bash", "-c", command, "-", sys.executable, "-c", OFTEN)
+            within = ("bash", "-c", {**REPLACED, "nobody reads": UNREAD}[name], "-", sys.executable, "-c", OFTEN)
             with program(config, within=within) as server, ThreadPoolExecutor(16) as clients:
                 fill_disk(server)
                 kinds = [kind for kind in BODIES for _ in range(REQUESTS // len(BODIES) // (len(REPLACED) + 1))]
@@ -147,10 +151,12 @@ def test_a_sink_that_fails_costs_neither_the_other_sinks_nor_the_response() -> N
     assert [(line["event"], line["error"]) for line in logs] == [("records.sink_failed", "ValueError")]
 
 
-@pytest.mark.parametrize("command", REPLACED.values(), ids=REPLACED.keys())
-def test_a_program_ends_with_its_own_status_without_log(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*FEW, *(pytest.param(name, marks=pytest.mark.full) for name in MORE)])
+def test_a_program_ends_with_its_own_status_without_log(name: str, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "proxy", "run", "--", sys.executable, "-c", "raise SystemExit(7)"]
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     environment = {**buffered, "HOME": str(tmp_path)}
-    done = subprocess.run(["bash", "-c", command, "-", *program], cwd=ROOT, env=environment, check=False, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", REPLACED[name], "-", *program], cwd=ROOT, env=environment, check=False, timeout=60
+    )
     assert done.returncode == 7

@@ -36,7 +36,7 @@ ANSWER = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000},
 }  # fmt: skip
-CLIENTS = 8
+CLIENTS, CONVERSATIONS = 8, 30
 
 
 def conversation(name: str, rounds: int) -> list[dict[str, Any]]:
@@ -84,12 +84,11 @@ class Load:
 
 
 class Stored:
-    """The store with the archive, and the number of conversations that it gets in a test."""
+    """The store with the archive."""
 
-    def __init__(self, settings: dict[str, Any], store: ManagedStore, conversations: int) -> None:
+    def __init__(self, settings: dict[str, Any], store: ManagedStore) -> None:
         self.settings = settings
         self.store = store
-        self.conversations = conversations
 
     def missing(self, ids: Sequence[str]) -> list[str]:
         async def missing() -> list[str]:
@@ -105,12 +104,8 @@ class Stored:
 def stored(kind: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stored]:
     section: dict[str, Any] = {"encryption": {"key": base64.b64encode(KEY).decode()}} if "sealed" in kind else {}
     keys = (KEY,) if section else ()
-    if kind.startswith("redis"):
-        url = request.getfixturevalue("redis").url
-        yield Stored({"store": {"url": url, **section}}, open_store(url, keys), 120)
-    else:
-        url = f"sqlite:///{folder}/store.db"
-        yield Stored({"store": {"url": url, **section}}, open_store(url, keys), 120)
+    url = request.getfixturevalue("redis").url if kind.startswith("redis") else f"sqlite:///{folder}/store.db"
+    yield Stored({"store": {"url": url, **section}}, open_store(url, keys))
 
 
 def metric(running: Program, sample: str) -> float:
@@ -137,12 +132,10 @@ def test_every_entry_that_a_sent_prompt_points_to_is_stored(
             "models": [{"match": "*", "upstream": "main", "profile": {"context_window": 16_000}}],
             "policies": {"default": POLICY},
         }
-        # Only a signal that comes while entries wait needs many of them.
-        conversations = where.conversations if signal == "terminated" else where.conversations // 4
         with program(write_config(settings, tmp_path), env=dict(os.environ)) as running:
-            load.run(running.url, conversations)
+            load.run(running.url, CONVERSATIONS)
             assert load.failed == []
-            assert len(load.ids) > 30 * conversations
+            assert len(load.ids) > 30 * CONVERSATIONS
             assert metric(running, 'compaction_archive_entries_total{outcome="skipped"}') == 0
             if signal == "terminated":
                 running.process.terminate()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import itertools
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
 import typing_extensions
@@ -62,15 +63,21 @@ MOST = 60
 """Variants of a type, at most."""
 
 
-def variants(declared: Any) -> Iterator[tuple[str, Value]]:
-    """Yield the values of each type in a union, with their names. Unions inside take each alternative in turn."""
+@functools.cache
+def variants(declared: Any) -> tuple[tuple[str, Value], ...]:
+    """Return the values of each type in a union, with their names. Unions inside take each alternative in turn.
+
+    All callers get the same values, so they plant texts in copies.
+    """
+    found = []
     for number, kind in enumerate(filter(typing_extensions.is_typeddict, _alternatives(declared))):
         seen: list[Value] = []
         for pick in range(MOST):
             value = _Builder(pick).value("", kind)
             if value not in seen:
                 seen.append(value)
-                yield f"{value.get('type') or value.get('role')}-{number}.{len(seen)}", value
+                found.append((f"{value.get('type') or value.get('role')}-{number}.{len(seen)}", value))
+    return tuple(found)
 
 
 def planted(value: Any, texts: Mapping[str, str] | str) -> Any:
@@ -124,11 +131,8 @@ class _Builder:
         return PIXEL  # bytes, or a file
 
     def _object(self, kind: Any) -> Value:
-        hints = get_type_hints(kind, include_extras=True)
-        needed = {name: hint for name, hint in hints.items() if name in kind.__required_keys__ or _required(hint)}
-        more = {name: hint for name, hint in hints.items() if name not in needed | dict.fromkeys(OMITTED)}
-        wanted = needed | {name: hint for name, hint in more.items() if name in IDS or _has_text(hint)}
-        return {name: self.value(name, wanted[name], hints) for name in hints if name in wanted}
+        hints, wanted = _fields(kind)
+        return {name: self.value(name, hints[name], hints) for name in wanted}
 
     def _text(self, name: str, owner: Mapping[str, Any]) -> str:
         plain = "text/plain" in get_args(_plain(owner.get("media_type", str)))
@@ -151,6 +155,16 @@ class _Builder:
         return f"@{next(self._numbers)}@"
 
 
+@functools.cache
+def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the declared fields of an object, and the names of those that a value has."""
+    hints = get_type_hints(kind, include_extras=True)
+    needed = {name for name, hint in hints.items() if name in kind.__required_keys__ or _required(hint)}
+    more = {name for name in hints.keys() - needed - OMITTED if name in IDS or _has_text(hints[name])}
+    return hints, [name for name in hints if name in needed | more]
+
+
+@functools.cache
 def _alternatives(kind: Any) -> list[Any]:
     kind = _plain(kind)
     if get_origin(kind) not in (Union, types.UnionType):

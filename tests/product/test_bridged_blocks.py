@@ -6,6 +6,7 @@ version of the SDK fails here until its new types have a decision.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -94,6 +95,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     assert upstream.faults == []
 
 
+@functools.cache
 def cases(*unions: Any) -> dict[str, Value]:
     """Return the values of types. A file of the SDK's own isn't a request's."""
     found: dict[str, Value] = {}

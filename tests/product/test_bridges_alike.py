@@ -110,8 +110,11 @@ def run(api: str, behind: str, folder: Path, *, stream: bool) -> dict[str, Seen]
     }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("api", "behind"), [*itertools.permutations(PATHS, 2)])
+CASES = [(api, behind, number % 2 == 1) for number, (api, behind) in enumerate(itertools.permutations(PATHS, 2))]
+"""Each API streams in front of one other API, and not in front of the other one."""
+
+
+@pytest.mark.parametrize(("api", "behind", "stream"), CASES)
 def test_a_bridge_changes_nothing_else(api: str, behind: str, stream: bool, tmp_path: Path) -> None:
     native = run(api, api, tmp_path / "native", stream=stream)
     bridged = run(api, behind, tmp_path / "bridged", stream=stream)

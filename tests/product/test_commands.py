@@ -17,9 +17,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from proxy.access.authenticator import Authenticator
+from proxy.cli import records
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.server.loopback import serve
 from proxy.store import open_store
+from proxy.upstream import limit_discovery
 from tests.kit.configurations import loads
 from tests.kit.program import ROOT, call, run
 from tests.kit.scripted import chat, key_hash
@@ -201,8 +203,10 @@ def test_explain(folder: Path) -> None:
     assert not list(folder.glob("**/*.db")), "nothing is stored"
 
 
-def test_explain_uses_the_limits_that_the_server_has(folder: Path) -> None:
+def test_explain_uses_the_limits_that_the_server_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """First those that the upstream reports, then lower ones that the server has learned for some caller."""
+    for module in (limit_discovery, records):
+        monkeypatch.setattr(module, "reports_limits", lambda settings: True)
 
     async def models(request: Request) -> JSONResponse:
         return JSONResponse({"data": [{"id": "local", "max_model_len": 16_000}]})
@@ -216,11 +220,8 @@ def test_explain_uses_the_limits_that_the_server_has(folder: Path) -> None:
         await store.aclose()
 
     def explained() -> str:
-        done = run(
-            folder, "explain", "long.json", "--config", "own.yaml", "--model", "local"
-        )  # asks, as `call` doesn't
+        done = call(folder, "explain", "long.json", "--config", "own.yaml", "--model", "local")
         assert done.returncode == 0, done.stderr
-
         return " ".join(re.sub(r"[│\n]", " ", done.stdout).split())
 
     with serve(Starlette(routes=[Route("/v1/models", models)])) as url:

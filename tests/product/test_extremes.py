@@ -77,11 +77,11 @@ PARTS = {
 def asked(
     request: Mapping[str, Any], folder: Path, *, believed: int = WINDOW, stream: bool = False, **policy: Any
 ) -> tuple[StandIn, str | None]:
-    """The upstream after a request was sent three times, and what the client was told of the last, if it failed."""
+    """The upstream after a request was sent twice, and what the client was told of the last, if it failed."""
     upstream = StandIn(window=WINDOW)
     told: str | None = None
     with protected(upstream, folder, believed, policy) as caller:
-        for _ in range(3):
+        for _ in range(2):
             before, begun = len(upstream.conversations), time.monotonic()
             told = None
             try:

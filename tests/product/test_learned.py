@@ -19,7 +19,7 @@ from tests.kit.scripted import client, proxied, words
 from tests.kit.upstream import Agent, StandIn, decide
 
 BELIEVED = 20_000
-TURNS = 60
+TURNS = 36
 
 
 def settings_for(url: str, window: int = BELIEVED) -> dict[str, Any]:

@@ -124,8 +124,7 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize("wording", GATES)
-@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize(("wording", "dense"), [*((wording, False) for wording in GATES), ("tier", True)])
 def test_a_plan_without_long_prompts_is_learned(wording: str, dense: bool, tmp_path: Path) -> None:
     status, message = GATES[wording]
     conversation = talk(20, 5_300, "0 1 2 3 4 5 6 7 8 9 ") if dense else LONG
@@ -153,8 +152,7 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("page", "api"), [*zip(PAGES, cycle(APIS), strict=False)])
 def test_a_body_of_too_many_bytes_is_compacted_below_them(api: str, page: str, tmp_path: Path) -> None:
     text, kind = PAGES[page]
     upstream = Upstream(lambda api, raw: Response(text, 413, None, kind) if len(raw) > 30_000 else None)

@@ -1,4 +1,4 @@
-"""Chat streams of made-up servers reach the SDKs whole, or end with an error: 300, or 10,000 with ``--full``."""
+"""Chat streams of made-up servers reach the SDKs whole, or end with an error: 150, or 10,000 with ``--full``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from tests.kit.odd_answers import Said, Sent, Upstream, odd_answer
 
-SEEDS, SEEDS_FULL = 300, 10_000
-BATCHES = 10
+SEEDS, SEEDS_FULL = 150, 10_000
+BATCHES = 5
 STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 STATUSES = {"length": "max_output_tokens", "content_filter": "content_filter"}
 

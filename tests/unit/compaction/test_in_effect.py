@@ -194,8 +194,10 @@ def faults(text: str, said: list[tuple[Said, bool, str]]) -> Iterator[str]:
             yield f"{one.mark[:24]!r} after its end, {place}"
 
 
-@pytest.mark.parametrize("resumed", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("seed", "resumed"),
+    [(0, False), (1, True), *(pytest.param(n, n % 4 < 2, marks=pytest.mark.full) for n in range(2, 8))],
+)
 @pytest.mark.parametrize("api", APIS)
 def test_what_is_in_effect_stays_until_it_ends(api: str, seed: int, resumed: bool) -> None:
     client, prompts = Client(api), Prompts(api, rules(results=seed % 2 == 0, duplicates=False))

@@ -192,7 +192,7 @@ def test_the_work_grows_with_the_messages_and_no_faster() -> None:
     assert reads(10_000) <= 4.2 * reads(2500)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(conversations, policies, budgets, st.sampled_from([UNBOUNDED, Bounds(messages=20), Bounds(bytes=30_000)]))
 def test_a_growing_conversation_has_the_plans_that_its_parts_have_alone(
     drawn: list[Episode], policy: Rules, budget: int, bounds: Bounds

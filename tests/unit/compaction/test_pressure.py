@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction import keeps
@@ -156,6 +156,7 @@ def steps_of(drawn: Any, budget: int, policy: Rules, head: int) -> Iterator[tupl
         yield grown[:end], send(grown[:end], policy, budget)
 
 
+@settings(max_examples=15)
 @given(conversations, windows, bounded, st.integers(0, 2))
 def test_between_two_checkpoints_each_request_begins_with_the_one_before(
     drawn: Any, budget: int, policy: Rules, head: int

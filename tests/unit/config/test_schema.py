@@ -52,9 +52,9 @@ def stated(node: Node, path: tuple[str, ...]) -> bool:
     return path[0] in node.settings and stated(node.settings[path[0]], path[1:])
 
 
-@pytest.mark.parametrize("path", list(paths(WrittenSettings)), ids=".".join)
-def test_the_example_shows_every_setting(path: tuple[str, ...]) -> None:
-    assert stated(parse(EXAMPLE.read_bytes()), path)
+def test_the_example_shows_every_setting() -> None:
+    example = parse(EXAMPLE.read_bytes())
+    assert [".".join(path) for path in paths(WrittenSettings) if not stated(example, path)] == []
 
 
 def test_the_example_loads_with_nothing_but_a_key() -> None:

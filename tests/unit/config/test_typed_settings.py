@@ -39,6 +39,7 @@ def plant(file: Path) -> set[tuple[int, str]]:
     return planted
 
 
+@pytest.mark.full
 @pytest.mark.long
 def test_mypy_finds_each_misspelled_setting(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "proxy", tmp_path / "proxy", ignore=shutil.ignore_patterns("__pycache__"))
