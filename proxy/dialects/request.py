@@ -12,6 +12,7 @@ import msgspec
 
 from proxy.constants import UNDECODABLE
 from proxy.errors import BadBody
+from proxy.overflow.silent import asks_for_removal
 from proxy.tokens.media import has_remote_media
 
 MAX_MESSAGES = 40_000
@@ -22,6 +23,9 @@ MAX_VALUES = 300_000
 
 INLINE_BYTES = 4_000_000
 """A body of at most this many bytes is measured and parsed on the event loop, a larger one in a thread."""
+
+LONG_BETA = b"context-1m-"
+"""The beginning of the names of Anthropic's beta for the long window."""
 
 _SLICE = 1_000_000
 
@@ -56,6 +60,20 @@ class Wire(msgspec.Struct):
     safety_identifier: msgspec.Raw = NOTHING
     metadata: msgspec.Raw = NOTHING
     prompt_cache_key: msgspec.Raw = NOTHING
+    betas: msgspec.Raw = NOTHING
+    anthropic_beta: msgspec.Raw = NOTHING
+    context_management: msgspec.Raw = NOTHING
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Return the decoded fields of ``Request`` that every API has."""
+        return {
+            "model": self.model_name,
+            "stream": self.streams,
+            "sender": self.sender,
+            "long_context": LONG_BETA in bytes(self.betas) or LONG_BETA in bytes(self.anthropic_beta),
+            "removes": self.context_management is not NOTHING and asks_for_removal(self.context_management),
+        }
 
     @property
     def sender(self) -> tuple[str, str]:
@@ -89,6 +107,8 @@ class Request(msgspec.Struct, eq=False):
     - ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools. ``OVERHEAD``
       are their names, and ``CONVERSATION`` is the name of the field with the conversation.
     - ``sender`` is the end user and the session that the client names, empty if there is none.
+    - ``long_context`` is true if the body asks for Anthropic's long window, and ``removes`` if it asks the upstream to
+      remove old content.
     - ``strict`` is a body that strict parsers accept, if they reject ``raw``.
     """
 
@@ -104,6 +124,8 @@ class Request(msgspec.Struct, eq=False):
     sent: int = 0
     strict: bytes | None = None
     sender: tuple[str, str] = ("", "")
+    long_context: bool = False
+    removes: bool = False
     _media: bool | None = None
     _fixed_thinking: int | None = None
 
@@ -391,7 +413,7 @@ def with_surrogates(made: bytes, strict: bytes, raw: bytes) -> bytes:
 
 def value_of(raw: msgspec.Raw | bytes) -> Any:
     """Return a decoded value; ``None`` if it is missing or no parser reads it."""
-    if not bytes(raw):
+    if raw is NOTHING or not bytes(raw):
         return None
     try:
         return _any_decoder.decode(raw)

@@ -65,9 +65,7 @@ class ChatRequest(BlocksRequest, eq=False):
         units, splits = split(messages, layouts_of(messages)) if with_blocks else (messages, {})
         return cls(
             raw=raw,
-            model=wire.model_name,
-            stream=wire.streams,
-            sender=wire.sender,
+            **wire.shared,
             units=units,
             splits=splits,
             sent=len(messages),

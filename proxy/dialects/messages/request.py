@@ -147,9 +147,7 @@ class MessagesRequest(BlocksRequest, eq=False):
         most, thinking = positive(wire.max_tokens), thinking_tokens(wire.thinking)
         return cls(
             raw=raw,
-            model=wire.model_name,
-            stream=wire.streams,
-            sender=wire.sender,
+            **wire.shared,
             units=units,
             max_output=most,
             overhead=(*fields, bytes(listed(messages[block:start])) if start else b""),
