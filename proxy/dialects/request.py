@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
+from proxy.dialects.units import ByDigest
 from proxy.errors import BadBody
 from proxy.overflow.silent import asks_for_removal
 from proxy.tokens.media import has_remote_media
@@ -26,6 +27,12 @@ INLINE_BYTES = 4_000_000
 
 LONG_BETA = b"context-1m-"
 """The beginning of the names of Anthropic's beta for the long window."""
+
+SEARCHED = 2_000
+"""A body with at least this many bytes isn't searched for media, but its new messages are."""
+
+_CLOSE = 64
+"""Bytes by which a message is found."""
 
 _SLICE = 1_000_000
 
@@ -101,8 +108,8 @@ class Request(msgspec.Struct, eq=False):
     """A request as the client sent it. A struct can't be abstract, so methods that each API must define raise an error.
 
     - ``model`` is ``None`` if the field is missing or isn't a string.
-    - ``units`` are the bytes of the conversation's units, unchanged. ``sent`` is the number of messages or items that
-      the client sent.
+    - ``units`` are the bytes of the conversation's units, unchanged. ``received`` are the messages or items that the
+      client sent.
     - ``max_output`` is the requested limit on output, in tokens.
     - ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools. ``OVERHEAD``
       are their names, and ``CONVERSATION`` is the name of the field with the conversation.
@@ -121,7 +128,7 @@ class Request(msgspec.Struct, eq=False):
     units: Sequence[bytes] = []
     max_output: int | None = None
     overhead: tuple[bytes, ...] = ()
-    sent: int = 0
+    received: Sequence[bytes] = []
     strict: bytes | None = None
     sender: tuple[str, str] = ("", "")
     long_context: bool = False
@@ -142,7 +149,7 @@ class Request(msgspec.Struct, eq=False):
     async def _read_bounded(cls, raw: bytes) -> Self:
         """Parse a body. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages, items, or units."""
         request = cls.parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(cls.parse, raw)
-        count = max(request.sent, len(request.units))
+        count = max(len(request.received), len(request.units))
         if count > MAX_MESSAGES:
             raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=cls.CONVERSATION)
         return request
@@ -171,7 +178,9 @@ class Request(msgspec.Struct, eq=False):
     def has_remote_media(self) -> bool:
         """Return whether the body may contain parts whose tokens can exceed their bytes. See ``tokens.media``."""
         if self._media is None:
-            self._media = has_remote_media(self.raw)
+            around = _around(self.raw, self.received)
+            found = has_remote_media(self.raw if around is None else around)
+            self._media = found or (around is not None and True in _media.of(self.received))
         return self._media
 
     @property
@@ -256,7 +265,7 @@ class Request(msgspec.Struct, eq=False):
     def release(self) -> None:
         """Drop every byte of the request from memory. The model and the other decoded fields stay."""
         self.raw = b""
-        self.units = []
+        self.units = self.received = []
         self.overhead = ()
         self.strict = None
 
@@ -308,6 +317,19 @@ class Request(msgspec.Struct, eq=False):
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
         """Limit the output in the fields of a body to ``most`` tokens."""
         raise NotImplementedError
+
+
+_media = ByDigest(has_remote_media)
+
+
+def _around(raw: bytes, parts: Sequence[bytes]) -> bytes | None:
+    """Return the bytes of a body before and after a list of its parts; ``None`` if they aren't found in a large one."""
+    if len(raw) < SEARCHED or not parts:
+        return None
+    start, last = raw.find(memoryview(parts[0])[:_CLOSE]), memoryview(parts[-1])[-_CLOSE:]
+    end, commas = raw.rfind(last) + len(last), len(parts) - 1
+    between = end - start - sum(map(len, parts))
+    return raw[:start] + raw[end:] if start >= 0 and between in (commas, 2 * commas) else None
 
 
 async def check_values(raw: bytes) -> None:

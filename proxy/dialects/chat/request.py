@@ -68,7 +68,7 @@ class ChatRequest(BlocksRequest, eq=False):
             **wire.shared,
             units=units,
             splits=splits,
-            sent=len(messages),
+            received=messages,
             max_output=positive(wire.max_completion_tokens) or positive(wire.max_tokens),
             overhead=(bytes(wire.tools), bytes(wire.functions), bytes(wire.tool_choice), bytes(wire.response_format)),
         )
