@@ -29,12 +29,7 @@ _TIME_DIGITS = 14
 HIDDEN_MODEL = "(hidden)"
 """Replaces text that doesn't look like a model's name. No name that is shown has parentheses."""
 
-LONGEST_NAME = 128
-"""Characters of a name that is shown. The longest part of a ``user-agent`` that can match ``_CLIENT`` is shorter."""
-
-REMEMBERED = 1_000
-
-_MODEL_NAME = re.compile(r"[\w./:@+-]+", re.ASCII)
+_MODEL_NAME = re.compile(r"[\w./:@+-]{1,128}", re.ASCII)
 
 _CLIENT = re.compile(r"[A-Za-z][\w.-]{0,39}(?:/[\w.+-]{1,40})?(?: v?\d[\w.+-]{0,30})?", re.ASCII)
 
@@ -321,24 +316,18 @@ def shown_model(model: str) -> str:
 
     The client may send any text as a model's name, even a key.
     """
-    return _shown_model(model) if len(model) <= LONGEST_NAME else HIDDEN_MODEL
+    return model if _MODEL_NAME.fullmatch(model) and not _has_key(model) else HIDDEN_MODEL
 
 
 def shown_client(agent: str) -> str | None:
     """Return the product and the version in a ``user-agent``, as in ``OpenAI/Python 2.1.0``; ``None`` without one."""
-    return _shown_client(agent[:LONGEST_NAME])
-
-
-# The search for a key takes longer than many other steps of a request, and most requests have known names.
-@lru_cache(REMEMBERED)
-def _shown_model(model: str) -> str:
-    return model if _MODEL_NAME.fullmatch(model) and not _PROVIDER_KEY.search(model) else HIDDEN_MODEL
-
-
-@lru_cache(REMEMBERED)
-def _shown_client(agent: str) -> str | None:
     found = _CLIENT.match(agent)
-    return None if found is None else HIDDEN_MODEL if _PROVIDER_KEY.search(found[0]) else found[0]
+    return None if found is None else HIDDEN_MODEL if _has_key(found[0]) else found[0]
+
+
+@lru_cache(1_000)  # the search takes longer than many other steps of a request
+def _has_key(short: str) -> bool:
+    return _PROVIDER_KEY.search(short) is not None
 
 
 def new_id() -> str:
