@@ -269,7 +269,8 @@ class Bill:
     def models(self) -> set[str]:
         """Return the models of calls that the provider made for the answers."""
         ends = [meter._own.end for meter in self._meters if not meter.free]
-        return {model for end in ends if end is not None for model in models_of(end.usage)}
+        usages = [end.usage for end in ends if end is not None and "iterations" in end.usage]
+        return {model for usage in usages for model in models_of(usage)}
 
     def amount(self, usage: Usage) -> Amount:
         """Return the tokens and the price of a usage, to reserve or to count them."""
