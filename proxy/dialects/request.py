@@ -31,9 +31,6 @@ LONG_BETA = b"context-1m-"
 SEARCHED = 2_000
 """A body with at least this many bytes isn't searched for media, but its new messages are."""
 
-_CLOSE = 64
-"""Bytes by which a message is found."""
-
 _SLICE = 1_000_000
 
 _THINKING_WORDS = (b"udget", b"thinking", b"reasoning")
@@ -74,9 +71,10 @@ class Wire(msgspec.Struct):
     @property
     def shared(self) -> dict[str, Any]:
         """Return the decoded fields of ``Request`` that every API has."""
+        model = value_of(self.model)
         return {
-            "model": self.model_name,
-            "stream": self.streams,
+            "model": model if isinstance(model, str) else None,
+            "stream": bytes(self.stream) == b"true",  # JSON has one spelling of it
             "sender": self.sender,
             "long_context": LONG_BETA in bytes(self.betas) or LONG_BETA in bytes(self.anthropic_beta),
             "removes": self.context_management is not NOTHING and asks_for_removal(self.context_management),
@@ -91,17 +89,6 @@ class Wire(msgspec.Struct):
         session = value_of(self.prompt_cache_key)
         user = next((one for one in users if isinstance(one, str) and one), "")
         return user, session if isinstance(session, str) else ""
-
-    @property
-    def model_name(self) -> str | None:
-        """Return the model; ``None`` if the field is missing or isn't a string."""
-        name = value_of(self.model)
-        return name if isinstance(name, str) else None
-
-    @property
-    def streams(self) -> bool:
-        """Return whether the client wants a stream."""
-        return bytes(self.stream) == b"true"  # JSON has one spelling of it
 
 
 class Request(msgspec.Struct, eq=False):
@@ -326,7 +313,8 @@ def _around(raw: bytes, parts: Sequence[bytes]) -> bytes | None:
     """Return the bytes of a body before and after a list of its parts; ``None`` if they aren't found in a large one."""
     if len(raw) < SEARCHED or not parts:
         return None
-    start, last = raw.find(memoryview(parts[0])[:_CLOSE]), memoryview(parts[-1])[-_CLOSE:]
+    # A few bytes find a place sooner than a whole message does.
+    start, last = raw.find(memoryview(parts[0])[:64]), memoryview(parts[-1])[-64:]
     end, commas = raw.rfind(last) + len(last), len(parts) - 1
     between = end - start - sum(map(len, parts))
     return raw[:start] + raw[end:] if start >= 0 and between in (commas, 2 * commas) else None

@@ -128,7 +128,6 @@ class Exchange(RequestContext):
     refused_bytes: int | None = None
     edits: tuple[Edit, ...] = ()
     _key: tuple[str, str] | None = None
-    _place: tuple[str, str, str] | None = None
 
     def replace(self, body: Request, *, original: Request | None = None) -> None:
         """Go on with another body. It leaves if compaction changes nothing, unless there is an ``original``."""
@@ -142,11 +141,9 @@ class Exchange(RequestContext):
     @property
     def place(self) -> tuple[str, str, str]:
         """The key of learned limits: upstream, its name for the model, and tenant."""
-        if self._place is None:
-            # A limit learned in the standard window isn't that of the long one.
-            model, long = self.route.model, self.profile.long_context
-            self._place = self.route.upstream, f"{model}{LONG_SUFFIX}" if long else model, self.caller.tenant
-        return self._place
+        # A limit learned in the standard window isn't that of the long one.
+        model, long = self.route.model, self.profile.long_context
+        return self.route.upstream, f"{model}{LONG_SUFFIX}" if long else model, self.caller.tenant
 
     @property
     def mode(self) -> Mode:

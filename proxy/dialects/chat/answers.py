@@ -51,7 +51,8 @@ class ChatAnswers(Answers):
 
     def searches(self, event: Object) -> int:
         """Return 1 if a message cites web pages. That's the only sign of a search in chat completions."""
-        found = [message["annotations"] for message in _messages(_choices(event)) if "annotations" in message]
+        messages = [choice.get("message") or choice.get("delta") for choice in _choices(event)]
+        found = [one["annotations"] for one in messages if isinstance(one, dict) and "annotations" in one]
         return int(any(map(_cites, found)))
 
     def read_usage(self, body: bytes) -> Finished:
@@ -78,12 +79,6 @@ class ChatAnswers(Answers):
 def _choices(event: Object) -> list[Object]:
     choices = event.get("choices")
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-
-
-def _messages(choices: list[Object]) -> list[Object]:
-    """Return the messages or deltas of choices."""
-    messages = [choice.get("message") or choice.get("delta") for choice in choices]
-    return [message for message in messages if isinstance(message, dict)]
 
 
 def _cites(annotations: object) -> bool:
