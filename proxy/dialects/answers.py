@@ -298,8 +298,9 @@ class AnswerTail:
     @property
     def ending(self) -> list[bytes]:
         """Return the body of an answer that isn't streamed, or the last events of a stream."""
-        body = b"".join(self._kept if self._is_json else self._chunks).replace(b"\r\n", b"\n").strip()
-        return [body] if self._is_json else body.rsplit(b"\n\n", _TRIED)
+        is_json = self._is_json
+        body = b"".join(self._kept if is_json else self._chunks).replace(b"\r\n", b"\n").strip()
+        return [body] if is_json else body.rsplit(b"\n\n", _TRIED)
 
     @property
     def model(self) -> str:

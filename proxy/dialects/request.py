@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
+from proxy.dialects.units import ByDigest
 from proxy.errors import BadBody
+from proxy.overflow.silent import asks_for_removal
 from proxy.tokens.media import has_remote_media
 
 MAX_MESSAGES = 40_000
@@ -22,6 +24,12 @@ MAX_VALUES = 300_000
 
 INLINE_BYTES = 4_000_000
 """A body of at most this many bytes is measured and parsed on the event loop, a larger one in a thread."""
+
+LONG_BETA = b"context-1m-"
+"""The beginning of the names of Anthropic's beta for the long window."""
+
+SEARCHED = 2_000
+"""A body with at least this many bytes isn't searched for media, but its new messages are."""
 
 _SLICE = 1_000_000
 
@@ -56,6 +64,21 @@ class Wire(msgspec.Struct):
     safety_identifier: msgspec.Raw = NOTHING
     metadata: msgspec.Raw = NOTHING
     prompt_cache_key: msgspec.Raw = NOTHING
+    betas: msgspec.Raw = NOTHING
+    anthropic_beta: msgspec.Raw = NOTHING
+    context_management: msgspec.Raw = NOTHING
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """Return the decoded fields of ``Request`` that every API has."""
+        model = value_of(self.model)
+        return {
+            "model": model if isinstance(model, str) else None,
+            "stream": bytes(self.stream) == b"true",  # JSON has one spelling of it
+            "sender": self.sender,
+            "long_context": LONG_BETA in bytes(self.betas) or LONG_BETA in bytes(self.anthropic_beta),
+            "removes": self.context_management is not NOTHING and asks_for_removal(self.context_management),
+        }
 
     @property
     def sender(self) -> tuple[str, str]:
@@ -67,28 +90,19 @@ class Wire(msgspec.Struct):
         user = next((one for one in users if isinstance(one, str) and one), "")
         return user, session if isinstance(session, str) else ""
 
-    @property
-    def model_name(self) -> str | None:
-        """Return the model; ``None`` if the field is missing or isn't a string."""
-        name = value_of(self.model)
-        return name if isinstance(name, str) else None
-
-    @property
-    def streams(self) -> bool:
-        """Return whether the client wants a stream."""
-        return bytes(self.stream) == b"true"  # JSON has one spelling of it
-
 
 class Request(msgspec.Struct, eq=False):
     """A request as the client sent it. A struct can't be abstract, so methods that each API must define raise an error.
 
     - ``model`` is ``None`` if the field is missing or isn't a string.
-    - ``units`` are the bytes of the conversation's units, unchanged. ``sent`` is the number of messages or items that
-      the client sent.
+    - ``units`` are the bytes of the conversation's units, unchanged. ``received`` are the messages or items that the
+      client sent.
     - ``max_output`` is the requested limit on output, in tokens.
     - ``overhead`` are the bytes of the fields outside the conversation that take tokens, such as tools. ``OVERHEAD``
       are their names, and ``CONVERSATION`` is the name of the field with the conversation.
     - ``sender`` is the end user and the session that the client names, empty if there is none.
+    - ``long_context`` is true if the body asks for Anthropic's long window, and ``removes`` if it asks the upstream to
+      remove old content.
     - ``strict`` is a body that strict parsers accept, if they reject ``raw``.
     """
 
@@ -101,9 +115,11 @@ class Request(msgspec.Struct, eq=False):
     units: Sequence[bytes] = []
     max_output: int | None = None
     overhead: tuple[bytes, ...] = ()
-    sent: int = 0
+    received: Sequence[bytes] = []
     strict: bytes | None = None
     sender: tuple[str, str] = ("", "")
+    long_context: bool = False
+    removes: bool = False
     _media: bool | None = None
     _fixed_thinking: int | None = None
 
@@ -120,7 +136,7 @@ class Request(msgspec.Struct, eq=False):
     async def _read_bounded(cls, raw: bytes) -> Self:
         """Parse a body. Raises ``BadBody`` for more than ``MAX_MESSAGES`` messages, items, or units."""
         request = cls.parse(raw) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(cls.parse, raw)
-        count = max(request.sent, len(request.units))
+        count = max(len(request.received), len(request.units))
         if count > MAX_MESSAGES:
             raise BadBody(_TOO_MANY_MESSAGES.format(count=count, most=MAX_MESSAGES), param=cls.CONVERSATION)
         return request
@@ -149,7 +165,9 @@ class Request(msgspec.Struct, eq=False):
     def has_remote_media(self) -> bool:
         """Return whether the body may contain parts whose tokens can exceed their bytes. See ``tokens.media``."""
         if self._media is None:
-            self._media = has_remote_media(self.raw)
+            around = _around(self.raw, self.received)
+            found = has_remote_media(self.raw if around is None else around)
+            self._media = found or (around is not None and True in _media.of(self.received))
         return self._media
 
     @property
@@ -234,7 +252,7 @@ class Request(msgspec.Struct, eq=False):
     def release(self) -> None:
         """Drop every byte of the request from memory. The model and the other decoded fields stay."""
         self.raw = b""
-        self.units = []
+        self.units = self.received = []
         self.overhead = ()
         self.strict = None
 
@@ -286,6 +304,20 @@ class Request(msgspec.Struct, eq=False):
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
         """Limit the output in the fields of a body to ``most`` tokens."""
         raise NotImplementedError
+
+
+_media = ByDigest(has_remote_media)
+
+
+def _around(raw: bytes, parts: Sequence[bytes]) -> bytes | None:
+    """Return the bytes of a body before and after a list of its parts; ``None`` if they aren't found in a large one."""
+    if len(raw) < SEARCHED or not parts:
+        return None
+    # A few bytes find a place sooner than a whole message does.
+    start, last = raw.find(memoryview(parts[0])[:64]), memoryview(parts[-1])[-64:]
+    end, commas = raw.rfind(last) + len(last), len(parts) - 1
+    between = end - start - sum(map(len, parts))
+    return raw[:start] + raw[end:] if start >= 0 and between in (commas, 2 * commas) else None
 
 
 async def check_values(raw: bytes) -> None:
@@ -391,7 +423,7 @@ def with_surrogates(made: bytes, strict: bytes, raw: bytes) -> bytes:
 
 def value_of(raw: msgspec.Raw | bytes) -> Any:
     """Return a decoded value; ``None`` if it is missing or no parser reads it."""
-    if not bytes(raw):
+    if raw is NOTHING or not bytes(raw):
         return None
     try:
         return _any_decoder.decode(raw)

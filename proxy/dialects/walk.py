@@ -150,16 +150,19 @@ def notes_of(content: object, table: Table, *, elements: bool = False) -> list[s
     return [note for text in _own_texts(content, table) for note in split_notes(text, elements=elements)[0]]
 
 
-def is_noted(content: object, table: Table) -> bool:
+def is_noted(content: Any, table: Table) -> bool:
     """Return whether a content has nothing but reminders."""
+    if isinstance(content, str):
+        notes, rest = split_notes(content)
+        return bool(notes) and not rest
     texts = _own_texts(content, table)
-    whole = isinstance(content, str) or (isinstance(content, list) and len(texts) == len(content))
-    return whole and bool(texts) and all(notes and not rest for notes, rest in map(split_notes, texts))
+    return bool(texts) and len(texts) == len(content) and all(is_noted(text, table) for text in texts)
 
 
-def _own_texts(content: object, table: Table) -> list[str]:
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return [part["text"] for part in parts if is_text(part, table)] if isinstance(parts, list) else []
+def _own_texts(content: Any, table: Table) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [part["text"] for part in content if is_text(part, table)] if isinstance(content, list) else []
 
 
 def without_notes(text: str) -> str:

@@ -23,7 +23,7 @@ from proxy.config import Route
 from proxy.dialects.apis import Dialect
 from proxy.dialects.chat.answers import without_usage
 from proxy.dialects.counting import Counter
-from proxy.dialects.request import Request, fields_of
+from proxy.dialects.request import LONG_BETA, Request, fields_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
 from proxy.endpoints.reply import Hide, send_answer, send_error_event
 from proxy.endpoints.restrictions import check_body, check_budget, check_path
@@ -44,9 +44,6 @@ from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.pipeline.watching import Tap, Watch
 from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
-
-LONG_BETA = b"context-1m-"
-"""The beginning of the names of Anthropic's beta for the long window."""
 
 UNIT_BYTES = 1_000
 """Bytes of memory that a request takes for each unit, such as a chat message, in addition to its body."""
@@ -220,12 +217,8 @@ class Conversations:
 
 def _asks_long_context(scope: Scope, body: Request) -> bool:
     """Return whether the client asks for Anthropic's long window, in a header or in a field of the body."""
-    if any(name == b"anthropic-beta" and LONG_BETA in value.lower() for name, value in scope["headers"]):
-        return True
-    if LONG_BETA not in body.raw or not body.units:
-        return False
-    fields = fields_of(body.raw)
-    return any(name in fields and LONG_BETA in bytes(fields[name]) for name in ("betas", "anthropic_beta"))
+    betas = b",".join([value for name, value in scope["headers"] if name == b"anthropic-beta"])
+    return LONG_BETA in betas.lower() or (body.long_context and bool(body.units))
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:

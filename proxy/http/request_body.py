@@ -176,15 +176,16 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
-            chunk = message.get("body", b"")
+            chunk, more = message.get("body", b""), message.get("more_body", False)
             size += len(chunk)
-            came(size)
+            if more or size > held.size:  # otherwise, nothing is waited for
+                came(size)
             if size > limit:
                 raise BodyTooLarge(OVER.format(limit=limit))
             if size > held.size and not held.grown(size - held.size):
                 await held.wait(size - held.size)
             chunks.append(chunk)
-            if not message.get("more_body", False):
+            if not more:
                 break
     body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     if encoding is None:

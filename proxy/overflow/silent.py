@@ -316,15 +316,12 @@ _MANAGED = re.compile(rb'"(?:context_management|truncation|transforms|truncate_p
 """Request fields that ask the upstream to shorten the prompt."""
 
 
-MANAGEMENT = "context_management"
-"""The field in which a request asks its upstream to remove content."""
-
 _REMOVES = re.compile(rb'"(?:clear_tool_uses\w*|compact\w*)"')
 """Kinds of context management that remove content. Those for reasoning hardly make a prompt smaller."""
 
 
 def asks_for_removal(field: bytes) -> bool:
-    """Return whether the value of ``MANAGEMENT`` asks the upstream to remove content before it counts the prompt."""
+    """Return whether ``context_management`` asks the upstream to remove content before it counts the prompt."""
     return _REMOVES.search(field) is not None
 
 

@@ -117,7 +117,9 @@ class TokenBudgets:
         learned, factor = self._learned(exchange), self.factor(exchange)
         profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
         fixed = exchange.body.fixed_thinking if may_lower(exchange.body.max_output, policy.output) else 0
-        default = self._defaults.get(exchange.place) if asked is None and policy.output != "keep" else None
+        default = None
+        if asked is None and policy.output != "keep" and (place := exchange.place) in self._defaults:
+            default = self._defaults.get(place)
         key = (id(profile), id(policy), asked, fixed, exchange.body.thinking, learned, factor, default)
         known = self._budgets.get(key)
         # An id says which object it is only while the object exists.

@@ -23,7 +23,6 @@ from proxy.http.sse import Heartbeat
 from proxy.limits.learned import LearnedLimit
 from proxy.limits.profiles import Profile
 from proxy.limits.profiles.lookup import LONG_SUFFIX
-from proxy.overflow.silent import MANAGEMENT, asks_for_removal
 from proxy.pipeline.billing import Bill
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.snapshot import ConfigSnapshot
@@ -222,14 +221,10 @@ class Exchange(RequestContext):
 
 def shortened_upstream(exchange: Exchange) -> bool:
     """Return whether the request asks its upstream to remove old content, and the upstream has the request's API."""
+    if not exchange.body.removes:
+        return False
     apis = exchange.configuration.settings.upstreams[exchange.route.upstream].certain_apis
-    # The search for the name is quick. Most requests don't have the field.
-    if MANAGEMENT.encode() not in exchange.body.raw or (apis is not None and exchange.dialect.name not in apis):
-        return False
-    try:
-        return asks_for_removal(exchange.body.outer_fields().get(MANAGEMENT, b""))
-    except BadBody:
-        return False
+    return apis is None or exchange.dialect.name in apis
 
 
 def compacts_itself(exchange: Exchange) -> bool:

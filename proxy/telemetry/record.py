@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import MutableMapping
 from contextvars import ContextVar
+from functools import lru_cache
 from random import getrandbits
 from typing import Any, Literal
 
@@ -315,13 +316,18 @@ def shown_model(model: str) -> str:
 
     The client may send any text as a model's name, even a key.
     """
-    return model if _MODEL_NAME.fullmatch(model) and not _PROVIDER_KEY.search(model) else HIDDEN_MODEL
+    return model if _MODEL_NAME.fullmatch(model) and not _has_key(model) else HIDDEN_MODEL
 
 
 def shown_client(agent: str) -> str | None:
     """Return the product and the version in a ``user-agent``, as in ``OpenAI/Python 2.1.0``; ``None`` without one."""
     found = _CLIENT.match(agent)
-    return None if found is None else HIDDEN_MODEL if _PROVIDER_KEY.search(found[0]) else found[0]
+    return None if found is None else HIDDEN_MODEL if _has_key(found[0]) else found[0]
+
+
+@lru_cache(1_000)  # the search takes longer than many other steps of a request
+def _has_key(short: str) -> bool:
+    return _PROVIDER_KEY.search(short) is not None
 
 
 def new_id() -> str:

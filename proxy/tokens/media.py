@@ -73,9 +73,11 @@ _UNSEEN_FILE = 10 * _PAGE_TOKENS
 # An answer's audio, given by its id, counts as two minutes.
 SPOKEN_ANSWER = 120 * _SOUND_TOKENS_OTHERS
 
-# Searching for the key first is seven times as fast as searching for each value.
-_MEDIA_PART = re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(MEDIA_LABELS).encode())
-_SPOKEN = re.compile(rb'"audio"\s*:\s*\{')
+# Searching for the key first is seven times as fast as searching for each value. Most messages don't even have it.
+_REMOTE = (
+    (b'"type"', re.compile(rb'"type"\s*:\s*"(?:%s)"' % "|".join(MEDIA_LABELS).encode())),
+    (b'"audio"', re.compile(rb'"audio"\s*:\s*\{')),
+)
 _BORDER = re.compile(rb'[^"a-z_\s:{]')
 _SEARCHED = 65_536
 """Bytes per search."""
@@ -87,13 +89,14 @@ def has_remote_media(raw: bytes) -> bool:
     Searches for the types of such parts (1 ms per MB). If there are none, ``Counter`` counts at most one token per byte
     of ``raw``. Text inside strings never matches, because strings escape quotation marks.
     """
-    start = 0
+    raw, start = bytes(raw), 0  # an undecoded message has no ``find``
     while True:
         # In pieces, because no other thread runs during a search. No match goes beyond the border of a piece.
         end = len(raw) if len(raw) - start <= _SEARCHED else _border(raw, start + _SEARCHED)
-        found = any(part.search(raw, start, end) for part in (_MEDIA_PART, _SPOKEN))
-        if found or end == len(raw):
-            return found
+        if any((at := raw.find(key, start, end)) >= 0 and part.search(raw, at, end) for key, part in _REMOTE):
+            return True
+        if end == len(raw):
+            return False
         start = end
 
 

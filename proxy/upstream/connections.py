@@ -7,6 +7,7 @@ reuses it. An upstream may still close one while the request is on its way. ``Cl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import io
@@ -59,6 +60,7 @@ LINE_BYTES = 65_536
 """Longest line of a response's head."""
 
 _MADE_UP = ("user-agent", "content-type")
+_UNLIMITED = contextlib.nullcontext()
 
 
 class _Request(aiohttp.ClientRequest):
@@ -98,7 +100,7 @@ class Connections:
         """
         self._busy += 1
         try:
-            async with asyncio.timeout(within):
+            async with _UNLIMITED if within is None else asyncio.timeout(within):
                 response = await self._attempted(method, url, headers, body, again=again)
         except BaseException as error:
             await self._done()

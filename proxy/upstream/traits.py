@@ -318,7 +318,8 @@ class Memory:
 
     def edits(self, place: Place) -> tuple[Edit, ...]:
         """Return the edits to make, in the order in which they were learned."""
-        return self._helped.get(place, ())
+        # Of caches with a time to live, `in` is the quickest question, and few upstreams need edits.
+        return self._helped.get(place, ()) if place in self._helped else ()
 
     def learn(self, place: Place, edits: Iterable[Edit]) -> None:
         """Remember edits that helped. A newer one replaces one of the same field, and any renaming another."""

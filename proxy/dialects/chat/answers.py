@@ -37,18 +37,23 @@ class ChatAnswers(Answers):
         return reason if isinstance(reason, str) else None
 
     def has_content(self, event: Object) -> bool:
-        choices = _choices(event)
-        if event.get("content") or any(choice.get("text") for choice in choices):
+        if event.get("content"):
             return True
-        return any(value for one in _messages(choices) for name, value in one.items() if name not in _NAMES)
+        for choice in _choices(event):
+            message = choice.get("message") or choice.get("delta")
+            said = [message[name] for name in message if name not in _NAMES] if isinstance(message, dict) else []
+            if choice.get("text") or any(said):
+                return True
+        return False
 
     def tier(self, event: Object) -> object:
         return event.get("service_tier")
 
     def searches(self, event: Object) -> int:
         """Return 1 if a message cites web pages. That's the only sign of a search in chat completions."""
-        messages = _messages(_choices(event))
-        return int(any("annotations" in message and _cites(message["annotations"]) for message in messages))
+        messages = [choice.get("message") or choice.get("delta") for choice in _choices(event)]
+        found = [one["annotations"] for one in messages if isinstance(one, dict) and "annotations" in one]
+        return int(any(map(_cites, found)))
 
     def read_usage(self, body: bytes) -> Finished:
         end = super().read_usage(body)
@@ -74,12 +79,6 @@ class ChatAnswers(Answers):
 def _choices(event: Object) -> list[Object]:
     choices = event.get("choices")
     return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
-
-
-def _messages(choices: list[Object]) -> list[Object]:
-    """Return the messages or deltas of choices."""
-    messages = [choice.get("message") or choice.get("delta") for choice in choices]
-    return [message for message in messages if isinstance(message, dict)]
 
 
 def _cites(annotations: object) -> bool:

@@ -65,12 +65,10 @@ class ChatRequest(BlocksRequest, eq=False):
         units, splits = split(messages, layouts_of(messages)) if with_blocks else (messages, {})
         return cls(
             raw=raw,
-            model=wire.model_name,
-            stream=wire.streams,
-            sender=wire.sender,
+            **wire.shared,
             units=units,
             splits=splits,
-            sent=len(messages),
+            received=messages,
             max_output=positive(wire.max_completion_tokens) or positive(wire.max_tokens),
             overhead=(bytes(wire.tools), bytes(wire.functions), bytes(wire.tool_choice), bytes(wire.response_format)),
         )

@@ -16,7 +16,7 @@ from proxy.compaction.reminders import note_key
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, Turn
 from proxy.dialects.chat.alternation import alternating
-from proxy.dialects.messages.units import MessagesUnits, kind_of, type_of
+from proxy.dialects.messages.units import MessagesUnits, type_of
 from proxy.dialects.parts import CHAT
 from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
@@ -79,8 +79,11 @@ class ChatUnits(MessageUnits):
 
     def kind(self, unit: Message) -> Kind:
         role = string(unit.get("role"))
-        kind = "result" if role == "user" and kind_of(unit) == "result" else KINDS.get(role, "")
-        return "" if kind == "user" and is_noted(unit.get("content"), CHAT) else kind
+        if role != "user":
+            return KINDS.get(role, "")
+        if type_of(next(iter(parts_of(unit)), None)) == "tool_result":
+            return "result"
+        return "" if is_noted(unit.get("content"), CHAT) else "user"
 
     def calls(self, unit: Message) -> tuple[Call, ...]:
         return self._blocks.calls(unit) if in_blocks(unit) else calls_of(unit)

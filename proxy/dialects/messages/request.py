@@ -147,13 +147,11 @@ class MessagesRequest(BlocksRequest, eq=False):
         most, thinking = positive(wire.max_tokens), thinking_tokens(wire.thinking)
         return cls(
             raw=raw,
-            model=wire.model_name,
-            stream=wire.streams,
-            sender=wire.sender,
+            **wire.shared,
             units=units,
             max_output=most,
             overhead=(*fields, bytes(listed(messages[block:start])) if start else b""),
-            sent=len(messages),
+            received=messages,
             prefix=messages[:start],
             splits=splits,
             continues=_continues(value_of(wire.thread)),

@@ -91,13 +91,11 @@ class ResponsesRequest(Request, eq=False):
         fields = (wire.instructions, wire.tools, wire.tool_choice, wire.text, prefix[-1] if prefix else b"")
         return cls(
             raw=raw,
-            model=wire.model_name,
-            stream=wire.streams,
-            sender=wire.sender,
+            **wire.shared,
             units=split.units,
             max_output=positive(wire.max_output_tokens),
             overhead=tuple(map(bytes, fields)),
-            sent=len(items),
+            received=items,
             prefix=prefix,
             references=references,
             may_refer=value_of(wire.store) is not False and (bool(references) or not split.repeats),

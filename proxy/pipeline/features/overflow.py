@@ -59,12 +59,13 @@ class Overflows:
 
     def apply(self, exchange: Exchange) -> None:
         """Keep a request below the bytes that its upstream refused within the last hour."""
-        if known := self._bytes.get(exchange.place):
+        place = exchange.place
+        if place in self._bytes and (known := self._bytes.get(place)):
             _limit_bytes(exchange, known)
 
     def media(self, exchange: Exchange) -> tuple[MediaLimit, ...]:
         """Return the limits on images and files that the upstream named, and those guessed for the conversation."""
-        if not self._media:  # a conversation's key takes time
+        if next(iter(self._media), None) is None:  # a conversation's key takes time
             return ()
         return (*self._media.get(exchange.place, ()), *self._media.get(_conversation(exchange), ()))
 

@@ -49,8 +49,9 @@ class Reasoning:
 
     def stale(self, exchange: Exchange) -> int:
         """Return the number of units whose reasoning is known to be invalid."""
-        if self._prompts.stale(exchange.conversation):
-            self._prompts.verify(exchange.conversation, exchange.mark)
+        if not self._prompts.stale(exchange.conversation):
+            return 0
+        self._prompts.verify(exchange.conversation, exchange.mark)
         return self._prompts.stale(exchange.conversation)
 
     async def compact(self, exchange: Exchange, input: CompactionInput, *, may_ask: bool) -> Outcome:

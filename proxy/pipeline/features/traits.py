@@ -69,7 +69,7 @@ class Traits:
 
     def takes_output(self, exchange: Exchange) -> bool:
         """Return whether the upstream takes a lower output limit of the proxy's."""
-        return _added("output") not in exchange.edits
+        return not exchange.edits or _added("output") not in exchange.edits
 
     async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return an attempt in other words, or without what the proxy added. ``None`` if neither can help.
@@ -116,7 +116,7 @@ class Traits:
         """Learn from the last response which words an upstream doesn't take. Return the additions that it refused."""
         place = run.exchange.place
         if run.refused is None:
-            if start.answer.status == 200 and attempt.added == ("usage",):
+            if attempt.asks_usage and start.answer.status == 200 and attempt.added == ("usage",):
                 self._memory.acquit(place, (_added("usage"),))
             return ()
         if start.answer.status == 200 and start.error is None:
@@ -132,9 +132,9 @@ class Traits:
 
         The second one may be about what the edits made of the request.
         """
-        translated = any(edit.kind != "added" for edit in run.tried)
-        refuses = start.answer.status in REFUSALS and start.answer.status < 500
-        return run.refused if run.refused is not None and translated and refuses else start
+        if run.refused is None or start.answer.status not in REFUSALS or start.answer.status >= 500:
+            return start
+        return run.refused if any(edit.kind != "added" for edit in run.tried) else start
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         return self._memory.forget(forgotten)

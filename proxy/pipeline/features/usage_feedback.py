@@ -87,12 +87,12 @@ class SentTurn(msgspec.Struct, frozen=True):
     last: int
     last_mark: int
 
-    def begins(self, now: SentTurn, marks: Sequence[int]) -> bool:
-        """Return whether a request only adds to this turn. ``marks`` are digests of its first messages.
+    def begins(self, now: SentTurn, mark: Callable[[int], int]) -> bool:
+        """Return whether a request only adds to this turn. ``mark`` returns a digest of a number of its first messages.
 
         A client that removed, shortened, or moved something of its own explains a small reported size.
         """
-        return self.messages < now.messages and self.around <= now.around and marks[self.messages] == self.mark
+        return self.messages < now.messages and self.around <= now.around and mark(self.messages) == self.mark
 
     def replaced(self, messages: Sequence[bytes]) -> int:
         """Return an upper bound on the tokens of this turn's last message if these messages replace it, else 0."""
@@ -208,12 +208,12 @@ class UsageFeedback:
         """
         body, conversation = exchange.body, exchange.conversation
         compacted = sent.outcome.messages is not None
-        turn, marks = _turn(body)
+        turn, mark = _turn(body)
         received = sent.outcome.received
         sizes = None if received is None else received.sizes
         known = None if received is None else received.estimated
         estimated = body.has_remote_media() if known is None else known
-        before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(turn, marks)]
+        before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(turn, mark)]
         earlier = tuple(EarlierTurn(one, one.replaced(body.units)) for one in before)
         messages: tuple[bytes, ...] = ()
         if (
@@ -386,16 +386,18 @@ def _with_calls(
     return tuple(replace(one, calls=sum(calls[: one.turn.messages])) for one in before)
 
 
-def _turn(body: Request) -> tuple[SentTurn, list[int]]:
-    """Return a request's turn, and the digest of each number of its first messages."""
-    digest, marks = xxhash.xxh3_64(), [0]
-    marked = b'"cache_control"' in body.raw
-    for unit in body.units[:-1]:
-        digest.update(_BREAKPOINT.sub(b"", unit) if marked else unit)
-        marks.append(digest.intdigest())
-    last, size = body.units[-1], len(body.raw)
+def _turn(body: Request) -> tuple[SentTurn, Callable[[int], int]]:
+    """Return a request's turn, and a function that returns the digest of a number of its first messages."""
+    units, last, size = body.units[:-1], body.units[-1], len(body.raw)
+    if b'"cache_control"' in body.raw:
+        units = [_BREAKPOINT.sub(b"", unit) for unit in units]
+    digests = list(map(xxhash.xxh3_64_digest, units))
+
+    def mark(count: int) -> int:
+        return xxhash.xxh3_64_intdigest(b"".join(digests[:count]))
+
     around = sum(map(len, body.overhead))
-    return SentTurn(size, around, 0, len(marks) - 1, marks[-1], len(bytes(last)), zlib.crc32(last)), marks
+    return SentTurn(size, around, 0, len(units), mark(len(units)), len(last), zlib.crc32(last)), mark
 
 
 def _stalled(now: SentTurn, before: Sequence[SentTurn]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.telemetry.record import HIDDEN_MODEL, shown_model
+from proxy.telemetry.record import HIDDEN_MODEL, shown_client, shown_model
 
 NAMES = [
     "gpt-4.1-mini-2025-04-14",
@@ -53,3 +53,17 @@ def test_a_name_is_shown(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_text_and_keys_are_hidden(name: str) -> None:
     assert shown_model(name) == HIDDEN_MODEL
+
+
+@pytest.mark.parametrize("name", ["m" * 129, "openai/" + "m" * 200_000])
+def test_a_long_name_is_hidden(name: str) -> None:
+    assert shown_model("m" * 128) == "m" * 128
+    assert shown_model(name) == HIDDEN_MODEL
+
+
+@pytest.mark.parametrize("rest", ["", " (Linux; x64)", " sk-" + "a" * 200, "x" * 500])
+def test_the_longest_product_and_version_are_shown(rest: str) -> None:
+    longest = f"P{'r' * 39}/{'1' * 40} v2.{'3' * 29}"
+    assert shown_client(longest + rest) == longest
+    assert shown_client("sk-live-1/2" + rest) == HIDDEN_MODEL
+    assert shown_client("(unknown)" + rest) is None
