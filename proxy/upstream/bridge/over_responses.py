@@ -235,7 +235,8 @@ def _translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translati
     sent = msgspec.structs.replace(request, body=body, path=RESPONSES_PATH, query="", headers=headers, edited=edited)
     usage = bool((given.get("stream_options") or {}).get("include_usage"))
     stops = [given["stop"]] if isinstance(given.get("stop"), str) else given.get("stop") or []
-    bounds = Bounds([*filter(None, stops)], single=single and "parallel_tool_calls" not in made)
+    stops = [one for one in stops if isinstance(one, str) and one] if isinstance(stops, list) else []
+    bounds = Bounds(stops, single=single and "parallel_tool_calls" not in made)
     return sent, ChatOverResponses(request.model, bounds, usage=usage, legacy="functions" in given)
 
 

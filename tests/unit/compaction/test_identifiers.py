@@ -154,7 +154,7 @@ def regex_users() -> dict[str, Callable[[str], object]]:
         "summary fence": fenced,
         "transcript fence": transcript.fenced,
         "base64": lambda text: transcript.entries([turn(result("a", text))], FORMAT),
-        "refusal": lambda text: refusal("x" + text),
+        "refusal": lambda text: refusal(f"x{text}x"),
     }
 
 
