@@ -400,6 +400,8 @@ def search_in(text: str) -> Callable[[str], bool]:
         if name in words:
             return True
         searched = distinct if name.split() == [name] else text
+        if len(searched) <= SEARCHED:
+            return name in searched
         starts = range(0, max(1, len(searched)), SEARCHED)
         return any(searched.find(name, at, at + SEARCHED + len(name)) >= 0 for at in starts)
 

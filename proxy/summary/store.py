@@ -40,8 +40,8 @@ LIFETIME = 30 * DAY
 REMEMBERED = 500
 """Entries that each process keeps in memory."""
 
-MENTION = 180
-"""About the bytes of a name's mentions in memory, with the name of its file."""
+NAME = 230
+"""About the bytes of a name in memory with its mentions and the name of its file, without its characters."""
 
 WORTH = 8
 """Requests that pay for a summary of everything. A client that changes old messages makes each one useless."""
@@ -530,4 +530,5 @@ def _now() -> float:
 
 def _size_of(entry: StoredSummary) -> int:
     """Return the approximate bytes of an entry in memory."""
-    return sum(map(sys.getsizeof, (entry, entry.text, entry.message, *entry.names))) + MENTION * len(entry.names)
+    parts = sum(map(sys.getsizeof, (entry, entry.text, entry.message)))
+    return parts + sum(map(len, entry.names)) + NAME * len(entry.names)
