@@ -63,6 +63,8 @@ def test_a_pipe_that_nobody_reads_loses_lines_and_blocks_nobody(size: int, lette
         assert program.stderr is not None
         slowest, lost = map(int, program.stdout.readline().split())
         kept = [program.stderr.readline() for _ in range(1_000 - lost)]
+        if not kept:  # a part of the first line fills the pipe
+            program.stderr.read(30_000)
         program.stdin.write("\n")
         program.stdin.flush()
         *cut, again = program.stderr.read().splitlines()
