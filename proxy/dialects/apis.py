@@ -50,8 +50,8 @@ class Dialect:
     - ``evidence`` tells which requests show how an upstream counts.
     - ``answers`` reads responses.
     - ``hidden_tool`` hides a tool in requests and responses; ``None`` if the proxy can't.
-    - ``item_reader`` returns a reader that
-      passes each output item of an answer to the sink; ``None`` if the API has no references to items.
+    - ``item_reader`` returns a reader that passes each output item of an answer to the sink; ``None`` if the API has no
+      references to items.
     - ``heartbeat`` keeps a stream's connection alive before the response: a comment, or the API's own event.
     """
 

@@ -58,6 +58,7 @@ def lossless(text: str) -> str:
 
 
 def without_colors(text: str) -> str:
+    """Remove colors, and escapes that erase nothing."""
     return "\n".join(map(_without_colors, text.split("\n"))) if "\x1b" in text else text
 
 
