@@ -42,17 +42,10 @@ class TranscriptWriter(SummaryWriter):
 
 async def write(task: SummaryTask, model: UpstreamSummaryModel) -> str:
     """Return the text of the summary. Raises ``SummaryFailed`` or ``SummaryRejected``."""
-    said = await asyncio.to_thread(entries, task.turns, task.format, task.redact)
-    texts, counted = [text for _, text in said], task.format.counted
-    sizes = await asyncio.to_thread(lambda: [counted(turn, text, model.count) + 2 for turn, text in said])
-    if task.trim is not None:
-        texts, sizes = newest(texts, sizes, task.trim, model.count)
+    transcript, texts, sizes = await asyncio.to_thread(_prepared, task, model)
     if not texts:
         raise SummaryUnasked("there is nothing to summarize")
-    if task.previous and task.redact is not None:
-        task = replace(task, previous=await asyncio.to_thread(task.redact, task.previous))
-    sample = await asyncio.to_thread(language_sample, task.turns, task.format, task.redact)
-    transcript, limit = _Transcript(task, model, sample), model.input_limit
+    limit = model.input_limit
     for attempt in (1, 2, 3):
         try:
             return await transcript.summary(texts, sizes, limit)
@@ -62,6 +55,18 @@ async def write(task: SummaryTask, model: UpstreamSummaryModel) -> str:
             # The model accepts less than its known limit, so the next try sends at most half as much.
             limit = min(limit or sum(sizes), sum(sizes)) // 2
     raise AssertionError("unreachable")
+
+
+def _prepared(task: SummaryTask, model: UpstreamSummaryModel) -> tuple[_Transcript, list[str], list[int]]:
+    """Return what all requests share, and the entries of the transcript, each with its tokens."""
+    said = entries(task.turns, task.format, task.redact)
+    texts = [text for _, text in said]
+    sizes = [task.format.counted(turn, text, model.count) + 2 for turn, text in said]
+    if task.trim is not None:
+        texts, sizes = newest(texts, sizes, task.trim, model.count)
+    if task.previous and task.redact is not None:
+        task = replace(task, previous=task.redact(task.previous))
+    return _Transcript(task, model, language_sample(task.turns, task.format, task.redact)), texts, sizes
 
 
 @dataclass(frozen=True, slots=True)
