@@ -55,6 +55,10 @@ PIECE = 65_536
 _SEED = secrets.randbits(64)
 
 
+def _hash(text: str) -> bytes:
+    return xxhash.xxh3_128_digest(text.encode("utf-8", "surrogatepass"), _SEED)
+
+
 def decode(raw: bytes) -> Message:
     """Return the message as a mapping, empty if the value isn't an object. Never raise.
 
@@ -306,7 +310,8 @@ class Units(Format, Generic[Unit]):
             text = self.result_text(unit)
             facts.length = len(text)
             wide = self.COUNTS_WIDE and not text.isascii()
-            facts.said = digest(self.result_content(unit), large=large)[:16]
+            content = self.result_content(unit)
+            facts.said = _hash(content) if isinstance(content, str) else digest(content, large=large)[:16]
         rare = Rare(
             estimated=estimated,
             foreign=kind == "user" and self.summary_in(unit) is not None,
