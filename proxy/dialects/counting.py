@@ -327,4 +327,4 @@ def objects_in(raw: bytes) -> list[dict[str, msgspec.Raw]]:
 
 def known_only(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> bool:
     """Return whether every field is a known one, or empty: ``null`` adds nothing to a prompt."""
-    return all(name in known or bytes(value) in _EMPTY for name, value in fields.items())
+    return fields.keys() <= known or all(name in known or bytes(value) in _EMPTY for name, value in fields.items())

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from time import perf_counter
 
 import structlog
@@ -189,10 +190,8 @@ class Compactor:
             return await self._facts.run(plan, case.tenant, len(case.body.raw))
         repair = needs_repair(case, turns)
         # Stages cache the short forms of messages, so only new large messages and repaired ones take time.
-        cold = [turn for turn in turns if not turn.facts.made]
-        if not repair and _bytes(cold) > SLOW_BYTES:
-            cold = [turn for turn in cold if case.rules.may_shorten(turn.facts)]
-        slow = (len(case.body.raw) if repair else _bytes(cold)) > SLOW_BYTES
+        cold = (len(turn.raw) for turn in turns if not turn.facts.made and case.rules.may_shorten(turn.facts))
+        slow = len(case.body.raw) > SLOW_BYTES if repair else any(size > SLOW_BYTES for size in accumulate(cold))
         work = partial(planned, case, turns, fixed, before, repair)
         return await self._facts.run_if(slow, work, case.tenant, len(case.body.raw))
 
@@ -330,10 +329,6 @@ def _judged(
         return case, outcome, True
     # The request can't fit. The proxy sends it unchanged, and the upstream decides.
     return case, replace(outcome, reason=any_trigger(case, before, turns)), False
-
-
-def _bytes(turns: Sequence[Turn]) -> int:
-    return sum([len(turn.raw) for turn in turns])
 
 
 def _prompt(turns: Sequence[Turn]) -> Prompt:
