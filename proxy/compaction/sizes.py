@@ -216,7 +216,9 @@ class Sizes:
             beside = _is_beside_results(body, start)
             self._asks[segment] = not beside
             if not first.rare.foreign:
-                newest = (*newest[:1], start) if beside else (start,)
+                # Media of the task that no prompt has room for would rule out every cut. The summary quotes its text.
+                task = [i for i in newest[:1] if beside and (most is None or body[i].facts.apart <= most)]
+                newest = (*task, start)
         self.total.append(self.total[-1] + tokens)
         self.users.append(self.users[-1] + users)
         self.newest_users.append(newest)

@@ -291,10 +291,9 @@ def _without_continuation(text: str, transcript: str) -> str:
 def _is_refusal(text: str, transcript: str, source_tokens: int) -> bool:
     """Return whether a text is about itself and tells nothing of the transcript, if that's known."""
     start = text[:_SHORT].replace("’", "'")
-    names, headings = _names(text, transcript), len(_SECTION.findall(text))
+    names, own, headings = _names(text, transcript), _names(text, text), len(_SECTION.findall(text))
     if _REFUSES.match(start):
-        own = _names(text, text) if names else names
-        return headings < 2 and len(own) < max(2, min(5, len(text.split()) / 10))
+        return headings < 2 and len(own if names else names) < max(2, min(5, len(text.split()) / 10))
     if not transcript or names or headings or any(word in transcript for word in _CAPITALIZED.findall(start)):
         return False
     if _REFUSES.search(start) or _ABOUT_ITSELF.search(start + text[-1:]):

@@ -88,6 +88,14 @@ def test_media_take_nothing_from_the_text_of_a_task_in_progress() -> None:
     assert carried == task
 
 
+def test_media_of_a_task_dont_rule_out_a_summary_once_the_user_adds_a_message() -> None:
+    task = {"role": "user", "content": [{"type": "text", "text": "Book a table."}, *[IMAGE] * 40]}
+    history = [task, *work(0, 6, 300), user("Hurry."), *work(1, 6, 300)]
+    sent = send(turns(history), rules(), 3584)
+    assert "Book a table." in next(text for text in texts(sent) if "<conversation_summary>" in text)
+    assert sum(map(message_tokens, sent.messages)) <= 3584
+
+
 def test_a_long_text_is_held_to_its_share_apart_from_its_media() -> None:
     text = "\n".join(f"line {number} of the task" for number in range(400))
     task = {"role": "user", "content": [*[IMAGE] * 8, {"type": "text", "text": text}]}
