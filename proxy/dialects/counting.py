@@ -14,6 +14,7 @@ import tiktoken
 
 from proxy.compaction.format import Format
 from proxy.constants import UNDECODABLE
+from proxy.dialects.parts import SEALED
 from proxy.dialects.walk import file_text
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
@@ -172,7 +173,6 @@ def plain_json(value: object) -> str:
 TOKENS_PER_SEALED_CHARACTER = 3 / 16
 """Sealed data is base64, and has about four bytes per token."""
 
-SEALED = frozenset({"encrypted_content", "encrypted_index", "encrypted_stdout", "signature", "thought_signature"})
 _SEALED_TYPES = ("encrypted", "redacted")
 """What the types of parts contain whose ``data`` is sealed."""
 

@@ -56,13 +56,18 @@ Table = Mapping[str, Part]
 
 OPAQUE = Part()
 
-SILENT = frozenset(
+SEALED = frozenset({"encrypted_content", "encrypted_index", "encrypted_stdout", "signature", "thought_signature"})
+"""Fields with data that only the provider reads. They count by their length."""
+
+UNCOUNTED = frozenset(
     {
-        *("type", "id", "call_id", "tool_use_id", "tool_call_id", "status", "role", "phase", "caller", "fingerprint"),
-        *("encrypted_content", "encrypted_stdout", "encrypted_index", "signature", "thought_signature"),
-        *("cache_control", "prompt_cache_breakpoint", "citations", "annotations", "logprobs", "index", "page_age"),
+        *("type", "id", "call_id", "tool_use_id", "tool_call_id", "status", "phase", "caller", "fingerprint"),
+        *("cache_control", "prompt_cache_breakpoint", "citations", "annotations", "logprobs", "index"),
     }
 )
+"""Fields that don't reach the model, or that the frame of a part already counts."""
+
+SILENT = SEALED | UNCOUNTED | {"role", "page_age"}
 """Fields without text for the model, if a row doesn't name its fields."""
 
 _TEXT = Part(plays="text", reads=("text",), cuts=("text",), alike=True)

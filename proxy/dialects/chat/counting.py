@@ -22,6 +22,7 @@ import msgspec
 
 from proxy.dialects.chat.units import ChatUnits
 from proxy.dialects.counting import CALL, Counter, FieldEvidence, known_only, objects_in
+from proxy.dialects.parts import UNCOUNTED
 from proxy.limits.profiles.lookup import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import SPOKEN_ANSWER
@@ -41,8 +42,6 @@ ESCAPED_BYTE = 3
 """The most tokens per byte of an escaped non-ASCII character: \\u00e9 has six for two bytes."""
 
 _RESULT_ROLES = ("tool", "function")
-# Fields that don't reach the model, or that the frame already counts (ids).
-_SILENT = frozenset({"tool_call_id", "id", "index", "cache_control", "annotations", "type"})
 
 
 class ChatCounter(Counter):
@@ -69,7 +68,7 @@ class ChatCounter(Counter):
             if field == "content":
                 content, inside = self._content(value, parallel=parallel)
                 tokens, media = tokens + content, media + inside
-            elif field not in _SILENT and value is not None:
+            elif field not in UNCOUNTED and value is not None:
                 text, inside = (_FIELDS[field](self, value), 0) if field in _FIELDS else self._value(value)
                 tokens, media = tokens + text, media + inside
         if message.get("role") in _RESULT_ROLES:

@@ -22,7 +22,7 @@ from proxy.dialects.messages.units import (
     text_in,
     type_of,
 )
-from proxy.dialects.parts import MESSAGES
+from proxy.dialects.parts import MESSAGES, SEALED, UNCOUNTED
 from proxy.dialects.units import decode, encode
 from proxy.dialects.walk import file_text, row_of
 from proxy.limits.profiles.lookup import Profile
@@ -37,9 +37,9 @@ RESULT = 8
 TOOL = 8
 """Tokens of frames."""
 
-_SEALED = ("data", "encrypted_content", "encrypted_index")
-_SILENT = frozenset({"type", "id", "tool_use_id", "cache_control", "signature", "is_error", "citations", "caller"})
-"""Fields that don't reach the model, or that the frame already counts."""
+_SEALED = (SEALED | {"data"}) - {"signature"}
+_SILENT = UNCOUNTED | _SEALED | {"signature", "is_error"}
+"""Signatures aren't counted: reasoning of earlier turns doesn't reach the model."""
 
 _DELIVERY = "eager_input_streaming"
 """How the provider delivers the calls of a tool. Some clients set it only if they stream.
@@ -165,7 +165,7 @@ class MessagesCounter(Counter):
                 )
             elif key == "content" and isinstance(value, Mapping):
                 tokens += self._fields(value, count_value)
-            elif key not in _SILENT and key not in _SEALED and value is not None:
+            elif key not in _SILENT and value is not None:
                 tokens += count_value(value)
         return tokens
 

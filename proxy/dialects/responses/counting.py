@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.counting import CALL, TOKENS_PER_SEALED_CHARACTER, Counter, FieldEvidence
+from proxy.dialects.parts import UNCOUNTED
 from proxy.dialects.responses.references import REFERENCE, reported_tokens
 from proxy.dialects.responses.units import (
     ResponsesUnits,
@@ -32,10 +33,8 @@ ITEM = 4
 
 REPLY = 3
 
-_SILENT = frozenset({"id", "type", "status", "call_id", "role", "phase", "prompt_cache_breakpoint", "caller"})
-"""Fields that don't reach the model, or that the frame already counts."""
-
-_SILENT_IN_PARTS = frozenset({"annotations", "logprobs", "prompt_cache_breakpoint", "id"})
+_SILENT = UNCOUNTED | {"role"}
+_SILENT_IN_PARTS = UNCOUNTED - {"type"}
 
 
 class ResponsesCounter(Counter):
