@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import regex  # type: ignore[import-untyped]
@@ -221,12 +221,12 @@ _SYMBOLS = re.compile(r"[!-@\[-`{-~]")
 _FENCE = re.compile(r"<(?=\s{0,4}/?\s{0,4}(?:transcript|previous_summary|language_sample)\b)", re.IGNORECASE)
 
 
-def entries(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> list[tuple[Turn, str]]:
-    """Return each message with its text, in order. Only the last of identical system messages stays."""
+def entries(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> Iterator[tuple[Turn, str]]:
+    """Yield each message with its text, in order. Only the last of identical system messages stays."""
     last = {turn.facts.digest: index for index, turn in enumerate(turns) if turn.facts.kind == "system"}
-    once = (turn for index, turn in enumerate(turns) if last.get(turn.facts.digest, index) == index)
-    texts = ((turn, _entry(turn, format, clean or str)) for turn in once)
-    return [(turn, fenced(text)) for turn, text in texts if text]
+    for index, turn in enumerate(turns):
+        if last.get(turn.facts.digest, index) == index and (text := _entry(turn, format, clean or str)):
+            yield turn, fenced(text)
 
 
 def language_sample(turns: Sequence[Turn], format: Format, clean: Clean | None = None) -> str | None:

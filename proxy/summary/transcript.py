@@ -59,9 +59,10 @@ async def write(task: SummaryTask, model: UpstreamSummaryModel) -> str:
 
 def _prepared(task: SummaryTask, model: UpstreamSummaryModel) -> tuple[_Transcript, list[str], list[int]]:
     """Return what all requests share, and the entries of the transcript, each with its tokens."""
-    said = entries(task.turns, task.format, task.redact)
-    texts = [text for _, text in said]
-    sizes = [task.format.counted(turn, text, model.count) + 2 for turn, text in said]
+    texts, sizes = list[str](), list[int]()
+    for turn, text in entries(task.turns, task.format, task.redact):
+        texts.append(text)
+        sizes.append(task.format.counted(turn, text, model.count) + 2)
     if task.trim is not None:
         texts, sizes = newest(texts, sizes, task.trim, model.count)
     if task.previous and task.redact is not None:
