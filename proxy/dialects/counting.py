@@ -15,7 +15,7 @@ import tiktoken
 from proxy.compaction.format import Format
 from proxy.constants import UNDECODABLE
 from proxy.dialects.walk import file_text
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA, Media, data_in
 from proxy.tokens.text import TextCount, check, count, dump, encoding, escaped, loaded

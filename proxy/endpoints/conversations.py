@@ -2,11 +2,11 @@
 
 authenticate the caller              pipeline.exchange, access.authenticator
 read and parse the body              http.request_body, dialects
-find the model's limits              pipeline.measures
+find the model's limits              pipeline.runtime
 compact, send, and retry             pipeline.answering
 send the response                    endpoints.reply
 count what it cost                   pipeline.costs
-learn from the response              pipeline.watching
+learn from the response              pipeline.sending
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ from proxy.pipeline.costs import price_for, pricing, settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.response_start import ResponseStart
-from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.sending import milliseconds_since
-from proxy.pipeline.snapshot import ConfigSnapshot
-from proxy.pipeline.watching import Tap, Watch
+from proxy.pipeline.runtime import ConfigSnapshot, Runtime
+from proxy.pipeline.sending import Tap, Watch, milliseconds_since
 from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
 

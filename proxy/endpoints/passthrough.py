@@ -32,7 +32,7 @@ from proxy.errors import ConfigurationError, ModelNotAllowed, NotFound, ProxyErr
 from proxy.http.decompression import Unpacking
 from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, body_time, header, leaving, read_body
-from proxy.limits.profiles.prices import Price, price_from
+from proxy.limits.prices import Price, price_from
 from proxy.overflow.silent import Finished
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.costs import price_for, pricing

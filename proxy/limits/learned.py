@@ -12,8 +12,7 @@ import structlog
 from cachetools import LRUCache
 
 from proxy.constants import DAY
-from proxy.limits.profiles import Profile
-from proxy.limits.profiles.lookup import smaller
+from proxy.limits.profiles import Profile, smaller
 from proxy.overflow import Overflow
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedFigures, ReplicatedMap, SharedValue

@@ -24,7 +24,7 @@ import msgspec
 from proxy.constants import UNDECODABLE
 from proxy.overflow import general, media, patterns
 from proxy.overflow.errors import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, read_errors
-from proxy.overflow.figures import Overflow, OverflowReading, amounts
+from proxy.overflow.general import Overflow, OverflowReading, amounts
 from proxy.overflow.media import MediaLimit
 from proxy.overflow.patterns import (
     AMBIGUOUS_STATUS,

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from proxy.overflow import general
-from proxy.overflow.figures import Kind, OverflowReading, Remedy, Scope, amount
+from proxy.overflow.general import Kind, OverflowReading, Remedy, Scope, amount
 
 _NUMBER = r"\d++(?:[,_]\d{3}(?!\d)){0,9}+(?:\.\d++)?+(?![km]\b)"
 _PLACEHOLDERS = {

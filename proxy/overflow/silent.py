@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.overflow.figures import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
+from proxy.overflow.general import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
 
 WINDOW_REASONS = frozenset({"model_context_window_exceeded", "context_window_exceeded", "context_length_exceeded"})
 """Finish reasons for a full window: Anthropic's since Claude 4.5, and the variants of gateways."""

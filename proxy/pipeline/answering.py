@@ -17,10 +17,9 @@ import structlog
 
 from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
-from proxy.pipeline.budget import TokenBudget, TokenBudgets
+from proxy.pipeline.budget import TokenBudget, TokenBudgets, request_rules
 from proxy.pipeline.costs import Costs, reserve, size
 from proxy.pipeline.exchange import Exchange
-from proxy.pipeline.features.item_references import item_reader, resolve
 from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
 from proxy.pipeline.features.recall import Recall, RecallState, reserved
@@ -29,11 +28,9 @@ from proxy.pipeline.features.traits import CAUSE, EDITS, Traits
 from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart, is_encoded
-from proxy.pipeline.rules import request_rules
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.sending import describe_call, milliseconds_since, outgoing, resend, send
+from proxy.pipeline.sending import Tap, Watch, describe_call, milliseconds_since, outgoing, resend, send
 from proxy.pipeline.summaries import ExchangeModels
-from proxy.pipeline.watching import Tap, Watch
 from proxy.summary.writer import SummaryWriter
 from proxy.summary.writers import WRITERS
 from proxy.upstream.transport import Outgoing, Transport
@@ -51,7 +48,7 @@ class Answering:
         self.reasoning = Reasoning(runtime.stores.sent_prompts, runtime.compactor, runtime.traits)
         self.traits = Traits(runtime.traits)
         self.recall = Recall(runtime.archive_reader, runtime.stores.hidden_rounds, runtime.compactor)
-        self.server_state = ServerState(runtime, partial(resolve, runtime))
+        self.server_state = ServerState(runtime)
         self.overflows = Overflows(self.budgets, runtime.compactor, self.reasoning.stale_after_overflow)
         self.feedback = UsageFeedback(runtime, self.budgets)
         self.recoveries = (
@@ -86,7 +83,9 @@ class Answering:
     async def through(self, transport: Transport, exchange: Exchange) -> Reply:
         run = _Run(self, exchange)
         try:
-            await self.runtime.records.tags.describe(exchange)
+            if exchange.configuration.settings.record_count:
+                tags = self.runtime.records.tags
+                await tags.describe(exchange.record, exchange.caller, exchange.body, exchange.counter)
             attempt = None if exchange.counter is None else await self._first(run)
         except Exception as error:
             if isinstance(error, ProxyError) and not isinstance(error, ConfigurationError):
@@ -158,7 +157,7 @@ class Answering:
         """Return the first attempt, with what earlier requests left: limits, items, hidden rounds, summaries."""
         exchange = run.exchange
         await self.runtime.limits.load(*exchange.place)
-        await resolve(self.runtime, exchange)
+        await self.server_state.resolve(exchange)
         budget = self.budgets.of(exchange)
         input = run.input(budget)
         run.recall = await self.recall.begin(exchange, input)
@@ -225,7 +224,7 @@ class Answering:
         start, sent, held = reply.start, reply.sent, 0
         sent.describe(exchange.record)
         room = self.runtime.stores.archive.writes.room if sent.outcome.verdict == "compacted" else None
-        reader = item_reader(self.runtime, exchange, start, sent.outcome)
+        reader = self.server_state.item_reader(exchange, start, sent.outcome)
         watch = Watch(exchange, Tap(reader, start.answer, room) if reader or room else None)
         if start.answer.status == 200:
             if reply.run.learns and (feedback := self.feedback.prepare(exchange, start, sent)) is not None:

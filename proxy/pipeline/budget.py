@@ -1,7 +1,11 @@
-"""Compute the token budget of a request from its model's limits, learned limits, and reserved output."""
+"""Compute what bounds a request: its token budget, and the rules of ``proxy.compaction`` by its policy.
+
+A budget follows from the model's limits, learned limits, and reserved output.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -9,6 +13,12 @@ import msgspec
 from cachetools import LRUCache, TTLCache
 from msgspec.structs import replace
 
+from proxy.compaction import keeps
+from proxy.compaction.pressure import UNBOUNDED, Bounds
+from proxy.compaction.rules import Pins, Rules
+from proxy.compaction.settings import TRIGGER, Clause, IndexRules, Trigger, UserMessageRules, with_step
+from proxy.compaction.stages import STAGES
+from proxy.compaction.stages.stage import StageRules
 from proxy.config import Policy
 from proxy.constants import DAY
 from proxy.dialects.request import Request
@@ -34,7 +44,8 @@ from proxy.limits.learned import (
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
-from proxy.pipeline.exchange import Exchange, Provisional
+from proxy.pipeline.costs import price_step
+from proxy.pipeline.exchange import Exchange, Provisional, compacts_itself, shortened_upstream
 from proxy.pipeline.job import CompactionInput, Outcome, tokens_at_most
 from proxy.pipeline.runtime import Runtime
 from proxy.store.forgetting import drop
@@ -253,3 +264,111 @@ def smaller_input(case: CompactionInput, room: int | None, sent: int) -> int:
         # By our count, the request fit the indicated or the known limit, so our count is too low.
         return int(most * BLIND_FACTOR)
     return room
+
+
+# With any trigger, the proxy compacts a conversation before it exceeds the budget.
+MUST_FIT = Clause(fraction=keeps.FULL)
+
+# The trigger after an overflow if the policy doesn't have one. All other policies keep their trigger, so that the next
+# request can reuse the summary.
+AFTER_REFUSAL = TRIGGER
+
+
+# The trigger for clients that compact their own conversations.
+LATE: Trigger = (Clause(fraction=0.97),)
+
+# The key is the fingerprint, because hashing a policy is slow. The size is bounded because policy files can change any
+# number of times.
+_made: dict[tuple[str, bool, bool, Bounds, Trigger | None, int | None], Rules] = {}
+_MOST = 10_000
+
+
+def bounds_of(profile: Profile) -> Bounds:
+    """Return the bounds on a request's messages and bytes for a model."""
+    return Bounds(profile.max_messages, profile.max_bytes)
+
+
+def rules_for(
+    policy: Policy,
+    *,
+    window_known: bool,
+    refused: bool = False,
+    bounds: Bounds = UNBOUNDED,
+    only: Trigger | None = None,
+    price_step: int | None = None,
+) -> Rules:
+    """Return the rules of a policy. ``window_known`` false selects the policy's ``unknown_model`` settings.
+
+    With ``refused``, the upstream reported an overflow, so there is always a trigger. ``bounds`` apply if the policy
+    has a trigger, which ``only`` replaces, also those of stages. ``price_step`` is the tokens at which
+    ``price_step: true`` compacts, ``None`` if the model's price has no step.
+    """
+    key = (policy.fingerprint, window_known, refused, bounds, only, price_step)
+    rules = _made.get(key)
+    if rules is None:
+        if len(_made) >= _MOST:
+            _made.clear()
+        rules = _rules(policy, window_known=window_known, refused=refused, bounds=bounds, price_step=price_step)
+        if only is not None and rules.trigger:
+            stages = tuple(dataclasses.replace(stage, trigger=only) for stage in rules.stages)
+            rules = dataclasses.replace(rules, trigger=only, prepare=(), stages=stages)
+        _made[key] = rules
+    return rules
+
+
+def request_rules(exchange: Exchange, budget: TokenBudget, *, refused: bool = False) -> Rules:
+    """Return the rules for a request within its budget. ``refused`` is true after an overflow.
+
+    Until then, an upstream that removes content itself decides what fits.
+    """
+    only = None
+    if not refused:
+        only = () if shortened_upstream(exchange) else LATE if compacts_itself(exchange) else None
+    return rules_for(
+        exchange.caller.policy,
+        window_known=refused or budget.input is not None,
+        refused=refused,
+        bounds=bounds_of(exchange.profile),
+        only=only,
+        price_step=price_step(exchange, budget.factor),
+    )
+
+
+def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds, price_step: int | None) -> Rules:
+    stated, keep = policy.trigger, policy.keep
+    if not window_known:  # a fraction has no meaning
+        unknown = policy.unknown_model
+        stated = (*[clause for clause in stated if clause.fraction is None], *unknown.trigger)
+        keep = keep if keep.fraction is None else unknown.keep
+    trigger = with_step(stated, price_step)
+    if stated and window_known:
+        trigger = (*trigger, MUST_FIT)
+    elif refused:
+        trigger = AFTER_REFUSAL
+
+    def with_conditions(own: StageRules) -> StageRules:
+        """Return a stage with its own trigger and keep, or with the policy's in this case."""
+        return dataclasses.replace(
+            own,
+            trigger=trigger if own.trigger == policy.trigger else with_step(own.trigger, price_step),
+            keep=keep if own.keep == policy.keep else own.keep,
+        )
+
+    summary = policy.summary
+    sections = ((kind, getattr(policy, kind.SECTION)) for kind in STAGES)
+    stages = (kind(**dict(section)) for kind, section in sections if section is not None)
+    return Rules(
+        trigger=trigger,
+        keep=keep,
+        prepare=with_step(policy.prepare, None if price_step is None else price_step * 15 // 17),
+        stages=tuple(with_conditions(stage) for stage in stages),
+        summary_tokens=summary.max_tokens,
+        user_messages=UserMessageRules(**dict(policy.user_messages)),
+        index=IndexRules(**dict(policy.index)),
+        shorten_last_user_message=policy.shorten_last_user_message,
+        pins=Pins(policy.pinned),
+        keep_newest=frozenset(policy.keep_newest),
+        archive=policy.archive is not None,
+        role=summary.role,
+        bounds=bounds if trigger else UNBOUNDED,
+    )

@@ -19,18 +19,17 @@ from msgspec.structs import replace
 
 from proxy.access.spending import limit_of
 from proxy.config import Route
+from proxy.limits.prices import NO_OTHERS, Price, below_step, price_of
 from proxy.limits.profiles import Profile
-from proxy.limits.profiles.prices import NO_OTHERS, Price, below_step, price_of
 from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
 from proxy.pipeline.job import Forecast
-from proxy.pipeline.snapshot import ConfigSnapshot
 from proxy.store.forgetting import drop
 from proxy.telemetry.record import Cost, Usage
 
 if TYPE_CHECKING:  # the runtime has the compactor, which asks for summaries and their price
     from proxy.pipeline.attempt import Departure
     from proxy.pipeline.exchange import Exchange
-    from proxy.pipeline.runtime import Runtime
+    from proxy.pipeline.runtime import ConfigSnapshot, Runtime
 
 log = structlog.get_logger(__name__)
 

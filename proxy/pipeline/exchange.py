@@ -21,11 +21,9 @@ from proxy.http.headers import without_choices
 from proxy.http.request_body import MemoryLease, header, next_via
 from proxy.http.sse import Heartbeat
 from proxy.limits.learned import LearnedLimit
-from proxy.limits.profiles import Profile
-from proxy.limits.profiles.lookup import LONG_SUFFIX
+from proxy.limits.profiles import LONG_SUFFIX, Profile
 from proxy.pipeline.billing import Bill
-from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.pipeline.runtime import ConfigSnapshot, Runtime
 from proxy.telemetry.record import RequestRecord, record_of, shown_client
 from proxy.upstream.traits import Edit
 from proxy.upstream.transport import CHAT_PATH

@@ -16,7 +16,7 @@ from proxy.dialects.apis import Dialect
 from proxy.dialects.counting import Counter
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile, Profiles
-from proxy.limits.profiles.tables import CORRECTIONS
+from proxy.limits.tables import CORRECTIONS
 from proxy.tokens import encoding
 from proxy.tokens.text import check
 

@@ -1,7 +1,8 @@
-"""Send a conversation to its upstream, and read the start of the response."""
+"""Send a conversation to its upstream, read the start of the response, and watch the rest of it."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from time import perf_counter
 
@@ -9,16 +10,20 @@ import structlog
 from msgspec.structs import replace
 from starlette.types import Scope
 
+from proxy.dialects.answers import ItemReader
 from proxy.dialects.chat.request import with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
+from proxy.http.decompression import Unpacking
 from proxy.http.headers import VIA, client_query, for_other_request, for_upstream
+from proxy.overflow.silent import Finished
 from proxy.pipeline.attempt import Departure
+from proxy.pipeline.billing import UNPACKED_BYTES
 from proxy.pipeline.exchange import DEADLINE, Exchange, TimeLeft
-from proxy.pipeline.response_start import Asked, ResponseStart, read_start
+from proxy.pipeline.response_start import Asked, ResponseStart, header, is_encoded, read_start
 from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, UpstreamCall
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.connections import not_in_time
-from proxy.upstream.transport import Outgoing, Transport
+from proxy.upstream.transport import Answer, Outgoing, Transport
 
 log = structlog.get_logger(__name__)
 
@@ -162,3 +167,92 @@ def _describe_failure(
     call = UpstreamCall(result or error.code, None, milliseconds_since(began), sent)
     exchange.record.calls.append(call)
     log.debug("upstream.not_responded", result=call.result, ms=call.ms, tokens=sent)
+
+
+class Tap:
+    """Reads the items of an answer as it passes, before the client gets it."""
+
+    def __init__(self, reader: ItemReader | None, answer: Answer, room: Callable[[], Awaitable[None]] | None) -> None:
+        """``room`` waits while too many removed messages wait to be archived."""
+        self._reader = reader
+        self._room = room
+        packed = reader is not None and is_encoded(answer)
+        self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES) if packed else None
+
+    async def begin(self, first: bytes) -> None:
+        """Add the first bytes. If the archive is behind, let the client wait for it, so that little can be lost."""
+        if self._room is not None:
+            await self._room()
+        self.add(first)
+
+    def add(self, chunk: bytes) -> None:
+        """Add a chunk, as it arrived from the upstream."""
+        if self._reader is None:
+            return
+        if self._unpacking is not None:
+            self._unpacking.feed(chunk)
+            chunk = self._unpacking.take()
+        self._reader.add(chunk)
+
+    def finish(self) -> None:
+        """Read what wasn't known before the end."""
+        if self._reader is not None and (self._unpacking is None or not self._unpacking.ended):
+            self._reader.finish()
+
+
+class Watch:
+    """The notes and lessons from a response. Call ``ended`` after its end, and ``learn`` once nothing waits for it.
+
+    There are two lists of functions. Each gets the usage of a complete response:
+
+    - those of ``at_end`` run in ``ended``, before the costs are settled;
+    - those of ``later`` run in ``learn``, after the costs. They don't run if the response had recalls, because the
+      usage of several rounds isn't the size of one prompt.
+    """
+
+    def __init__(self, exchange: Exchange, tap: Tap | None) -> None:
+        self.tap = tap
+        self._exchange = exchange
+        self._notes: list[Callable[[Finished], None]] = []
+        self._lessons: list[Callable[[Finished], Awaitable[None]]] = []
+        self._end: Finished | None = None
+
+    def at_end(self, note: Callable[[Finished], None]) -> None:
+        """Call ``note`` with the usage of a complete response."""
+        self._notes.append(note)
+
+    def later(self, lesson: Callable[[Finished], Awaitable[None]]) -> None:
+        """Call ``lesson`` with the usage of a complete response that shows the size of one prompt."""
+        self._lessons.append(lesson)
+
+    def release(self, start: ResponseStart, sent: Departure, held: int) -> None:
+        """Drop the bodies that nothing needs anymore, because a stream may take hours. ``held`` is the bytes to keep.
+
+        A request that wasn't counted keeps its body, in case that the upstream reports no usage. A stream that may have
+        recalls keeps the bytes that the proxy sent, to send them again.
+        """
+        exchange = self._exchange
+        if exchange.original is not exchange.body:
+            exchange.original.release()
+        if sent.after is not None or exchange.counter is None:
+            exchange.body.release()
+        if not start.answer.keeps_request:
+            exchange.memory.shrink(exchange.body.size + held)
+
+    def ended(self) -> None:
+        """Take note of the end of a response."""
+        meter = self._exchange.bill.last
+        if meter is None or not (self._notes or self._lessons):
+            return
+        if (end := meter.end) is None:
+            return
+        for note in self._notes:
+            note(end)
+        # The usage of several rounds says nothing about the size of one prompt.
+        self._end = None if self._exchange.record.recalls else end
+
+    async def learn(self) -> None:
+        """Learn how the upstream counts."""
+        if self._end is not None:
+            for lesson in self._lessons:
+                await lesson(self._end)

@@ -20,8 +20,8 @@ from proxy.config import UpstreamSettings
 from proxy.config.upstreams import SPEAKS_OPENAI
 from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA
-from proxy.limits.profiles.lookup import ReportedWindow
-from proxy.limits.profiles.tables import as_tokens
+from proxy.limits.profiles import ReportedWindow
+from proxy.limits.tables import as_tokens
 from proxy.upstream.relay import RelayTransport
 
 log = structlog.get_logger(__name__)

@@ -24,12 +24,11 @@ from proxy.overflow.errors import message_site
 from proxy.overflow.patterns import TIER_LIMIT
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.attempt import Attempt, Run
-from proxy.pipeline.budget import TokenBudgets, leaves_no_prompt, smaller_input
+from proxy.pipeline.budget import TokenBudgets, leaves_no_prompt, request_rules, smaller_input
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, around_messages
 from proxy.pipeline.response_start import ResponseStart, readable
-from proxy.pipeline.rules import request_rules
 from proxy.store.forgetting import drop
 
 EMPTY, OVERFLOW = "empty", "overflow"

@@ -17,8 +17,7 @@ from proxy.dialects.units import encode
 from proxy.dialects.walk import TEXT_FILE, file_text, row_of
 from proxy.errors import ErrorShape, RequestError, UpstreamInterrupted
 from proxy.http import sse
-from proxy.upstream.bridge.bounds import Bounded
-from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Completion, Event
+from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Bounded, Completion, Event
 from proxy.upstream.bridge.returned import Writer, restored
 from proxy.upstream.bridge.transport import (
     BROKEN,

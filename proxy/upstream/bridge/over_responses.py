@@ -14,7 +14,7 @@ import msgspec
 from proxy.dialects.units import encode
 from proxy.errors import RequestError, UpstreamInterrupted
 from proxy.http import sse
-from proxy.upstream.bridge.bounds import Bounds
+from proxy.upstream.bridge.completions import Bounds
 from proxy.upstream.bridge.returned import ITEM_IDS, fitted
 from proxy.upstream.bridge.transport import (
     BROKEN,

@@ -11,7 +11,7 @@ import pytest
 from bench.overflow.lines import CATALOGUE, lines
 from bench.overflow.scores import leaving_out, ours, score
 from proxy.overflow import Overflow, recognise
-from proxy.overflow.figures import Scope
+from proxy.overflow.general import Scope
 from tests.kit.error_forms import in_forms_of
 from tests.kit.three_apis import APIS
 

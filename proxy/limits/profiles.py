@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 
 from cachetools import LRUCache
 
-from proxy.limits.profiles import tables
-from proxy.limits.profiles.prices import Price, provider_of
-from proxy.limits.profiles.tables import (
+from proxy.limits import tables
+from proxy.limits.prices import Price, provider_of
+from proxy.limits.tables import (
     FamilyRule,
     LimitRule,
     Listing,
