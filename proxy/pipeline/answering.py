@@ -290,17 +290,20 @@ class _Run(Run):
 
     async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """See ``Run``. If the compaction fails, log the error and send the request unchanged."""
-        output, runtime, record, began = None, self._answering.runtime, self.exchange.record, perf_counter()
+        exchange, compactor, record = self.exchange, self._answering.runtime.compactor, self.exchange.record
+        output, began = None, perf_counter()
         try:
-            outcome = runtime.compactor.untouched(input)
+            outcome = compactor.untouched(input)
             if outcome is None:
-                outcome = await self._answering.reasoning.compact(self.exchange, input, may_ask=may_ask)
-            if self._answering.traits.takes_output(self.exchange):
+                stale, seconds = partial(self._answering.reasoning.newly_stale, exchange), exchange.time.seconds / 2
+                work = partial(compactor.compact, input, may_ask=may_ask, seconds=seconds, newly_stale=stale)
+                outcome = await exchange.in_time(work, input.mode)
+            if self._answering.traits.takes_output(exchange):
                 output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
         except UpstreamTimeout:
             raise
         except Exception as error:  # noqa: BLE001 - a client gets its answer even if the compaction has a bug
-            self._answering.failed(self.exchange, error)
+            self._answering.failed(exchange, error)
             outcome = Outcome("failed")
         finally:
             record.spent("compaction", milliseconds_since(began))
@@ -315,5 +318,5 @@ class _Run(Run):
             output=output,
             tool=tool,
             asks_usage=self.asks_usage,
-            edits=tuple(dict.fromkeys((*self.exchange.edits, *self.tried))),
+            edits=tuple(dict.fromkeys((*exchange.edits, *self.tried))),
         )

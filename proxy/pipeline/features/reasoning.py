@@ -8,7 +8,6 @@ sends the request once without any bound reasoning, or once with all of it.
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -54,19 +53,7 @@ class Reasoning:
         self._prompts.verify(exchange.conversation, exchange.mark)
         return self._prompts.stale(exchange.conversation)
 
-    async def compact(self, exchange: Exchange, input: CompactionInput, *, may_ask: bool) -> Outcome:
-        """Compact a request; once more without its reasoning if the prompt before it turns out to have changed.
-
-        Raises ``UpstreamTimeout`` when the deadline passes. For ``may_ask`` see ``Compactor.compact``.
-        """
-        compact = partial(self._compactor.compact, may_ask=may_ask, seconds=exchange.time.seconds / 2)
-        outcome = await exchange.in_time(partial(compact, input), input.mode)
-        if stale := await self._newly_stale(exchange, input, outcome):
-            input = replace(input, stale_reasoning=stale)
-            outcome = await exchange.in_time(partial(compact, input), input.mode)
-        return outcome
-
-    async def _newly_stale(self, exchange: Exchange, input: CompactionInput, outcome: Outcome) -> int:
+    async def newly_stale(self, exchange: Exchange, input: CompactionInput, outcome: Outcome) -> int:
         """Return the number of units whose reasoning is invalid, because the prompt before them changed.
 
         0 if the outcome has none of it.
