@@ -22,7 +22,7 @@ from proxy.pipeline.costs import Costs, reserve, size
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
-from proxy.pipeline.features.recall import Recall, RecallState, reserved
+from proxy.pipeline.features.recall import Recall, reserved
 from proxy.pipeline.features.server_state import ServerState
 from proxy.pipeline.features.traits import CAUSE, EDITS, Traits
 from proxy.pipeline.features.usage_feedback import UsageFeedback
@@ -56,8 +56,8 @@ class Answering:
             Recovery("reasoning", self.reasoning.recover, most=1),
             Recovery("roles", self.traits.roles, most=1),
             # Of any other refusal, the proxy's own words are the first suspect.
-            Recovery(CAUSE, self._in_other_words, most=EDITS),
-            Recovery("tool", self._without_tool),
+            Recovery(CAUSE, self.traits.recover, most=EDITS),
+            Recovery("tool", self.recall.recover),
             # An early end may be an accident. Only the second one counts as an overflow.
             Recovery("empty", self.overflows.early_end, most=1),
             # The size of a request that continues a history at the server says nothing about a limit.
@@ -209,16 +209,6 @@ class Answering:
         again = partial(resend, exchange, transport, request)
         return await self.recall.response(exchange, run.recall, attempt, start, request.body, again)
 
-    async def _in_other_words(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
-        following = await self.traits.recover(run, attempt, start)
-        if following is not None and run.took_tool and isinstance(run, _Run) and run.recall is not None:
-            run.recall.refused = True
-        return following
-
-    async def _without_tool(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
-        recall = run.recall if isinstance(run, _Run) else None
-        return self.recall.recover(run.exchange, recall, attempt, start)
-
     def watch(self, exchange: Exchange, reply: Reply) -> Watch:
         """Return what learns from the rest of a response. No recovery follows. ``release`` says which bodies stay."""
         start, sent, held = reply.start, reply.sent, 0
@@ -242,7 +232,6 @@ class _Run(Run):
     def __init__(self, answering: Answering, exchange: Exchange) -> None:
         super().__init__(exchange)
         self._answering = answering
-        self.recall: RecallState | None = None
         answering.traits.begin(exchange)
         self.asks_usage = answering.traits.asks_usage(exchange)
         answering.overflows.apply(exchange)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from proxy.dialects.rounds import HiddenRound, HiddenTool
 from proxy.pipeline.budget import TokenBudget
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.telemetry.record import Reason, RequestRecord, Window
 from proxy.upstream.traits import Edit
+from proxy.upstream.transport import Answer
 
 UNLOADED = 20
 """Tools that a record names."""
@@ -99,12 +103,50 @@ class Attempt(Departure, eq=False, frozen=True, kw_only=True):
         return Window(size, received.head + received.told, tools, self.outcome.replacement, budget.free)
 
 
+class RecallState(msgspec.Struct, eq=False):
+    """The state of a request that may get the tool, or has hidden rounds.
+
+    ``hidden`` writes the API's form of the tool. ``rounds`` are the conversation's hidden rounds, and ``found`` is true
+    if some were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is
+    ``None`` if the request can't get it. ``refused`` is true once the upstream has refused the tool in this request.
+    ``usage`` is the sum of the usage objects of the response's finished rounds, as the API reports them, at any time.
+    """
+
+    hidden: HiddenTool
+    conversation: tuple[str, str]
+    rounds: list[HiddenRound]
+    found: bool
+    prefix: str
+    messages: int
+    tool: Tool | None
+    refused: bool = False
+    usage: dict[str, Any] = {}
+
+    @property
+    def offered(self) -> Tool | None:
+        """Return the tool for the next attempt; ``None`` if the request gets none."""
+        return None if self.refused else self.tool
+
+    @property
+    def adding(self) -> Callable[[bytes], bytes] | None:
+        """Return a function that adds the tool to a body; ``None`` if the request gets none."""
+        return None if self.offered is None else partial(self.hidden.with_tool, tool=self.offered.definition)
+
+    def tool_for(self, outcome: Outcome) -> Tool | None:
+        """Return the tool for a compacted request.
+
+        It's added at the first checkpoint, which invalidates most of the provider's prompt cache anyway.
+        """
+        return self.offered if outcome.messages and outcome.checkpoints else None
+
+
 class Run(ABC):
     """One request on the way to its answer.
 
     ``retries`` are the causes of the retries so far. ``advice`` is a header value for a client whose request can't be
     recovered. ``asks_usage`` is that of the next attempt. ``learns`` is false if the answer doesn't show how the
     upstream counts the request as received. ``refused`` is the refusal after which the edits ``tried`` were made.
+    ``recall`` is set if the request may get the proxy's tool, or has hidden rounds.
     """
 
     def __init__(self, exchange: Exchange) -> None:
@@ -115,11 +157,21 @@ class Run(ABC):
         self.learns = True
         self.refused: ResponseStart | None = None
         self.tried: tuple[Edit, ...] = ()
+        self.recall: RecallState | None = None
 
     @property
     def took_tool(self) -> bool:
         """Return whether the proxy took its tool back after a refusal."""
         return ("added", "tool") in [edit[:2] for edit in self.tried]
+
+    def edit(self, start: ResponseStart, edits: tuple[Edit, ...]) -> None:
+        """Note the edits of the next attempt, which follows a refusal. The client can still get the first refusal."""
+        if self.refused is None:
+            answer = start.answer
+            self.refused = replace(start, answer=Answer.whole(answer.status, answer.headers, b""), complete=True)
+        self.tried += edits
+        if self.took_tool and self.recall is not None:
+            self.recall.refused = True
 
     @property
     def next_number(self) -> int:

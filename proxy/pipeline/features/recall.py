@@ -11,8 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import msgspec
 import structlog
@@ -23,10 +21,10 @@ from proxy.compaction.turn import Turn
 from proxy.constants import DAY
 from proxy.dialects.rounds import HiddenRound, HiddenTool, Round, StreamedRound, VisibleResponse, WholeRound, decoded
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
-from proxy.pipeline.attempt import Attempt, Tool
+from proxy.pipeline.attempt import Attempt, RecallState, Run, Tool
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
-from proxy.pipeline.job import CompactionInput, Outcome
+from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.response_start import ResponseStart, is_encoded
 from proxy.pipeline.sending import STOPPED
 from proxy.recall.rounds import HiddenRounds, prefixes
@@ -71,43 +69,6 @@ Resend = Callable[[bytes, TimeLeft], Awaitable[ResponseStart]]
 """Sends another body for the same request, within a time. Raises ``ProxyError``."""
 
 
-class RecallState(msgspec.Struct, eq=False):
-    """The state of a request that may get the tool, or has hidden rounds.
-
-    ``hidden`` writes the API's form of the tool. ``rounds`` are the conversation's hidden rounds, and ``found`` is true
-    if some were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is
-    ``None`` if the request can't get it. ``refused`` is true once the upstream has refused the tool in this request.
-    ``usage`` is the sum of the usage objects of the response's finished rounds, as the API reports them, at any time.
-    """
-
-    hidden: HiddenTool
-    conversation: tuple[str, str]
-    rounds: list[HiddenRound]
-    found: bool
-    prefix: str
-    messages: int
-    tool: Tool | None
-    refused: bool = False
-    usage: dict[str, Any] = {}
-
-    @property
-    def offered(self) -> Tool | None:
-        """Return the tool for the next attempt; ``None`` if the request gets none."""
-        return None if self.refused else self.tool
-
-    @property
-    def adding(self) -> Callable[[bytes], bytes] | None:
-        """Return a function that adds the tool to a body; ``None`` if the request gets none."""
-        return None if self.offered is None else partial(self.hidden.with_tool, tool=self.offered.definition)
-
-    def tool_for(self, outcome: Outcome) -> Tool | None:
-        """Return the tool for a compacted request.
-
-        It's added at the first checkpoint, which invalidates most of the provider's prompt cache anyway.
-        """
-        return self.offered if outcome.messages and outcome.checkpoints else None
-
-
 class Recall:
     """The hidden tool, for the requests of one endpoint."""
 
@@ -148,18 +109,16 @@ class Recall:
             await exchange.memory.more(exchange.body.size)
         return RecallState(hidden, conversation, rounds, found, chain[-1], len(units), tool)
 
-    def recover(
-        self, exchange: Exchange, state: RecallState | None, attempt: Attempt, start: ResponseStart
-    ) -> Attempt | None:
+    async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return an attempt without the tool if the upstream compressed the response unasked.
 
         Then the calls in it can't be read. Later attempts don't get the tool either.
         """
         refused = start.answer.status == 200 and start.overflow is None and is_encoded(start.answer)
-        if not refused or state is None or attempt.tool is None:
+        if not refused or run.recall is None or attempt.tool is None:
             return None
-        state.refused = True
-        self.refuse(exchange, 200)
+        run.recall.refused = True
+        self.refuse(run.exchange, 200)
         return msgspec.structs.replace(attempt, tool=None)
 
     def refuse(self, exchange: Exchange, status: int) -> None:

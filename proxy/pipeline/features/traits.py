@@ -23,7 +23,7 @@ from proxy.pipeline.response_start import LARGE_REQUEST, ResponseStart, readable
 from proxy.pipeline.sending import REFUSALS
 from proxy.upstream.refusals import ROLES, read
 from proxy.upstream.traits import ALTERNATING, Edit, Memory, Refused
-from proxy.upstream.transport import CHAT_PATH, Answer
+from proxy.upstream.transport import CHAT_PATH
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,8 @@ class Traits:
         edits = await _read(refused) if refused is not None and refused.status in STATUSES else ()
         edits = tuple(one for one in edits if one not in attempt.edits and self._memory.helps(place, one))
         if edits:
-            return replace(self._again(run, attempt, start, edits), edits=(*attempt.edits, *edits))
+            run.edit(start, edits)
+            return replace(attempt, edits=(*attempt.edits, *edits))
         # The reader takes the wish for the usage back, if the translation has one.
         added = tuple(_added(name) for name in attempt.added if refused is None or name != "usage")
         if not added or start.answer.status not in STATUSES or set(added) & set(run.tried):
@@ -91,7 +92,8 @@ class Traits:
         if not named and not any(self._memory.helps(place, one) for one in added):
             return None
         run.asks_usage = False
-        return replace(self._again(run, attempt, start, added), asks_usage=False, tool=None, output=None)
+        run.edit(start, added)
+        return replace(attempt, asks_usage=False, tool=None, output=None)
 
     async def roles(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return an attempt with alternating roles, if the upstream refused the roles of a compacted chat request."""
@@ -106,11 +108,6 @@ class Traits:
         log.info("upstream.trait_learned", edits=[ALTERNATING.name])
         again = replace(input, strict=True, attempt=run.next_number)
         return await run.attempt(attempt.budget, again, may_ask=False)
-
-    def _again(self, run: Run, attempt: Attempt, start: ResponseStart, edits: tuple[Edit, ...]) -> Attempt:
-        run.refused = run.refused or _kept(start)
-        run.tried += edits
-        return attempt
 
     def answered(self, run: Run, attempt: Attempt, start: ResponseStart) -> tuple[str, ...]:
         """Learn from the last response which words an upstream doesn't take. Return the additions that it refused."""
@@ -150,12 +147,6 @@ async def _read(refused: Refused) -> tuple[Edit, ...]:
         return read(refused.said, msgspec.json.decode(refused.sent), refused.sent)
 
     return await asyncio.to_thread(reading) if len(refused.sent) > LARGE_REQUEST else reading()
-
-
-def _kept(start: ResponseStart) -> ResponseStart:
-    """Return a refusal that the client can still get after its answer was closed."""
-    answer = start.answer
-    return replace(start, answer=Answer.whole(answer.status, answer.headers, b""), complete=True)
 
 
 def _words(start: ResponseStart) -> bytes:
