@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 
 import structlog
 from msgspec.structs import replace
@@ -63,6 +64,7 @@ PriceOf = Callable[[Usage, bool], Cost]
 """Returns the price of a usage. The second argument is true for the call that the client gets the answer of."""
 
 
+@dataclass(slots=True, eq=False)
 class Meter:
     """One call to an upstream. ``sent`` is the bytes of its body, ``tokens`` the proxy's count, if it has counted.
 
@@ -73,38 +75,20 @@ class Meter:
     bridge translates the answer, ``_source`` is the meter of the upstream's own one, whose usage and text count.
     """
 
-    __slots__ = (
-        "_body",
-        "_end",
-        "_source",
-        "_tail",
-        "_unpacking",
-        "complete",
-        "draws",
-        "error",
-        "free",
-        "place",
-        "sent",
-        "status",
-        "tokens",
-        "writes",
-    )
-
-    def __init__(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> None:
-        self.sent = sent
-        self.tokens = tokens
-        self.complete = False
-        self.draws = False
-        self.error: UpstreamErrorNames | None = None
-        self.free = False
-        self.place: int | None = None
-        self.status = 0
-        self.writes = True
-        self._tail = tail
-        self._body: AsyncIterator[bytes] | None = None
-        self._source: Meter | None = None
-        self._unpacking: Unpacking | None = None
-        self._end: Finished | None = None
+    _tail: AnswerTail
+    sent: int
+    tokens: int | None = None
+    complete: bool = False
+    draws: bool = False
+    error: UpstreamErrorNames | None = None
+    free: bool = False
+    place: int | None = None
+    status: int = 0
+    writes: bool = True
+    _body: AsyncIterator[bytes] | None = None
+    _source: Meter | None = None
+    _unpacking: Unpacking | None = None
+    _end: Finished | None = None
 
     def __enter__(self) -> Meter:
         return self
@@ -215,8 +199,6 @@ def _may_fail(part: bytes) -> bool:
 
 class _Watched:
     """The body of an answer, which its meter sees."""
-
-    __slots__ = ("_meter", "_next")
 
     def __init__(self, body: AsyncIterator[bytes], meter: Meter) -> None:
         self._next = body.__anext__
@@ -347,15 +329,13 @@ class Pending(SharedValue, frozen=True):
 class BackgroundResponses:
     """The responses that upstreams make in the background. The first usage that a caller reads replaces an estimate."""
 
-    def __init__(self, store: Store | None, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` returns seconds since 1970."""
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._clock = clock
-        self._pending = ReplicatedMap(store, "background", Pending, RESPONSES, clock)
+        self._pending = ReplicatedMap(store, "background", Pending, RESPONSES)
 
     def begin(self, tenant: str, id: str, model: str, record: RequestRecord) -> None:
         if record.usage is not None and record.usage.estimated:
-            until = self._clock() + BACKGROUND_SECONDS
+            until = time.time() + BACKGROUND_SECONDS
             self._pending.put(tenant, "", id, Pending(until, model, record.usage, record.cost))
 
     async def find(self, tenant: str, id: str) -> Pending | None:
@@ -377,24 +357,17 @@ class BackgroundResponses:
         known = self._pending.get(tenant, "", id)
         if not ended or usage is None or usage.estimated or known is None or known.seen:
             return
-        if not await self._is_first(tenant, id):
-            return
+        try:
+            ours = secrets.token_bytes(16)
+            if await self._store.add(tenant, "background.seen", name_of("", id), ours, BACKGROUND_SECONDS) != ours:
+                return
+        except StoreFailed as failure:
+            log.warning("background.not_shared", reason=str(failure))
         self._pending.put(tenant, "", id, replace(pending, seen=True))
         record.usage = usage.plus(pending.usage.negative())
         if cost is not None:
             before = pending.cost or Cost()
             record.cost = cost.plus(Cost(-before.sent, -before.as_received))
-
-    async def _is_first(self, tenant: str, id: str) -> bool:
-        if self._store is None:
-            return True
-        ours = secrets.token_bytes(16)
-        try:
-            name = name_of("", id)
-            return await self._store.add(tenant, "background.seen", name, ours, BACKGROUND_SECONDS) == ours
-        except StoreFailed as failure:
-            log.warning("background.not_shared", reason=str(failure))
-            return True
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         return self._pending.forget(forgotten)

@@ -7,6 +7,7 @@ import re
 import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Literal
@@ -110,25 +111,18 @@ class MissingApis:
         self._worked[api] = self._clock() + REMEMBERED
 
 
+@dataclass(eq=False)
 class LearningTransport(Transport):
     """Sends requests in the client's API, and through a bridge if the upstream turns out not to have it.
 
-    ``caller`` is the tenant and the model whose requests these are.
+    ``_caller`` is the tenant and the model whose requests these are.
     """
 
-    def __init__(
-        self,
-        native: Transport,
-        bridge: Callable[[], Awaitable[Bridge]],
-        api: Api,
-        missing: MissingApis,
-        caller: str,
-    ) -> None:
-        self._native = native
-        self._bridge = bridge
-        self._api: Api = api
-        self._missing = missing
-        self._caller = caller
+    _native: Transport
+    _bridge: Callable[[], Awaitable[Bridge]]
+    _api: Api
+    _missing: MissingApis
+    _caller: str
 
     async def send(self, request: Outgoing) -> Answer:
         """Send the request. If no translation helps, return the upstream's own error unchanged."""

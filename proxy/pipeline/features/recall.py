@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import structlog
@@ -168,9 +168,11 @@ class Room:
         return Room(self.left, min(self.each, budget // SHARE), budget - used)
 
 
+@dataclass(eq=False)
 class RecallRounds:
     """The rounds of one response.
 
+    - ``_archive`` is the conversation's, and ``_sent`` the body with the tool.
     - ``_response`` is the part of the response that the client gets, of all rounds so far.
     - ``_before`` are the units and results of the finished rounds, as the next body repeats them.
     - ``_answered`` is the number of rounds whose calls got results, even if the upstream didn't continue after them.
@@ -181,33 +183,24 @@ class RecallRounds:
     - ``_streams`` is true if the client gets a stream, so that a part of it can't be withdrawn.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        state: RecallState,
-        memory: HiddenRounds,
-        archive: ConversationArchive,
-        room: Room,
-        sent: bytes,
-        resend: Resend,
-    ) -> None:
-        """``archive`` is the conversation's. ``sent`` is the body with the tool."""
-        self._exchange = exchange
-        self._state = state
-        self._hidden = state.hidden
-        self._memory = memory
-        self._archive = archive
-        self._room = room
-        self._sent = sent
-        self._resend = resend
+    _exchange: Exchange
+    _state: RecallState
+    _memory: HiddenRounds
+    _archive: ConversationArchive
+    _room: Room
+    _sent: bytes
+    _resend: Resend
+    _before: list[bytes] = field(default_factory=list)
+    _answered: int = 0
+    _plain: bool = False
+    _remembered: bool = False
+    _full: bool = False
+    _last: bool = False
+    _streams: bool = False
+
+    def __post_init__(self) -> None:
+        self._hidden = self._state.hidden
         self._response = self._new_response()
-        self._before: list[bytes] = []
-        self._answered = 0
-        self._plain = False
-        self._remembered = False
-        self._full = False
-        self._last = False
-        self._streams = False
 
     def stream(self, start: ResponseStart) -> ResponseStart:
         """Return a stream with the text and the client's calls of all rounds, as they arrive."""
@@ -310,29 +303,16 @@ class RecallRounds:
         self._answered += 1
         last = self._full or self._answered > self._exchange.caller.policy.recall.max_rounds
         self._last, room = last, self._room
-        results = await self._results(round, last=last)
-        before = [*self._before, round.unit, *results]
-        start = await self._tried(self._hidden.continued(self._sent, before, last=last))
-        if start is not None:
-            self._before = before
-            RECALLS.labels(outcome="answered").inc()
-            self._exchange.record.recalls += 1
-            return start
-        RECALLS.labels(outcome="failed").inc()
-        if self._has_text:
+        start = await self._continued(round, last=last)
+        RECALLS.labels(outcome="failed" if start is None else "answered").inc()
+        if start is None and self._has_text:
             self._room = replace(room, each=room.each // 2)
-            before = [*self._before, round.unit, *await self._results(round, last=last)]
-            start = await self._tried(self._hidden.continued(self._sent, before, last=last))
-            if start is not None:
-                self._before = before
-                self._exchange.record.recalls += 1
-                return start
-            if self._streams:
+            start = await self._continued(round, last=last)
+            if start is None and self._streams:
                 raise UpstreamInterrupted(INTERRUPTED)
-        return await self._without_tool()
+        return await self._without_tool() if start is None else start
 
     async def _without_tool(self) -> ResponseStart:
-        """Send the request without the tool. Raises ``ProxyError``."""
         self._plain, self._before = True, []
         if not self._streams:  # the client has nothing yet
             self._response = self._new_response()
@@ -343,11 +323,14 @@ class RecallRounds:
         response.usage = self._state.usage
         return response
 
-    async def _tried(self, body: bytes) -> ResponseStart | None:
-        """Return a response to another body, or ``None`` if it isn't one to continue with."""
+    async def _continued(self, round: Round, *, last: bool) -> ResponseStart | None:
+        """Return the start of the next round, or ``None`` if it isn't one to continue with."""
+        before = [*self._before, round.unit, *await self._results(round, last=last)]
         try:
-            start = await self._sent_again(body)
+            start = await self._sent_again(self._hidden.continued(self._sent, before, last=last))
             if await self._continues(start):
+                self._before = before
+                self._exchange.record.recalls += 1
                 return start
         except ProxyError as error:
             log.warning("recall.not_continued", reason=error.code)
