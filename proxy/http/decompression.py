@@ -20,14 +20,9 @@ from proxy.errors import BodyTooLarge, UnsupportedEncoding
 SLICE = 16_384
 """Bytes of compressed input that a decoder takes at once. A decoder copies the rest of its input for each piece."""
 
-PIECE = 65_536
-"""Bytes of output after which a decoder yields. A zstd piece can have up to 8 MiB."""
-
-MEMBERS = 100
-"""Gzip members, deflate streams, or zstd frames that one body can have. One is usual."""
-
-RATIO = 25
-"""How many times its compressed size a body may become. JSON conversations become 3 to 10 times their size."""
+PIECE = 65_536  # Bytes of output after which a decoder yields. A zstd piece can have up to 8 MiB.
+MEMBERS = 100  # Gzip members, deflate streams, or zstd frames that one body can have. One is usual.
+RATIO = 25  # How many times its compressed size a body may become. JSON conversations become 3 to 10 times their size.
 
 RATIO_FLOOR = 16_000_000
 """Bytes that any body may become, however small it was. A conversation that repeats itself compresses well."""

@@ -27,8 +27,7 @@ HOP_BY_HOP = frozenset(
 )
 CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
 
-VIA = "x-compaction-via"
-"""The ids of the proxies that a request has passed. Each proxy creates its id when it starts."""
+VIA = "x-compaction-via"  # The ids of the proxies that a request has passed. Each proxy creates its id when it starts.
 
 
 class Own(StrEnum):
@@ -131,8 +130,7 @@ def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:
     return None, authorization or None
 
 
-MOST_COOKIES = 1_000
-"""Cookies of a request that the proxy looks at. Browsers keep about 180 for a site."""
+MOST_COOKIES = 1_000  # Cookies of a request that the proxy looks at. Browsers keep about 180 for a site.
 
 
 def cookies(raw: RawHeaders, name: str) -> Iterator[str]:

@@ -15,14 +15,9 @@ from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, Limit, LoopDetec
 from proxy.http.decompression import OVER, unpacked
 from proxy.http.headers import VIA, encoded
 
-STEP = 2_000_000
-"""Bytes that a body is decompressed to in one step, about 10 ms of work in a thread."""
-
-INLINE_STEP = 65_536
-"""Bytes that a small body is decompressed to on the event loop, less than 1 ms of work."""
-
-EMPTY_PIECE = 4_096
-"""Bytes that a piece of decompressed output counts for besides its own."""
+STEP = 2_000_000  # bytes that a body is decompressed to in one step, about 10 ms of work in a thread
+INLINE_STEP = 65_536  # bytes that a small body is decompressed to on the event loop, less than 1 ms of work
+EMPTY_PIECE = 4_096  # bytes that a piece of decompressed output counts for besides its own
 
 BODY_SECONDS = 30.0
 BODY_RATE = 10_000
@@ -33,8 +28,7 @@ A client that doesn't send its body holds a place in the concurrency limit.
 
 SLOW = "The request body came too slowly, or stopped coming. Send it again."
 
-SMALL = 65_536
-"""A body of at most this many bytes doesn't queue behind large ones that wait for memory."""
+SMALL = 65_536  # a body of at most this many bytes doesn't queue behind large ones that wait for memory
 
 
 class MemoryLease(ABC):
@@ -78,8 +72,7 @@ def is_handshake(scope: Scope) -> bool:
     return (wanted is not None and "websocket" in wanted.lower()) or header(scope, b"sec-websocket-key") is not None
 
 
-_FAILURES = (500, 502, 504)
-"""The statuses of errors that happen to a request, rather than reject it."""
+_FAILURES = (500, 502, 504)  # the statuses of errors that happen to a request, rather than reject it
 
 
 @dataclass(slots=True, eq=False)
@@ -296,8 +289,7 @@ async def answer_error(
 
 _VIA = VIA.encode()
 
-MOST_HOPS = 5
-"""Instances of this proxy that one request may pass."""
+MOST_HOPS = 5  # instances of this proxy that one request may pass
 
 
 def next_via(scope: Scope, instance: str) -> str:

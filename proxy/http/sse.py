@@ -18,8 +18,7 @@ from starlette.types import Send
 
 from proxy.http.headers import Headers, encoded
 
-LONGEST_EVENT = 1_000_000
-"""Hold back an unfinished event up to this many bytes. Forward a longer one as it arrives."""
+LONGEST_EVENT = 1_000_000  # Hold back an unfinished event up to this many bytes. Forward a longer one as it arrives.
 
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -102,8 +101,7 @@ def _end_of_events(chunk: bytes | bytearray, start: int = 0) -> int:
 
 COMMENT = comment("waiting for the model")
 
-SILENT_SECONDS = 5.0
-"""Send a comment after this much silence of a response that has begun."""
+SILENT_SECONDS = 5.0  # send a comment after this much silence of a response that has begun
 
 # nginx buffers responses by default, and comments wouldn't arrive.
 _HEAD: Headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]

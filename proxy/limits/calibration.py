@@ -19,22 +19,14 @@ from proxy.store import Store
 from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import ReplicatedFigures, ReplicatedMap, SharedValue
 
-LEAST_COUNTED = 500
-"""Smallest request to compare, in tokens. In smaller ones the framing distorts the ratio."""
-
-OBSERVATIONS = 16
-"""Newest observations that determine the factor."""
+LEAST_COUNTED = 500  # Smallest request to compare, in tokens. In smaller ones the framing distorts the ratio.
+OBSERVATIONS = 16  # newest observations that determine the factor
 
 LEAST_OBSERVATIONS = 3
 
-TRIES = 32
-"""Requests that a process counts only for their ratio, per upstream, model, and tenant."""
-
-PAUSE = 10.0
-"""Seconds between two observations of one model once there are enough of them."""
-
-LONGEST_PAUSE = 600.0
-"""Seconds between two observations of an upstream whose usage shows no ratio, at most."""
+TRIES = 32  # requests that a process counts only for their ratio, per upstream, model, and tenant
+PAUSE = 10.0  # seconds between two observations of one model once there are enough of them
+LONGEST_PAUSE = 600.0  # seconds between two observations of an upstream whose usage shows no ratio, at most
 
 BOUNDS = (0.7, 1.6)
 
@@ -44,8 +36,7 @@ STEPS = 20
 PLACES = 10_000
 """The most tenants and models kept in memory. The least recently used ones are read from the store again."""
 
-KEPT_SECONDS = 30 * DAY
-"""Seconds that a ratio is kept after the last observation."""
+KEPT_SECONDS = 30 * DAY  # seconds that a ratio is kept after the last observation
 
 KIND = "tenant_ratio"
 """The kind of the stored entries. The proxy ignores entries of the kind ``ratio``, which version 0.1 stored for all

@@ -19,45 +19,29 @@ from proxy.store.replicated_map import ReplicatedFigures, ReplicatedMap, SharedV
 
 log = structlog.get_logger(__name__)
 
-SMALLEST_PART = 8
-"""The budget is at least the window divided by this, regardless of the reserved output."""
-
-CAUTION = 0.97
-"""Share of a limit that the proxy aims at after a refusal that names it."""
-
-BLIND_FACTOR = 0.7
-"""Share of the refused size that the proxy aims at after a refusal that names no limit."""
+SMALLEST_PART = 8  # the budget is at least the window divided by this, regardless of the reserved output
+CAUTION = 0.97  # share of a limit that the proxy aims at after a refusal that names it
+BLIND_FACTOR = 0.7  # share of the refused size that the proxy aims at after a refusal that names no limit
 
 LEAST_BLIND = 1_024
 """Tokens. Every model accepts this many, so a refusal of less that names no limit has another reason."""
 
-LEAST_LIMIT = 256
-"""Tokens. A smaller number in a refusal isn't a token limit."""
-
-NAMED_SECONDS = DAY
-"""Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again."""
-
-GUESS_SECONDS = 3_600.0
-"""Seconds that a guessed limit holds, and in which a doubtful one must occur again."""
-
-DISPROVED = 1 / BLIND_FACTOR
-"""An answered request that is larger than a limit by this factor disproves the limit."""
-
-COUNTS_DIFFER = 1.05
-"""A reported usage above a named limit by this factor disproves it. The upstream counts both."""
+LEAST_LIMIT = 256  # Tokens. A smaller number in a refusal isn't a token limit.
+NAMED_SECONDS = DAY  # Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again.
+GUESS_SECONDS = 3_600.0  # seconds that a guessed limit holds, and in which a doubtful one must occur again
+DISPROVED = 1 / BLIND_FACTOR  # an answered request that is larger than a limit by this factor disproves the limit
+COUNTS_DIFFER = 1.05  # A reported usage above a named limit by this factor disproves it. The upstream counts both.
 
 CONTRADICTED = 0.5
 """Share of a recently answered size. A lower named limit applies to other requests only if it is named twice."""
 
 LEARNED_ENTRIES = 10_000
 
-PERIOD = 3_600.0
-"""Seconds. An answer counts as recent for at least this time, and at most twice as long."""
+PERIOD = 3_600.0  # Seconds. An answer counts as recent for at least this time, and at most twice as long.
 
 KIND = "limit"
 
-Place = tuple[str, str, str]
-"""An upstream, the model's name there, and a tenant."""
+Place = tuple[str, str, str]  # an upstream, the model's name there, and a tenant
 
 # A count in a refusal can differ from the proxy's by these factors. Beyond them it isn't a count of the same prompt.
 RATIO_BOUNDS = (0.5, 3.0)

@@ -44,14 +44,12 @@ __all__ = ["EchoedRequest", "MediaLimit", "Overflow", "media_limit", "recognise"
 
 _INPUT_FIELDS = ("max_input", "max_prompt")
 _CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
-MOST_TEXT = 65_536
-"""Characters of error messages after which ``recognise`` reads no further error of a response."""
+MOST_TEXT = 65_536  # characters of error messages after which `recognise` reads no further error of a response
 
 _WINDOW_NAMED = re.compile(r"context (?:length|window|size|limit)")
 _WAIT_HEADERS = ("retry-after", "retry-after-ms")
 
-RUN = 3
-"""Consecutive words that must also be in the request to count as repeated."""
+RUN = 3  # consecutive words that must also be in the request to count as repeated
 
 _WORD = re.compile(r"[a-z]+|\d+|[^\W\d_a-z]")
 _ENCODED = re.compile(r"%[0-9a-fA-F]{2}|\+")

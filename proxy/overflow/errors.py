@@ -351,14 +351,10 @@ def parse(text: str) -> object:
     return value
 
 
-PREFIX = 65_536
-"""Characters of a long text that are read."""
-SENTENCE = 8_192
-"""Characters of one error message that are read."""
-SHORT_QUOTE = 16
-"""Characters. A shorter quoted value is a name ("middle-out"), not a user's text."""
-MOST_HIDDEN = 8
-"""Hidden parts of a page that ``page_text`` removes, at most, for each tag."""
+PREFIX = 65_536  # characters of a long text that are read
+SENTENCE = 8_192  # characters of one error message that are read
+SHORT_QUOTE = 16  # Characters. A shorter quoted value is a name ("middle-out"), not a user's text.
+MOST_HIDDEN = 8  # hidden parts of a page that `page_text` removes, at most, for each tag
 
 _HIDDEN = ("style", "script")
 _QUOTED = re.compile(r"""(?P<key>['"]?\w{1,20}['"]?\s?[:=]\s?)?"(?P<text>[^"]*)["]""")

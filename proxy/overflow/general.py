@@ -20,12 +20,9 @@ Remedy = Literal["compact", "lower_output", "either"]
 
 SMALLEST_LIMIT = 256
 """Tokens. A smaller number isn't a model's limit. The smallest window in use, a llama.cpp default, is 512."""
-LARGEST_LIMIT = 100_000_000
-"""Tokens. A larger number is a byte count, an account number, or a time."""
-SMALL_OUTPUT = 0.01
-"""Share of the limit. If the requested output is smaller, lowering it isn't worth an attempt."""
-ROOMY = 0.5
-"""Share of the limit. If the prompt is smaller, the requested output is too large, not the prompt."""
+LARGEST_LIMIT = 100_000_000  # Tokens. A larger number is a byte count, an account number, or a time.
+SMALL_OUTPUT = 0.01  # Share of the limit. If the requested output is smaller, lowering it isn't worth an attempt.
+ROOMY = 0.5  # Share of the limit. If the prompt is smaller, the requested output is too large, not the prompt.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +90,7 @@ class OverflowReading:
 Role = Literal["limit", "counted", "output", "over", "none"]
 
 MAX_NUMBERS = 24
-BEFORE, AFTER = 60, 40
-"""Characters before and after a number that decide its role."""
+BEFORE, AFTER = 60, 40  # characters before and after a number that decide its role
 
 NUMBER = r"\d++(?:[,_']\d{3}(?!\d)){0,9}+(?:\.\d++)?+(?!\.?\d|[km]\b)"
 _NUMBER = re.compile(rf"(?<![\w.$€#/-])(?P<n>{NUMBER})(?![\w%/]|-\d|:\d)")

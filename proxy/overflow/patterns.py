@@ -289,11 +289,8 @@ FORBIDDEN_STATUS = frozenset({403})
 AMBIGUOUS_STATUS = frozenset({429, 499, 503, 529})
 """Statuses for rates, load, and disconnected clients. They mean an overflow only if a message names a window."""
 
-RATE_STATUS = frozenset({413, 429})
-"""Statuses of rate limits."""
-
-TIER_LIMIT = 200_000
-"""Tokens. Providers sell longer prompts apart: to some plans, or for usage that costs extra."""
+RATE_STATUS = frozenset({413, 429})  # statuses of rate limits
+TIER_LIMIT = 200_000  # Tokens. Providers sell longer prompts apart: to some plans, or for usage that costs extra.
 
 TIER_GATE = re.compile(
     r"^(?=.*\b(?:available|access|enabled?|subscriptions?|plans?|tiers?|usage|credits?|upgrade|require[sd]?|eligible"

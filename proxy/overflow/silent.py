@@ -31,30 +31,20 @@ ABORT_REASONS = frozenset({"abort", "error"})
 
 FAR_BELOW = 0.6
 """Share of our own count that a prompt's reported size plus its cached tokens must stay below to mean a cut."""
-FAR_ABOVE = 1.6
-"""Times a known window from which our own count exceeds it with any tokenizer."""
+FAR_ABOVE = 1.6  # times a known window from which our own count exceeds it with any tokenizer
 WORTH_A_DOUBT = 0.125
 """Share of a known window from which a stream without any event may mean that the real window is smaller."""
-JUST_UNDER = 0.02
-"""Share of a window that stays free when the upstream drops whole messages until the rest fits."""
-SAME = 0.01
-"""Share by which the reported sizes of a prompt that is always cut differ."""
-EXACTLY = 0.001
-"""Share by which the totals of answers that filled the same window differ."""
-OTHER = 1.03
-"""Times by which two prompts must differ by our count for the same total to mean a window."""
-GROWN = 1.1
-"""Times by which our own count must have grown for an unchanged reported size to mean something."""
-PAST_LOOSE = 1.6
-"""Times the text that a template may drop that a conversation must have gained since."""
+JUST_UNDER = 0.02  # share of a window that stays free when the upstream drops whole messages until the rest fits
+SAME = 0.01  # share by which the reported sizes of a prompt that is always cut differ
+EXACTLY = 0.001  # share by which the totals of answers that filled the same window differ
+OTHER = 1.03  # times by which two prompts must differ by our count for the same total to mean a window
+GROWN = 1.1  # times by which our own count must have grown for an unchanged reported size to mean something
+PAST_LOOSE = 1.6  # times the text that a template may drop that a conversation must have gained since
 PAST_CACHE = 1.6
 """Times the newest text that a reported size must exceed. A smaller one may be the part that no cache held."""
-CACHE_BLOCK = 128
-"""Tokens by which the part that no cache held exceeds the newest text: caches store whole blocks."""
-HALF = 0.5
-"""Share of a published window below which one sign never proves a smaller window."""
-NOTHING_WRITTEN = 16
-"""Output tokens. An answer that stopped for its length and has at most this many had no room."""
+CACHE_BLOCK = 128  # tokens by which the part that no cache held exceeds the newest text: caches store whole blocks
+HALF = 0.5  # share of a published window below which one sign never proves a smaller window
+NOTHING_WRITTEN = 16  # Output tokens. An answer that stopped for its length and has at most this many had no room.
 LARGEST_FIGURE = 1_000_000_000
 """Tokens. A larger figure in a usage object is an error of the upstream, and counts as not reported."""
 SNAP = 0.0001

@@ -20,8 +20,7 @@ from proxy.telemetry.record import Reason, RequestRecord, Window
 from proxy.upstream.traits import Edit
 from proxy.upstream.transport import Answer
 
-UNLOADED = 20
-"""Tools that a record names."""
+UNLOADED = 20  # tools that a record names
 
 LONGEST_NAME = 64
 

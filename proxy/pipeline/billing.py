@@ -34,20 +34,11 @@ from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
 
-BYTES_A_TOKEN = 4
-"""Bytes per token where nothing can be counted."""
-
-EXPECTED_OUTPUT = 500
-"""Output tokens to reserve for a call that may write more."""
-
-RESPONSES = 10_000
-"""Responses in the background that are in memory, the most recently used ones."""
-
-BACKGROUND_SECONDS = DAY
-"""Seconds for which a response in the background is remembered."""
-
-UNPACKED_BYTES = 1_000_000
-"""Bytes that a chunk of a compressed answer may become."""
+BYTES_A_TOKEN = 4  # bytes per token where nothing can be counted
+EXPECTED_OUTPUT = 500  # output tokens to reserve for a call that may write more
+RESPONSES = 10_000  # responses in the background that are in memory, the most recently used ones
+BACKGROUND_SECONDS = DAY  # seconds for which a response in the background is remembered
+UNPACKED_BYTES = 1_000_000  # bytes that a chunk of a compressed answer may become
 
 _FAILS = re.compile(
     rb'"error"(?!\s{0,9}:\s{0,9}null)|^(?:event: ?\S{0,64}(?:error|exception)|error:)|"response\.failed"', re.I | re.M
@@ -55,8 +46,7 @@ _FAILS = re.compile(
 _WITHOUT_NAMES = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"error"|"type"\s{0,9}:\s{0,9}"response\.failed"')
 """The events that end a failed answer: a search that finds more, and those that may have no error object."""
 
-INLINE_BYTES = 32_768
-"""Characters that are counted on the event loop. More are counted in a thread."""
+INLINE_BYTES = 32_768  # Characters that are counted on the event loop. More are counted in a thread.
 
 _TAILS = {dialect.path: dialect.answers.tail for dialect in DIALECTS.values()}
 

@@ -53,14 +53,9 @@ from proxy.store.forgetting import drop
 PLACES = 1_000
 """Combinations of upstream, model, and tenant with uncertain responses that are remembered, the latest ones."""
 
-UNKNOWN_OUTPUT = 4_096
-"""Tokens of output to state in place of an upstream's default if its refusal names no window."""
-
-FILLED = 4
-"""Responses that seemed to fill their window and are remembered for each of these."""
-
-BUDGETS = 1_000
-"""Budgets that are remembered, by the model's profile, the policy, and the output that a request states."""
+UNKNOWN_OUTPUT = 4_096  # tokens of output to state in place of an upstream's default if its refusal names no window
+FILLED = 4  # responses that seemed to fill their window and are remembered for each of these
+BUDGETS = 1_000  # budgets that are remembered, by the model's profile, the policy, and the output that a request states
 
 
 class TokenBudget(msgspec.Struct, frozen=True):

@@ -33,11 +33,8 @@ if TYPE_CHECKING:  # the runtime has the compactor, which asks for summaries and
 
 log = structlog.get_logger(__name__)
 
-CACHE_SECONDS = 300.0
-"""Lifetime of an entry in a provider's prompt cache after its last use, at most providers."""
-
-CONVERSATIONS = 5_000
-"""Conversations to remember, those with the latest requests."""
+CACHE_SECONDS = 300.0  # lifetime of an entry in a provider's prompt cache after its last use, at most providers
+CONVERSATIONS = 5_000  # conversations to remember, those with the latest requests
 
 
 class Basis(msgspec.Struct, frozen=True):

@@ -30,8 +30,7 @@ from proxy.upstream.transport import CHAT_PATH
 
 Mode = Literal["enforce", "shadow", "off"]
 
-CONVERSATION_UNITS = 2
-"""The first units, which name a conversation."""
+CONVERSATION_UNITS = 2  # the first units, which name a conversation
 
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
 

@@ -143,8 +143,7 @@ class Explanation:
 PROMPT_VERSION = "14"
 """A part of every summary's key. Raise it when ``keeps``, a prompt's wording, or the summary message changes."""
 
-PROMPT_DIGEST = "14:7ea72c12044dcd7e"
-"""The version, and the digest of its numbers and forms, which a test compares."""
+PROMPT_DIGEST = "14:7ea72c12044dcd7e"  # the version, and the digest of its numbers and forms, which a test compares
 
 
 class CompactionInput(msgspec.Struct, eq=False):
@@ -181,11 +180,8 @@ class CompactionInput(msgspec.Struct, eq=False):
     media: tuple[MediaLimit, ...] = ()
 
 
-FormKey = tuple[str, object]
-"""The key of a cached form: its name, and everything that it depends on."""
-
-PROMPTS = 1_000
-"""System prompts whose folders are remembered, by their digests."""
+FormKey = tuple[str, object]  # the key of a cached form: its name, and everything that it depends on
+PROMPTS = 1_000  # system prompts whose folders are remembered, by their digests
 
 _folders = ByDigest(lambda raw: tuple(project_folders([argument_text(value_of(raw))])), PROMPTS)
 

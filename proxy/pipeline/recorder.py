@@ -35,20 +35,14 @@ from proxy.telemetry.trace_context import Trace
 
 log = structlog.get_logger(__name__)
 
-WAITING = 4_000
-"""Records that may wait to be written. The proxy drops further ones."""
+WAITING = 4_000  # Records that may wait to be written. The proxy drops further ones.
 
 LARGEST_PRICE = 10**17
 """US dollars times 10^12. A higher price of one request follows from a wrong figure, and counts as unknown."""
 
-TENANTS = 4_000
-"""Tenants to remember. The set starts again when it is full."""
-
-PAUSE_SECONDS = 0.5
-"""Seconds between two writes, unless many records wait."""
-
-WRITE_SECONDS = 5.0
-"""Timeout of a write."""
+TENANTS = 4_000  # Tenants to remember. The set starts again when it is full.
+PAUSE_SECONDS = 0.5  # seconds between two writes, unless many records wait
+WRITE_SECONDS = 5.0  # timeout of a write
 
 ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"})
 """Paths without ids."""
@@ -58,8 +52,7 @@ CLIENT_LEFT = "client_disconnected"
 Sink = Callable[[RequestRecord], None]
 """Takes a finished record. It must be quick. If it raises, the other sinks and the store still get the record."""
 
-BeginTrace = Callable[[Scope], Trace]
-"""Returns the trace of a request that has just arrived."""
+BeginTrace = Callable[[Scope], Trace]  # returns the trace of a request that has just arrived
 
 
 _WRITTEN, _DROPPED = RECORDS.labels(outcome="written"), RECORDS.labels(outcome="dropped")
@@ -191,20 +184,11 @@ def _shown(path: str) -> str:
 
 KIND = "record-tags"
 
-KEY_SECONDS = 400.0 * DAY
-"""Lifetime of the key. Records live for days, so a new key divides few conversations."""
-
-STARTING_SECONDS = 2.0
-"""Seconds that a start waits for the key at most."""
-
-RETRY_SECONDS = 60.0
-"""Seconds between two attempts to read the key."""
-
-OPENING = 8
-"""Units before the model's first one that name a conversation. Further ones don't count."""
-
-LARGE = 65_536
-"""Bytes of a unit whose bytes count instead of its text, because decoding takes longer."""
+KEY_SECONDS = 400.0 * DAY  # Lifetime of the key. Records live for days, so a new key divides few conversations.
+STARTING_SECONDS = 2.0  # seconds that a start waits for the key at most
+RETRY_SECONDS = 60.0  # seconds between two attempts to read the key
+OPENING = 8  # Units before the model's first one that name a conversation. Further ones don't count.
+LARGE = 65_536  # bytes of a unit whose bytes count instead of its text, because decoding takes longer
 
 BEGINNING = 2_000
 """Characters of a text that count, in addition to its length. Digests of long system messages would take longest."""

@@ -17,21 +17,15 @@ from proxy.overflow.silent import Finished
 from proxy.telemetry.record import UpstreamErrorNames
 from proxy.upstream.transport import Answer, Held
 
-ERROR_BYTES = 1_000_000
-"""Bytes of an error's body that the proxy reads."""
-
-INLINE_BYTES = 8_192
-"""An error's body of at most this many bytes is read on the event loop, a longer one in a thread."""
-
-HELD_BYTES = 65_536
-"""Bytes of a stream that the proxy holds until the first content."""
+ERROR_BYTES = 1_000_000  # bytes of an error's body that the proxy reads
+INLINE_BYTES = 8_192  # an error's body of at most this many bytes is read on the event loop, a longer one in a thread
+HELD_BYTES = 65_536  # bytes of a stream that the proxy holds until the first content
 
 
 _NAME = re.compile(r"[\w.:/\[\]-]{1,64}", re.ASCII)
 """The form of a code, a type, or the path of a parameter. Any other text may be content."""
 
-LARGE_REQUEST = 262_144
-"""Bytes of a request above which a thread compares an error with it."""
+LARGE_REQUEST = 262_144  # bytes of a request above which a thread compares an error with it
 
 
 class Asked(msgspec.Struct, eq=False, frozen=True):

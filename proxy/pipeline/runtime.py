@@ -57,12 +57,10 @@ ONLY_AT_START = {
 }
 """Settings that need a restart, by section. ``None`` means the whole section."""
 
-OPTIONAL_AT_START = ("otel",)
-"""Sections that need a restart and can be absent."""
+OPTIONAL_AT_START = ("otel",)  # sections that need a restart and can be absent
 
 MOST_ROUTES = 1_000
-LONGEST_NAME = 200
-"""Remember the routes of this many models, with names of at most this many characters."""
+LONGEST_NAME = 200  # remember the routes of this many models, with names of at most this many characters
 
 CHAT, MESSAGES = "chat", "messages"
 
@@ -151,11 +149,8 @@ def apply_reloadable(running: Settings, new: Settings) -> tuple[Settings, list[s
     return new.model_copy(update=kept), waiting
 
 
-INSTANCE = "COMPACTION_PROXY_INSTANCE"
-"""The environment variable by which the workers of one server share their id."""
-
-MOST_MEASURED = 1_000
-"""Routes whose profile and counter are remembered."""
+INSTANCE = "COMPACTION_PROXY_INSTANCE"  # the environment variable by which the workers of one server share their id
+MOST_MEASURED = 1_000  # routes whose profile and counter are remembered
 
 StoredCache = Archive | Calibration | HiddenRounds | ItemMemory | LearnedLimits | SentPrompts | Summaries
 """A cache of tenants' entries, in memory and in the store."""

@@ -27,8 +27,7 @@ from proxy.upstream.transport import Answer, Outgoing, Transport
 
 log = structlog.get_logger(__name__)
 
-REFUSALS = frozenset({400, 404, 415, 422, 501})
-"""Statuses with which servers refuse a field."""
+REFUSALS = frozenset({400, 404, 415, 422, 501})  # statuses with which servers refuse a field
 
 STOPPED = "The upstream started its response and then stopped sending. Try again."
 

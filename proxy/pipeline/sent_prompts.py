@@ -21,20 +21,11 @@ from proxy.store.tenant_cache import Codec, Place, TenantCache
 
 KIND = "prompt"
 
-MOST = 10_000
-"""Conversations that one process remembers."""
-
-SECONDS = DAY
-"""Seconds that a prompt is stored. Clients rarely continue a conversation later."""
-
-PENDING_BYTES = 16_000_000
-"""Maximum bytes of prompts that wait to be written."""
-
-SIZE = 500
-"""Approximate bytes of a prompt in memory."""
-
-Conversation = tuple[str, str]
-"""A tenant, and the key of one of its conversations."""
+MOST = 10_000  # conversations that one process remembers
+SECONDS = DAY  # Seconds that a prompt is stored. Clients rarely continue a conversation later.
+PENDING_BYTES = 16_000_000  # maximum bytes of prompts that wait to be written
+SIZE = 500  # approximate bytes of a prompt in memory
+Conversation = tuple[str, str]  # a tenant, and the key of one of its conversations
 
 
 class SentPrompt(msgspec.Struct, frozen=True):

@@ -37,18 +37,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-CONNECT_SECONDS = 15.0
-"""Time for name lookup, connection, and TLS handshake together."""
+CONNECT_SECONDS = 15.0  # time for name lookup, connection, and TLS handshake together
 
 READ_BYTES = 32_768
 """Reading from an upstream pauses when a slow client leaves twice this many bytes unread. One read takes up to 256 KB.
 With a larger value a paused stream takes over a megabyte, and no stream gets faster."""
 
-WHOLE_BYTES = 1_000_000
-"""A larger body is written in pieces, so that other requests run in between."""
-
-KEEPALIVE_SECONDS = 50.0
-"""Keep an idle connection this long. Load balancers often close theirs after 60 or 75 seconds."""
+WHOLE_BYTES = 1_000_000  # a larger body is written in pieces, so that other requests run in between
+KEEPALIVE_SECONDS = 50.0  # Keep an idle connection this long. Load balancers often close theirs after 60 or 75 seconds.
 
 IDLE_SECONDS = 2.0
 """Seconds after a request in which a lost connection counts as one that was idle.
@@ -56,8 +52,7 @@ IDLE_SECONDS = 2.0
 Later, the upstream has probably begun to work on the request, and may have crashed.
 """
 
-LINE_BYTES = 65_536
-"""Longest line of a response's head."""
+LINE_BYTES = 65_536  # longest line of a response's head
 
 _MADE_UP = ("user-agent", "content-type")
 _UNLIMITED = contextlib.nullcontext()

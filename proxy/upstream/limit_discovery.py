@@ -26,21 +26,18 @@ from proxy.upstream.relay import RelayTransport
 
 log = structlog.get_logger(__name__)
 
-EVERY = 900.0
-"""Seconds until the proxy asks an upstream again."""
+EVERY = 900.0  # seconds until the proxy asks an upstream again
 
 SOON = 20.0
 """Seconds until the proxy asks again if a model may not be loaded yet, because its window isn't known until then."""
 
-WITHIN = 5.0
-"""Timeout for each response, in seconds."""
+WITHIN = 5.0  # timeout for each response, in seconds
 
 MOST_BYTES = 1_000_000
 MOST_NAMES = 64
 """Model names kept before the upstream has listed its models. Clients choose these names, so there is a limit."""
 
-SMALLEST, LARGEST = 256, 20_000_000
-"""Tokens. Other figures aren't windows."""
+SMALLEST, LARGEST = 256, 20_000_000  # Tokens. Other figures aren't windows.
 
 # Their APIs don't report limits, and the tables list their models.
 _SILENT_HOSTS = (

@@ -37,13 +37,11 @@ from proxy.upstream.traits import (
     is_number,
 )
 
-REFUSAL_BYTES = 4_096
-"""Bytes of a refusal that are read. Names behind them are in an echo of the request."""
+REFUSAL_BYTES = 4_096  # Bytes of a refusal that are read. Names behind them are in an echo of the request.
 
 MOST_NAMES = 16
 
-MOST_VALUES = 100
-"""Values of a refusal in JSON that are read."""
+MOST_VALUES = 100  # values of a refusal in JSON that are read
 
 _LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens", "max_output_tokens": ""}
 """Names of the limit on a model's output, and the other name in the same API."""
@@ -143,12 +141,10 @@ _ALLOWED = re.compile(
 _SAID = ("message", "msg", "description")
 _PLACE = ("param", "loc", "field")
 _JSON = json.JSONDecoder()
-_BEFORE = 24
-"""Characters before a name that tell an echo."""
+_BEFORE = 24  # characters before a name that tell an echo
 
 
-_Fault = tuple[str, str]
-"""One complaint: the place in the request, and the words."""
+_Fault = tuple[str, str]  # one complaint: the place in the request, and the words
 
 
 def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edit, ...]:

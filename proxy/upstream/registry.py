@@ -28,11 +28,8 @@ log = structlog.get_logger(__name__)
 
 MISSING = frozenset({404, 405, 501})
 
-REMEMBERED = 3_600.0
-"""Seconds until the proxy tries again. The server may have been updated, or was starting."""
-
-CALLERS = 10_000
-"""Most pairs of a caller with its model and an API to remember as missing for each upstream."""
+REMEMBERED = 3_600.0  # Seconds until the proxy tries again. The server may have been updated, or was starting.
+CALLERS = 10_000  # most pairs of a caller with its model and an API to remember as missing for each upstream
 
 _ERROR_BYTES = 65_536
 
@@ -57,17 +54,13 @@ _PATHS = re.compile(r"(?<!\S)[^\s/]*/\S*")
 _WITHOUT_WORDS = re.compile(r"(?:id|time|timestamp|date|instance)$", re.IGNORECASE)
 """Names of fields that don't say what is missing."""
 
-_OF_LLAMA_CPP = "File Not Found"
-"""llama.cpp's error for an unknown path. Its server also has files."""
+_OF_LLAMA_CPP = "File Not Found"  # llama.cpp's error for an unknown path. Its server also has files.
 
 _DENIES_PATH = re.compile(rb'\s*\{\s*"error"\s*:\s*(?:\{\s*"message"\s*:\s*)?"Unexpected endpoint or method\b')
 """LM Studio's answer to an unknown path, with status 200; github.com/lmstudio-ai/lmstudio-bug-tracker/issues/618."""
 
-_DENIAL_BYTES = 4_096
-"""Most bytes of such an answer."""
-
-_DENIAL_START = 256
-"""Bytes at the start of an answer that show whether it's such an answer."""
+_DENIAL_BYTES = 4_096  # most bytes of such an answer
+_DENIAL_START = 256  # bytes at the start of an answer that show whether it's such an answer
 
 
 class MissingApis:

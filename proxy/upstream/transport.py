@@ -21,8 +21,7 @@ RESPONSES_PATH = "/responses"
 JSON = ("content-type", "application/json")
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 
-HELD_SECONDS = 5.0
-"""Seconds from the head of an answer for which its beginning may be held back."""
+HELD_SECONDS = 5.0  # seconds from the head of an answer for which its beginning may be held back
 
 # OpenAI's own families reject `max_tokens`; other servers may support no other field.
 _COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")

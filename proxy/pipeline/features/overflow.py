@@ -31,8 +31,7 @@ from proxy.pipeline.job import CompactionInput, around_messages
 from proxy.pipeline.response_start import ResponseStart, readable
 from proxy.store.forgetting import drop
 
-EMPTY, OVERFLOW = "empty", "overflow"
-"""The causes of retries in records."""
+EMPTY, OVERFLOW = "empty", "overflow"  # the causes of retries in records
 
 OUTPUT_PART = "output asked for (max_tokens)"
 

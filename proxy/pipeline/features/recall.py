@@ -46,20 +46,11 @@ from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
 
-REFUSED_SECONDS = 3_600.0
-"""Seconds for which a model gets no tool after its upstream refused a request with it."""
-
-MODELS = 10_000
-"""Models of tenants that refused the tool and are remembered."""
-
-SHARE = 10
-"""The result of one call has at most this part of the budget."""
-
-LEAST = 200
-"""Tokens. With less room, a result says that there is none."""
-
-LARGEST = 16_000_000
-"""Bytes of a response that isn't streamed. A longer one passes unread."""
+REFUSED_SECONDS = 3_600.0  # seconds for which a model gets no tool after its upstream refused a request with it
+MODELS = 10_000  # models of tenants that refused the tool and are remembered
+SHARE = 10  # the result of one call has at most this part of the budget
+LEAST = 200  # Tokens. With less room, a result says that there is none.
+LARGEST = 16_000_000  # Bytes of a response that isn't streamed. A longer one passes unread.
 
 NO_ROOM = "There is no room for earlier messages in this request. Continue without them."
 

@@ -45,12 +45,10 @@ from proxy.upstream.transport import RESPONSES_PATH, Answer
 
 log = structlog.get_logger(__name__)
 
-PAUSES = (0.1, 0.2, 0.4)
-"""Seconds between reads of items that another process may be writing."""
+PAUSES = (0.1, 0.2, 0.4)  # seconds between reads of items that another process may be writing
 
 
-STEP = "server_state"
-"""The step of a request whose history was compacted by the upstream that keeps it."""
+STEP = "server_state"  # the step of a request whose history was compacted by the upstream that keeps it
 
 # A response begins with its own id. Strings escape quotation marks, so this is a field.
 _FIRST_ID = re.compile(rb'"id"\s*:\s*"([^"\\]{1,200})"')

@@ -27,16 +27,12 @@ from proxy.upstream.transport import CHAT_PATH
 
 log = structlog.get_logger(__name__)
 
-CAUSE = "added"
-"""The cause of a retry without what the proxy wrote."""
+CAUSE = "added"  # the cause of a retry without what the proxy wrote
 
 STATUSES = REFUSALS | {500}
 
-EDITS = 3
-"""Retries of a request with other words."""
-
-WORDS_BYTES = 4_096
-"""Bytes of two refusals to compare."""
+EDITS = 3  # retries of a request with other words
+WORDS_BYTES = 4_096  # bytes of two refusals to compare
 
 _VARIABLE = re.compile(rb"(?<!\S)[^\s\d]*\d\S*")
 

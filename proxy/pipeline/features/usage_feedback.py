@@ -43,29 +43,17 @@ from proxy.telemetry.metrics import SILENT
 
 log = structlog.get_logger(__name__)
 
-SMALLEST_BYTES = 4_096
-"""Requests of fewer bytes fit the smallest windows in use."""
-
-BYTES_A_TOKEN = 8
-"""Bytes per token for a lower bound on the tokens of an uncounted request."""
-
-BYTES_A_TOKEN_AT_MOST = 2
-"""Bytes per token for an upper bound on the tokens of a message that the proxy no longer has."""
-
-FRAME = 16
-"""Tokens around the text of a message, at most."""
+SMALLEST_BYTES = 4_096  # requests of fewer bytes fit the smallest windows in use
+BYTES_A_TOKEN = 8  # bytes per token for a lower bound on the tokens of an uncounted request
+BYTES_A_TOKEN_AT_MOST = 2  # bytes per token for an upper bound on the tokens of a message that the proxy no longer has
+FRAME = 16  # tokens around the text of a message, at most
 
 _BREAKPOINT = re.compile(rb'(?:,\s*+)?"cache_control"\s*:\s*\{[^{}]*\}')
 """A mark that clients move from turn to turn. The model doesn't see it."""
 
-INLINE_BYTES = 32_768
-"""Bytes of messages that are counted on the event loop. More are counted in a thread."""
-
-CONVERSATIONS = 1_000
-"""Conversations that are remembered, the latest ones, ..."""
-
-TURNS = 16
-"""... and their latest turns."""
+INLINE_BYTES = 32_768  # Bytes of messages that are counted on the event loop. More are counted in a thread.
+CONVERSATIONS = 1_000  # conversations that are remembered, the latest ones
+TURNS = 16  # turns of a conversation that are remembered, the latest ones
 
 SHOWS_TOOLS = 0.2
 """Share of a prompt that tool calls and results must have for its reported size to show that templates keep them."""

@@ -40,8 +40,7 @@ FIELDS = frozenset(
 )
 """Fields of a translated request."""
 
-_BATCH = 100
-"""Events between two turns of other requests."""
+_BATCH = 100  # events between two turns of other requests
 
 _ROLES = ("user", "assistant", "system", "developer")
 NO_ROLE = "{path}.role: must be user, assistant, system, or developer (got {got})."

@@ -54,8 +54,7 @@ _ENDS = (
 """Ends of an answer by the words in their reasons. All others are the model's own."""
 
 _CALL_FIELDS = frozenset({"index", "id", "type", "function", "name", "arguments"})
-_DATA_ID = 100
-"""An id of more characters carries data, such as LiteLLM's ids with thought signatures."""
+_DATA_ID = 100  # an id of more characters carries data, such as LiteLLM's ids with thought signatures
 
 _THOUGHTS = frozenset({"reasoning_content", "thinking_blocks"})
 _ANY: Any = object()

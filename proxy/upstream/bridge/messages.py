@@ -20,8 +20,7 @@ from proxy.upstream.bridge.chat import ChatTranslation, chat_translator, check_r
 from proxy.upstream.bridge.completions import AnswerBuilder, Event, figures, is_cut
 from proxy.upstream.bridge.returned import unique
 
-OVERFLOW = "prompt is too long"
-"""The words by which Anthropic's clients, such as Claude Code, recognize an overflow."""
+OVERFLOW = "prompt is too long"  # the words by which Anthropic's clients, such as Claude Code, recognize an overflow
 
 _BILLING = "x-anthropic-billing-header:"
 """Begins a block of Claude Code's system prompt that is for Anthropic alone, and changes with each request."""
@@ -53,8 +52,7 @@ _CLIENT_TOOLS: Mapping[str, tuple[str, dict[str, Any]]] = {
 _EFFORTS = ((4096, "high"), (2048, "medium"))
 """Reasoning efforts by the least ``budget_tokens``, as LiteLLM has them. Below, it's ``low``."""
 
-_LONGEST_NAME = 64
-"""Characters of a tool's name in chat completions."""
+_LONGEST_NAME = 64  # characters of a tool's name in chat completions
 
 NO_TOOL = (
     "{place}: the upstream has chat completions only, and the proxy has no schema for a tool of type '{type}'. "

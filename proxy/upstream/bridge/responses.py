@@ -27,8 +27,7 @@ _Object = dict[str, Any]
 _SAME = ("parallel_tool_calls", "safety_identifier", "service_tier", "temperature", "top_p", "user")
 """Fields that both APIs have."""
 
-_STATE = ("previous_response_id", "conversation", "prompt")
-"""Fields that refer to something stored at the server."""
+_STATE = ("previous_response_id", "conversation", "prompt")  # fields that refer to something stored at the server
 
 NO_STATE = (
     "This model's upstream has no Responses API, so it keeps no responses. Send the whole conversation in 'input', "

@@ -39,19 +39,15 @@ MOST_DATA = 131_072
 OPAQUE = ("reasoning_details", "reasoning_opaque", "extra_content")
 """Fields of messages that OpenRouter, Copilot, and Google want back."""
 
-MARK = "proxy:"
-"""Begins a server's data in a block of redacted thinking."""
-
-SEALED = '[{"type":"'
-"""Begins the blocks of thinking that a bridge writes as sealed reasoning of ``/v1/responses``."""
+MARK = "proxy:"  # begins a server's data in a block of redacted thinking
+SEALED = '[{"type":"'  # begins the blocks of thinking that a bridge writes as sealed reasoning of `/v1/responses`
 
 _UNIQUE = re.compile(r"[a-z]+_proxy[0-9a-f]{24,32}")
 _TAKEN = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 """An id that Anthropic takes (these characters) and OpenAI takes (this length)."""
 
 _CHAT = re.compile(r".{0,40}", re.DOTALL)
-ITEM_IDS = re.compile(r"[a-zA-Z0-9_-]{0,64}")
-"""Ids of calls that OpenAI takes in ``/v1/responses``."""
+ITEM_IDS = re.compile(r"[a-zA-Z0-9_-]{0,64}")  # ids of calls that OpenAI takes in `/v1/responses`
 
 _SEALED = re.compile(r"call_p([0-9a-f]{4})[0-9a-f]{4}-([a-zA-Z0-9_-]{1,25})")
 """A writer's id: a digest of the model, random digits, and the server's id. ``-n`` is the name of the function, and
@@ -60,8 +56,7 @@ _SEALED = re.compile(r"call_p([0-9a-f]{4})[0-9a-f]{4}-([a-zA-Z0-9_-]{1,25})")
 _ESCAPED = re.compile(r"-n|(?:-[0-9a-f]{2})+")
 _PROOF = {"thinking": "signature", "redacted_thinking": "data"}
 _UNSIGNED = (b'"signature":""', b'"signature": ""')
-_LITELLM = "__thought__"
-"""What LiteLLM writes between an id and a thought signature of Gemini's."""
+_LITELLM = "__thought__"  # what LiteLLM writes between an id and a thought signature of Gemini's
 
 
 def unique(prefix: str) -> str:

@@ -42,11 +42,8 @@ TRANSLATORS: Mapping[tuple[Api, Api], str] = {
 
 BROKEN = "The upstream broke off in the middle of its answer. Send the request again."
 
-LARGE = 262_144
-"""A body of more bytes is translated in a thread."""
-
-ANSWER_BYTES = 16_000_000
-"""The longest answer that the proxy translates as a whole."""
+LARGE = 262_144  # a body of more bytes is translated in a thread
+ANSWER_BYTES = 16_000_000  # the longest answer that the proxy translates as a whole
 
 _REPLACED = frozenset({"content-type", "content-length", "content-encoding"})
 

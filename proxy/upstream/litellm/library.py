@@ -207,8 +207,7 @@ MESSAGE_FIELDS = frozenset(
 PARTS = frozenset({"text", "image_url", "file", "thinking", "redacted_thinking"})
 """The parts that LiteLLM translates for all providers. It drops most others with status 200."""
 
-GOOGLE = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})
-"""Providers that take the images of their answers back."""
+GOOGLE = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})  # providers that take the images of their answers back
 
 WITHOUT_AUDIO = frozenset({"anthropic", "bedrock", "bedrock_converse"})
 """Providers for which LiteLLM drops audio. In results, it drops it for all."""

@@ -51,8 +51,7 @@ NO_KEY = (
 )
 
 
-_AHEAD = 8
-"""Chunks to read ahead of the client."""
+_AHEAD = 8  # chunks to read ahead of the client
 
 
 class LiteLLMTransport(Transport):
