@@ -34,7 +34,8 @@ from proxy.http.sse import Heartbeat
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Departure, Reply
-from proxy.pipeline.costs import price_for, pricing, settle
+from proxy.pipeline.billing import pricing
+from proxy.pipeline.costs import price_for, settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.response_start import ResponseStart

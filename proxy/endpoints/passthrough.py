@@ -34,8 +34,8 @@ from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, body_time, header, leaving, read_body
 from proxy.limits.prices import Price, price_from
 from proxy.overflow.silent import Finished
-from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
-from proxy.pipeline.costs import price_for, pricing
+from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT, pricing
+from proxy.pipeline.costs import price_for
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime

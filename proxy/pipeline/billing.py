@@ -3,6 +3,10 @@
 Each call has a meter, which sees its answer as it passes. The usage that the upstream reports counts. If a part of it
 is missing, the proxy's own count of what it sent and of what arrived takes its place. Then the usage is marked as
 estimated.
+
+Without the proxy, the provider's prompt cache would have served the part of the prompt that the conversation's last
+request already had, if that was recent. So the estimate charges that part at the cache's price. A negative saving is
+possible: a checkpoint changes the prompt, and the next request can't use the cache.
 """
 
 from __future__ import annotations
@@ -11,9 +15,10 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -24,7 +29,9 @@ from proxy.dialects.apis import DIALECTS
 from proxy.dialects.usage import models_of, usage_of
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
+from proxy.limits.prices import NO_OTHERS, Price
 from proxy.overflow.silent import Finished
+from proxy.pipeline.job import Forecast
 from proxy.pipeline.response_start import ResponseStart, error_names, header, is_encoded
 from proxy.store import Store, StoreFailed
 from proxy.store.accounts import Amount
@@ -40,6 +47,8 @@ RESPONSES = 10_000  # responses in the background that are in memory, the most r
 BACKGROUND_SECONDS = DAY  # seconds for which a response in the background is remembered
 UNPACKED_BYTES = 1_000_000  # bytes that a chunk of a compressed answer may become
 
+CACHE_SECONDS = 300.0  # lifetime of an entry in a provider's prompt cache after its last use, at most providers
+
 _FAILS = re.compile(
     rb'"error"(?!\s{0,9}:\s{0,9}null)|^(?:event: ?\S{0,64}(?:error|exception)|error:)|"response\.failed"', re.I | re.M
 )
@@ -49,9 +58,6 @@ _WITHOUT_NAMES = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"error"|"type"\s{0,
 INLINE_BYTES = 32_768  # Characters that are counted on the event loop. More are counted in a thread.
 
 _TAILS = {dialect.path: dialect.answers.tail for dialect in DIALECTS.values()}
-
-PriceOf = Callable[[Usage, bool], Cost]
-"""Returns the price of a usage. The second argument is true for the call that the client gets the answer of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -215,7 +221,7 @@ class Bill:
     """
 
     def __init__(self) -> None:
-        self.price_of: PriceOf | None = None
+        self.price_of: Pricing | None = None
         self.background: str | None = None
         self._meters: list[Meter] = []
         self._answer: Answer | None = None
@@ -252,7 +258,7 @@ class Bill:
 
     def amount(self, usage: Usage) -> Amount:
         """Return the tokens and the price of a usage, to reserve or to count them."""
-        cost = 0 if self.price_of is None else self.price_of(usage, False).sent
+        cost = 0 if self.price_of is None else self.price_of.cost(usage, answers=False).sent
         return Amount((usage.input or 0) + (usage.output or 0), cost)
 
     def call(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> Meter:
@@ -295,8 +301,89 @@ class Bill:
             if call is not None and len(record.calls) > 1:
                 record.calls[meter.place or 0] = replace(call, usage=usage)
             if self.price_of is not None:
-                cost = self.price_of(usage, meter is last)
+                cost = self.price_of.cost(usage, answers=meter is last)
                 record.cost = cost if record.cost is None else record.cost.plus(cost)
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """The facts about a request that its price depends on, without its content.
+
+    ``recent`` is true if the conversation's last request is at most ``CACHE_SECONDS`` old. ``new_checkpoint`` is true
+    if this request is the first after a checkpoint. ``fits`` is false if the request as received was too large.
+    """
+
+    before: int | None = None
+    sent: int | None = None
+    shared: int | None = None
+    forecast: Forecast | None = None
+    recent: bool = False
+    new_checkpoint: bool = False
+    fits: bool = True
+
+
+NO_BASIS = Basis()
+
+
+class Pricing(msgspec.Struct, frozen=True):
+    """How to price the calls of a request. ``basis`` is that of the call whose answer the client gets.
+
+    ``others`` are the prices of models that the provider called for an answer. ``None``: unknown, so as ``price``.
+    """
+
+    price: Price
+    basis: Basis = NO_BASIS
+    others: Mapping[str, Price | None] = {}
+
+    def cost(self, usage: Usage, *, answers: bool) -> Cost:
+        """Return the price of a call. ``answers`` is true if the client gets its answer."""
+        if answers:
+            return cost_of(self.price, usage, self.basis, self.others)
+        # Without the proxy there would have been no other call.
+        return replace(cost_of(self.price, usage, NO_BASIS, self.others), as_received=0)
+
+
+def pricing(price: Price | None) -> Pricing | None:
+    return None if price is None else Pricing(price)
+
+
+def cost_of(price: Price, usage: Usage, basis: Basis, others: Mapping[str, Price | None] = NO_OTHERS) -> Cost:
+    """Return the price of a request by its reported usage, and the estimates. For ``others`` see ``Price.cost``."""
+    answer = usage.without_compactions
+    sent = price.cost(usage, others)
+    extra = sent - price.cost(answer) if usage.compactions else 0
+    # The use of a cache matters only if it has a price of its own.
+    estimated = usage.estimated or (usage.cache_read is None and price.rates(usage.input or 0).cache_read is not None)
+    if basis.before is None or basis.sent is None or not basis.sent:
+        return Cost(sent, sent, estimated=estimated)
+    ratio = (answer.input or 0) / basis.sent
+    as_received = sent
+    if basis.before != basis.sent and basis.fits:
+        shared = (basis.shared or 0) * ratio
+        as_received = _prompt_cost(price, answer, basis, round(basis.before * ratio), shared) + extra
+    forecast = None
+    if basis.forecast is not None:
+        forecast = _forecast_cost(price, answer, basis, basis.forecast, ratio) + extra
+    return Cost(sent, as_received, forecast, estimated)
+
+
+def _prompt_cost(price: Price, usage: Usage, basis: Basis, prompt: int, shared: float) -> int:
+    """Return the price of the same answer to another prompt, of which the cache would have served ``shared`` tokens."""
+    caches = usage.cache_read is not None and (basis.recent or bool(usage.cache_read))
+    read = min(prompt, round(shared)) if caches else 0
+    written = prompt - read if usage.cache_write else 0
+    lasting = round(written * (usage.cache_write_1h or 0) / usage.cache_write) if usage.cache_write else 0
+    return price.cost(replace(usage, input=prompt, cache_read=read, cache_write=written, cache_write_1h=lasting))
+
+
+def _forecast_cost(price: Price, usage: Usage, basis: Basis, forecast: Forecast, ratio: float) -> int:
+    """Return the price of a request in shadow mode if the policy enforced compaction, with a new summary's price."""
+    added = (basis.before or 0) - (basis.shared or 0)
+    shared = 0 if basis.new_checkpoint else max(0, forecast.after - added)
+    cost = _prompt_cost(price, usage, basis, round(forecast.after * ratio), shared * ratio)
+    if basis.new_checkpoint and forecast.summarized:
+        asked = round(forecast.summarized * ratio)
+        cost += price.cost(Usage(asked, round(forecast.written * ratio), tier=usage.tier, region=usage.region))
+    return cost
 
 
 class Pending(SharedValue, frozen=True):

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.limits.prices import price_from
-from proxy.pipeline.costs import Basis, cost_of
+from proxy.pipeline.billing import Basis, cost_of
 from proxy.records import open_records
 from proxy.server.loopback import serve
 from proxy.server.programs import PROGRAMS, launch

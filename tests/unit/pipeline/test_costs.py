@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.limits.prices import Price, Rates
-from proxy.pipeline.costs import Basis, cost_of
+from proxy.pipeline.billing import Basis, cost_of
 from proxy.pipeline.job import Forecast
 from proxy.telemetry.record import Cost, Usage
 
