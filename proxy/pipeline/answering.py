@@ -27,7 +27,7 @@ from proxy.pipeline.features.server_state import ServerState
 from proxy.pipeline.features.traits import CAUSE, EDITS, Traits
 from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome
-from proxy.pipeline.response_start import ResponseStart, is_encoded
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import Tap, Watch, describe_call, milliseconds_since, outgoing, resend, send
 from proxy.pipeline.summaries import ExchangeModels
@@ -174,7 +174,7 @@ class Answering:
 
     async def _recover(self, run: _Run, attempt: Attempt, start: ResponseStart) -> tuple[str | None, Attempt]:
         """Return the next attempt and its cause; no cause if the client gets this response."""
-        if start.written and not is_encoded(start.answer):
+        if start.written and not start.answer.is_encoded:
             return None, attempt
         try:
             for recovery in self.recoveries:

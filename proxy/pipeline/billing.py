@@ -32,7 +32,7 @@ from proxy.http.decompression import Unpacking
 from proxy.limits.prices import NO_OTHERS, Price
 from proxy.overflow.silent import Finished
 from proxy.pipeline.job import Forecast
-from proxy.pipeline.response_start import ResponseStart, error_names, header, is_encoded
+from proxy.pipeline.response_start import ResponseStart, error_names
 from proxy.store import Store, StoreFailed
 from proxy.store.accounts import Amount
 from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap, SharedValue, name_of
@@ -113,8 +113,8 @@ class Meter:
             return
         self.status, self._body = answer.status, answer.body
         self.free = answer.status >= 300
-        if is_encoded(answer):
-            self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES)
+        if answer.is_encoded:
+            self._unpacking = Unpacking(answer.header("content-encoding"), UNPACKED_BYTES)
         answer.body = _Watched(answer.body, self)
 
     @property

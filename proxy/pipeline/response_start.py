@@ -15,7 +15,7 @@ from proxy.overflow import EchoedRequest, Overflow, recognise
 from proxy.overflow.errors import as_error
 from proxy.overflow.silent import Finished
 from proxy.telemetry.record import UpstreamErrorNames
-from proxy.upstream.transport import Answer, Held
+from proxy.upstream.transport import Answer, Held, read_most
 
 ERROR_BYTES = 1_000_000  # bytes of an error's body that the proxy reads
 INLINE_BYTES = 8_192  # an error's body of at most this many bytes is read on the event loop, a longer one in a thread
@@ -68,7 +68,7 @@ class ResponseStart(msgspec.Struct, eq=False):
         """Return whether this is the whole of a successful response, without any content."""
         if self.written:
             return False
-        over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
+        over = self.answer.status == 200 and (self.complete or self.ended) and not self.answer.is_encoded
         return over and self.usage.empty
 
     @property
@@ -98,42 +98,24 @@ class ResponseStart(msgspec.Struct, eq=False):
     @property
     def is_stream(self) -> bool:
         """Return whether the response is an uncompressed event stream."""
-        return content_type(self.answer).startswith("text/event-stream") and not is_encoded(self.answer)
-
-
-def content_type(answer: Answer) -> str:
-    """Return the response's media type in lower case."""
-    return header(answer, "content-type").lower()
-
-
-def is_encoded(answer: Answer) -> bool:
-    """Return whether the response is compressed."""
-    return header(answer, "content-encoding").lower() not in ("", "identity")
-
-
-def header(answer: Answer, name: str) -> str:
-    """Return the response's first header with a name, or an empty string."""
-    for key, value in answer.headers:
-        if key == name:
-            return value
-    return ""
+        return self.answer.is_stream and not self.answer.is_encoded
 
 
 async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
     """Read the start of a response. Raises ``UpstreamInterrupted`` if the connection breaks before that."""
     body = Held(answer, asked.seconds)
     if answer.status >= 400:
-        first, complete = await _read(body, ERROR_BYTES)
+        first, whole = await read_most(body, ERROR_BYTES)
         overflow, error = await _error(answer, first, asked)
-        return ResponseStart(answer, first, complete, overflow, asked.answers, error=error)
-    if content_type(answer).startswith("text/event-stream"):
+        return ResponseStart(answer, first, whole and not body.late, overflow, asked.answers, error=error)
+    if answer.is_stream:
         return await _stream(answer, body, b"", asked)
     return await _whole(answer, body, asked)
 
 
 async def _whole(answer: Answer, body: Held, asked: Asked) -> ResponseStart:
     """Read a response that isn't labeled as a stream. If it's longer than ``ERROR_BYTES``, it's no error."""
-    length, packed = header(answer, "content-length"), is_encoded(answer)
+    length, packed = answer.header("content-length"), answer.is_encoded
     first, complete = bytearray(), False
     async for chunk in body:
         first += chunk
@@ -160,7 +142,7 @@ async def _stream(answer: Answer, body: Held, first: bytes, asked: Asked) -> Res
 
     An error event may exceed ``HELD_BYTES``, because some errors repeat the whole request.
     """
-    if is_encoded(answer):
+    if answer.is_encoded:
         return ResponseStart(answer, first, False, None, asked.answers)
     start = asked.answers.event_reader()
     found = start.feed(first)
@@ -214,19 +196,9 @@ def error_names(status: int, body: bytes) -> UpstreamErrorNames | None:
     return UpstreamErrorNames(**{field: name for field, name in names.items() if _NAME.fullmatch(name)})
 
 
-async def _read(body: Held, at_least: int) -> tuple[bytes, bool]:
-    """Read at least this many bytes of a body, or what comes in time. Return the bytes, and whether they are all."""
-    read = bytearray()
-    async for chunk in body:
-        read += chunk
-        if len(read) >= at_least:
-            return bytes(read), False
-    return bytes(read), not body.late
-
-
 async def readable(answer: Answer, body: bytes, most: int = ERROR_BYTES) -> bytes:
     """Return a body decompressed, or as it is if it is invalid or would have over ``most`` bytes."""
-    encoding = header(answer, "content-encoding")
+    encoding = answer.header("content-encoding")
     if not encoding:
         return body
     try:

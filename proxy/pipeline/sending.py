@@ -19,7 +19,7 @@ from proxy.overflow.silent import Finished
 from proxy.pipeline.attempt import Departure
 from proxy.pipeline.billing import UNPACKED_BYTES
 from proxy.pipeline.exchange import DEADLINE, Exchange, TimeLeft
-from proxy.pipeline.response_start import Asked, ResponseStart, header, is_encoded, read_start
+from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, UpstreamCall
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.connections import not_in_time
@@ -175,8 +175,8 @@ class Tap:
         """``room`` waits while too many removed messages wait to be archived."""
         self._reader = reader
         self._room = room
-        packed = reader is not None and is_encoded(answer)
-        self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES) if packed else None
+        packed = reader is not None and answer.is_encoded
+        self._unpacking = Unpacking(answer.header("content-encoding"), UNPACKED_BYTES) if packed else None
 
     async def begin(self, first: bytes) -> None:
         """Add the first bytes. If the archive is behind, let the client wait for it, so that little can be lost."""

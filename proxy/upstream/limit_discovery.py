@@ -23,6 +23,7 @@ from proxy.http.headers import VIA
 from proxy.limits.profiles import ReportedWindow
 from proxy.limits.tables import as_tokens
 from proxy.upstream.relay import RelayTransport
+from proxy.upstream.transport import read_most
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +106,6 @@ class LimitDiscovery:
         upstreams: Mapping[str, UpstreamSettings],
         relay: Callable[[str], Awaitable[RelayTransport]],
         instance: str,
-        clock: Callable[[], float] = time.monotonic,
         *,
         before: LimitDiscovery | None = None,
         kept: Collection[str] = (),
@@ -113,13 +113,13 @@ class LimitDiscovery:
         """``before`` belongs to the previous configuration. The limits of the upstreams in ``kept`` stay valid."""
         known = {} if before is None else {name: models for name, models in before._upstreams.items() if name in kept}
         self._upstreams: dict[str, UpstreamModels] = {
-            name: known.get(name) or UpstreamModels(due=clock())
+            name: known.get(name) or UpstreamModels(due=time.monotonic())
             for name, settings in upstreams.items()
             if name in known or reports_limits(settings)
         }
         self._relay = relay
         self._instance = instance
-        self._clock = clock
+        self._clock = time.monotonic
 
     def window(self, upstream: str, model: str) -> ReportedWindow | None:
         """Return the known limit. If it is time to ask, start a background task."""
@@ -229,11 +229,9 @@ class LimitDiscovery:
                 try:
                     if answer.status != 200:
                         raise _NoAnswerError(f"status {answer.status}")
-                    content = b""
-                    async for chunk in answer.body:
-                        content += chunk
-                        if len(content) > MOST_BYTES:
-                            raise _NoAnswerError(f"over {MOST_BYTES:,} bytes")
+                    content, whole = await read_most(answer.body, MOST_BYTES)
+                    if not whole:
+                        raise _NoAnswerError(f"over {MOST_BYTES:,} bytes")
                 finally:
                     await answer.close()
             value = msgspec.json.decode(content)

@@ -22,7 +22,7 @@ from proxy.errors import NotFound, RequestError, UpstreamError
 from proxy.upstream.bridge.transport import Bridge
 from proxy.upstream.litellm.library import api_base, litellm_choice, load
 from proxy.upstream.relay import Address, KeyHeader, RelayTransport, azure_address
-from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Outgoing, Transport
+from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Outgoing, Transport, read_most
 
 log = structlog.get_logger(__name__)
 
@@ -126,7 +126,8 @@ class LearningTransport(Transport):
             self._note(answer)
             return answer
         try:
-            read, complete = await _beginning(answer, _ERROR_BYTES if answer.status in MISSING else _DENIAL_START)
+            most = _ERROR_BYTES if answer.status in MISSING else _DENIAL_START
+            read, complete = await read_most(answer.body, most)
         except BaseException:
             await answer.close()
             raise
@@ -191,18 +192,8 @@ def _texts(value: object) -> Iterator[str]:
 
 def _may_deny_path(answer: Answer) -> bool:
     """Return whether an answer with status 200 is as short as LM Studio's error."""
-    length = next((value for name, value in answer.headers if name == "content-length"), "")
+    length = answer.header("content-length")
     return answer.status == 200 and length.isdigit() and int(length) <= _DENIAL_BYTES
-
-
-async def _beginning(answer: Answer, most: int) -> tuple[bytes, bool]:
-    """Read until there are more than ``most`` bytes. Return them, and whether they are the whole body."""
-    read = bytearray()
-    async for chunk in answer.body:
-        read += chunk
-        if len(read) > most:
-            return bytes(read), False
-    return bytes(read), True
 
 
 class _Joined:
@@ -276,7 +267,7 @@ class _Upstream:
             return transport
         if upstream != client or self.missing.works(client):
             return transport
-        return LearningTransport(transport, partial(_over_chat, self, client, "chat"), client, self.missing, caller)
+        return LearningTransport(transport, partial(self._over_chat, client, "chat"), client, self.missing, caller)
 
     async def api_for(self, client: Api, caller: str) -> UpstreamApi:
         """Return the API in which the upstream gets a caller's requests.
@@ -301,11 +292,29 @@ class _Upstream:
         """Return the transport from a client's API to the upstream's. Raises ``ConfigurationError``."""
         pair = (client, upstream)
         if pair not in self._transports:
-            transport = await _TRANSPORTS[pair](self, client, upstream)
+            transport = await self._made(client, upstream)
             # Another task may have opened it meanwhile.
             if self._transports.setdefault(pair, transport) is transport and self._retired:
                 await transport.retire()
         return self._transports[pair]
+
+    async def _made(self, client: Api, upstream: UpstreamApi) -> Transport:
+        if client == upstream:
+            return await self.relay(chat=client == "chat")
+        if client != "chat":
+            return await self._over_chat(client, upstream)
+        if upstream == "responses":
+            return Bridge("chat", "responses", await self.relay())
+        # Imported here so that a deployment that only relays doesn't load it.
+        from proxy.upstream.litellm.transport import LiteLLMTransport
+
+        provider, base_url = ANTHROPIC, self.settings.base_url
+        if upstream != "messages":
+            provider, base_url = self.settings.provider, (await self.choice()).base_url
+        return LiteLLMTransport(provider, base_url, _key(self.settings), _headers(self.settings))
+
+    async def _over_chat(self, client: Api, upstream: UpstreamApi) -> Bridge:
+        return Bridge(client, "chat", await self.open("chat", upstream), translated=upstream != "chat")
 
     async def relay(self, *, chat: bool = False) -> RelayTransport:
         """Return the transport for requests in the upstream's own format. Raises ``NotFound`` if there is none.
@@ -341,11 +350,9 @@ class _Upstream:
         """Return whether to relay to the upstream, and its address. Raises ``ConfigurationError``."""
         if self._choice is None:
             async with self._lock:
-                self._choice = self._choice or await self._choose()
+                choice = self._choice or self.resolved()
+                self._choice = choice or await litellm_choice(self.settings.provider, self.settings.base_url)
         return self._choice
-
-    async def _choose(self) -> TransportChoice:
-        return self.resolved() or await litellm_choice(self.settings.provider, self.settings.base_url)
 
     def resolved(self) -> TransportChoice | None:
         """Return the choice, or ``None`` if only LiteLLM's registry lists the provider."""
@@ -364,47 +371,6 @@ class _Upstream:
         """Close all transports."""
         for transport in {*self._transports.values(), *self._relays.values()}:
             await transport.aclose()
-
-
-async def _relayed(upstream: _Upstream, client: Api, api: UpstreamApi) -> Transport:
-    return await upstream.relay(chat=client == "chat")
-
-
-async def _by_litellm(upstream: _Upstream, client: Api, api: UpstreamApi) -> Transport:
-    # Imported here so that a deployment that only relays doesn't load it.
-    from proxy.upstream.litellm.transport import LiteLLMTransport
-
-    settings = upstream.settings
-    if api == "messages":
-        provider, base_url = ANTHROPIC, settings.base_url
-    else:
-        provider, base_url = settings.provider, (await upstream.choice()).base_url
-    return LiteLLMTransport(provider, base_url, _key(settings), _headers(settings))
-
-
-async def _over_chat(upstream: _Upstream, client: Api, api: UpstreamApi) -> Bridge:
-    return Bridge(client, "chat", await upstream.open("chat", api), translated=api != "chat")
-
-
-async def _over_responses(upstream: _Upstream, client: Api, api: UpstreamApi) -> Bridge:
-    return Bridge("chat", "responses", await upstream.relay())
-
-
-_TRANSPORTS: Mapping[tuple[Api, UpstreamApi], Callable[[_Upstream, Api, UpstreamApi], Awaitable[Transport]]] = {
-    ("chat", "chat"): _relayed,
-    ("chat", "messages"): _by_litellm,
-    ("chat", "responses"): _over_responses,
-    ("chat", "provider"): _by_litellm,
-    ("messages", "messages"): _relayed,
-    ("messages", "chat"): _over_chat,
-    ("messages", "responses"): _over_chat,
-    ("messages", "provider"): _over_chat,
-    ("responses", "responses"): _relayed,
-    ("responses", "chat"): _over_chat,
-    ("responses", "messages"): _over_chat,
-    ("responses", "provider"): _over_chat,
-}
-"""Opens the transport for a client's API and the upstream's."""
 
 
 class Upstreams:

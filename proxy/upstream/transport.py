@@ -92,6 +92,23 @@ class Answer(msgspec.Struct, eq=False):
         """Return an answer whose body is already there."""
         return cls(status, headers, _once(body), _nothing)
 
+    def header(self, name: str) -> str:
+        """Return the first header with a name, or an empty string."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return ""
+
+    @property
+    def is_stream(self) -> bool:
+        """Return whether the answer is an event stream, by its media type."""
+        return self.header("content-type").lower().startswith("text/event-stream")
+
+    @property
+    def is_encoded(self) -> bool:
+        """Return whether the answer is compressed."""
+        return self.header("content-encoding").lower() not in ("", "identity")
+
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:
     yield body
@@ -99,6 +116,16 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
 
 async def _nothing() -> None:
     """Do nothing, because the answer was read whole."""
+
+
+async def read_most(body: AsyncIterator[bytes], most: int) -> tuple[bytes, bool]:
+    """Read until there are more than ``most`` bytes. Return them, and whether they are the whole body."""
+    read = bytearray()
+    async for chunk in body:
+        read += chunk
+        if len(read) > most:
+            return bytes(read), False
+    return bytes(read), True
 
 
 class Held:

@@ -25,7 +25,7 @@ from proxy.pipeline.attempt import Attempt, RecallState, Run, Tool
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
 from proxy.pipeline.job import CompactionInput
-from proxy.pipeline.response_start import ResponseStart, is_encoded
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.sending import STOPPED
 from proxy.recall.rounds import HiddenRounds, prefixes
 from proxy.recall.tool import (
@@ -105,7 +105,7 @@ class Recall:
 
         Then the calls in it can't be read. Later attempts don't get the tool either.
         """
-        refused = start.answer.status == 200 and start.overflow is None and is_encoded(start.answer)
+        refused = start.answer.status == 200 and start.overflow is None and start.answer.is_encoded
         if not refused or run.recall is None or attempt.tool is None:
             return None
         run.recall.refused = True
@@ -231,7 +231,7 @@ class RecallRounds:
             if not self._follows(round):
                 break
             start = await self._next(round)
-            if start.answer.status != 200 or is_encoded(start.answer):
+            if start.answer.status != 200 or start.answer.is_encoded:
                 return start
         if round.hidden or self._answered:
             await self._remember(round)
@@ -332,7 +332,7 @@ class RecallRounds:
 
     async def _continues(self, start: ResponseStart) -> bool:
         """Return whether a response has content. Read all of one that isn't streamed. Raises ``ProxyError``."""
-        if start.answer.status != 200 or is_encoded(start.answer):
+        if start.answer.status != 200 or start.answer.is_encoded:
             return False
         if self._streams:
             return start.is_stream and start.error is None and not start.complete and not start.ended

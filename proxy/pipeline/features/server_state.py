@@ -41,7 +41,7 @@ from proxy.telemetry.record import Reason
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.bridge.returned import is_unique
 from proxy.upstream.relay import RelayTransport
-from proxy.upstream.transport import RESPONSES_PATH, Answer
+from proxy.upstream.transport import RESPONSES_PATH, read_most
 
 log = structlog.get_logger(__name__)
 
@@ -275,11 +275,14 @@ async def _ask(
                 answer = await transport.request(method, transport.url(path), headers, body, remaining)
                 meter.watch(answer)
                 try:
-                    read = await _read(answer, exchange.configuration.settings.server.body_limit)
+                    most = exchange.configuration.settings.server.body_limit
+                    read, whole = await read_most(answer.body, most)
                 finally:
                     await answer.close()
     except TimeoutError:
         raise NotCompacted("the deadline has passed") from None
+    if not whole:
+        raise NotCompacted(f"longer than {most:,} bytes")
     if answer.status != 200:
         raise NotCompacted(f"status {answer.status}")
     try:
@@ -289,12 +292,3 @@ async def _ask(
     if not isinstance(value, dict):
         raise NotCompacted("not an object")
     return value
-
-
-async def _read(answer: Answer, most: int) -> bytes:
-    read = bytearray()
-    async for chunk in answer.body:
-        read += chunk
-        if len(read) > most:
-            raise NotCompacted(f"longer than {most:,} bytes")
-    return bytes(read)

@@ -29,7 +29,7 @@ from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
 from proxy.overflow.errors import page_text, read_errors
 from proxy.upstream.traits import Refused
-from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
+from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport, read_most
 
 log = structlog.get_logger(__name__)
 
@@ -204,7 +204,7 @@ class Bridge(Transport):
         try:
             if answer.status >= 400:
                 made = await self._error(answer, await self._read(Held(answer)), request)
-            elif request.stream and _is_stream(answer):
+            elif request.stream and answer.is_stream:
                 made = await self._stream(answer, translation, request)
             else:
                 made = await self._whole(answer, translation, request)
@@ -217,7 +217,7 @@ class Bridge(Transport):
     async def _whole(self, answer: Answer, translation: Translation, request: Outgoing) -> Answer:
         """Return the translated answer of a server that sent none of the stream that the client may have wanted."""
         raw = await self._read(answer.body)
-        if _is_stream(answer) and translation.reads_whole:  # some servers always stream
+        if answer.is_stream and translation.reads_whole:  # some servers always stream
             return await self._answered(answer, translation.joined(raw), request)
         try:
             value = decoded(raw)
@@ -298,12 +298,10 @@ class Bridge(Transport):
             raise TranslationFailed(FAILED.format(of="answer")) from error
 
     async def _read(self, body: AsyncIterator[bytes]) -> bytes:
-        read = bytearray()
-        async for chunk in body:
-            read += chunk
-            if len(read) > ANSWER_BYTES:
-                raise self._unreadable()
-        return bytes(read)
+        read, whole = await read_most(body, ANSWER_BYTES)
+        if not whole:
+            raise self._unreadable()
+        return read
 
     def _unreadable(self) -> UpstreamInterrupted:
         return UpstreamInterrupted(self._translator.unreadable)
@@ -451,9 +449,3 @@ def _said(value: Any) -> str:
 
 def _kept(answer: Answer) -> Headers:
     return [pair for pair in answer.headers if pair[0] not in _REPLACED]
-
-
-def _is_stream(answer: Answer) -> bool:
-    return any(
-        name == "content-type" and value.lower().startswith("text/event-stream") for name, value in answer.headers
-    )
