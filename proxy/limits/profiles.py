@@ -313,15 +313,12 @@ class Profiles:
     def _unknown_note(self, model: str, limits: _Limits) -> str | None:
         if limits.context_window or limits.max_input_tokens:
             return None  # The operator or the upstream stated the limits.
-        close = self._close_names(model)
-        hint = f"; names like it: {', '.join(close)}" if close else ""
-        return f"no limits are known for {model[:80]}{hint}. State them in the model's profile"
-
-    def _close_names(self, model: str) -> list[str]:
         name = undated(model)
         # Comparing an invented name with every name in the table would take tens of milliseconds.
         near = [other for other in self._undated if other[:3] == name[:3]] if name else []
-        return difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
+        close = difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
+        hint = f"; names like it: {', '.join(close)}" if close else ""
+        return f"no limits are known for {model[:80]}{hint}. State them in the model's profile"
 
 
 def _sells(listing: Listing, provider: str | None) -> bool:

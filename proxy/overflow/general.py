@@ -403,9 +403,8 @@ def reading(text: str) -> OverflowReading:
     kind: Kind = "input_plus_output" if summed else "input"
     if not limits and len(found) == 2 and not outputs and found[0].value != found[1].value:
         # No word gives either number a role: the larger one is the prompt.
-        return OverflowReading(
-            kind, min(found[0].value, found[1].value), _scope(text), _larger(found) if not summed else None
-        )
+        low, high = sorted(figure.value for figure in found)
+        return OverflowReading(kind, low, _scope(text), None if summed else high)
     limit: int | None = limits[0] if len(limits) == 1 else None
     if limit is not None and (over := _of(found, "over")):
         return OverflowReading(kind, limit, "total", limit + over[0])
@@ -421,10 +420,6 @@ def reading(text: str) -> OverflowReading:
     scope = "total" if summed else _scope(text)
     least = any(figure.least and figure.value == counted and figure.role == "counted" for figure in found)
     return OverflowReading(kind, limit, scope if limit else "total", counted, output, at_least=least)
-
-
-def _larger(found: Sequence[Figure]) -> int:
-    return max(figure.value for figure in found)
 
 
 def _without_totals(counts: list[int], outputs: list[int]) -> list[int]:

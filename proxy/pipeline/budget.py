@@ -32,9 +32,7 @@ from proxy.limits.budget import (
     reserved_output,
 )
 from proxy.limits.learned import (
-    BLIND_FACTOR,
     GUESS_SECONDS,
-    SMALLEST_PART,
     LearnedLimit,
     for_others,
     limit_from_overflow,
@@ -102,10 +100,8 @@ def token_budget(
 class TokenBudgets:
     """Compute the token budgets of requests, and learn the limits of upstreams."""
 
-    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` returns seconds."""
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._clock = clock
         self._unconfirmed: LRUCache[tuple[object, ...], float] = LRUCache(PLACES)
         self._filled: LRUCache[tuple[str, str, str], tuple[Filled, ...]] = LRUCache(PLACES)
         self._defaults: TTLCache[tuple[str, str, str], int] = TTLCache(PLACES, DAY)
@@ -216,18 +212,15 @@ class TokenBudgets:
         if provisional is None:
             return
         limit, silent, contradicted = provisional
-        if (silent or contradicted) and not self._again(exchange, limit):
-            return
+        if silent or contradicted:  # one empty or odd response may be an accident
+            key = (*exchange.place, limit.named)
+            before = self._unconfirmed.get(key)
+            self._unconfirmed[key] = now = time.monotonic()
+            if before is None or now - before >= GUESS_SECONDS:
+                return
         if contradicted:
             self._runtime.limits.learned.outdate(*exchange.place)
         self.learn(exchange, for_others(limit) if limit.source == "guess" else limit)
-
-    def _again(self, exchange: Exchange, limit: LearnedLimit) -> bool:
-        """Return whether the same limit occurred recently. One empty or odd response may be an accident."""
-        key = (*exchange.place, limit.named)
-        before = self._unconfirmed.get(key)
-        self._unconfirmed[key] = now = self._clock()
-        return before is not None and now - before < GUESS_SECONDS
 
     def overflowed(self, exchange: Exchange, overflow: Overflow, sent: int, reserved: int) -> LearnedLimit:
         """Return the limit that an overflow indicates. Store it, or use it for this request until it's confirmed.
@@ -242,23 +235,6 @@ class TokenBudgets:
         else:
             self.learn(exchange, limit)
         return limit
-
-
-def leaves_no_prompt(exchange: Exchange, limit: LearnedLimit, budget: TokenBudget, output: int) -> bool:
-    """Return whether no prompt is small enough for a limit with an output of these tokens."""
-    # The default reserve is smaller in the window that the overflow indicates.
-    body, most = exchange.body, exchange.profile.max_output_tokens
-    free = output_reserve(budget.shared_window, output, most, body.thinking, body.fixed_thinking)
-    return limit.total is not None and limit.total - free < limit.total // SMALLEST_PART
-
-
-def smaller_input(case: CompactionInput, room: int | None, sent: int) -> int:
-    """Return the input tokens for the next attempt after an overflow of a prompt with ``sent`` tokens."""
-    most = min(sent, case.budget or sent)
-    if room is None or room >= most:
-        # By our count, the request fit the indicated or the known limit, so our count is too low.
-        return int(most * BLIND_FACTOR)
-    return room
 
 
 # With any trigger, the proxy compacts a conversation before it exceeds the budget.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable
 
 import structlog
 
@@ -31,11 +31,9 @@ RETRY_SECONDS = 10.0  # Time between two attempts to read a table that is unread
 class Measures:
     """Profiles of models, and counters for them. Remembers which files are missing or damaged."""
 
-    def __init__(self, profiles: Profiles, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` returns seconds."""
+    def __init__(self, profiles: Profiles) -> None:
         self.profiles = profiles
         self.unavailable: dict[str, str] = {}
-        self._clock = clock
         self._counters: dict[Hashable, Counter] = {}
         self._error: ConfigurationError | None = None
         self._again = 0.0
@@ -44,12 +42,12 @@ class Measures:
         """Read the table of models in a thread, unless it is loaded. Raises ``ConfigurationError``."""
         if self.profiles.loaded:
             return
-        if self._error is not None and self._clock() < self._again:
+        if self._error is not None and time.monotonic() < self._again:
             raise ConfigurationError(self._error.message)
         try:
             await asyncio.to_thread(self.profiles.load)
         except ConfigurationError as error:
-            self._error, self._again = error, self._clock() + RETRY_SECONDS
+            self._error, self._again = error, time.monotonic() + RETRY_SECONDS
             self.fail(TABLE, error)
             raise
         self._error = None
@@ -92,12 +90,6 @@ def require(settings: Settings, profiles: Profiles) -> None:
     Raises ``ConfigurationError`` if anything is missing. Tokenizers aren't loaded: that takes up to 0.4 s each.
     """
     profiles.load()
-    for name in sorted(set(_tokenizers(settings))):
+    stated = [route.profile.tokenizer for route in settings.models if route.profile is not None]
+    for name in sorted({*(family.tokenizer for family in CORRECTIONS.families), *filter(None, stated)}):
         check(name)
-
-
-def _tokenizers(settings: Settings) -> Iterator[str]:
-    yield from (family.tokenizer for family in CORRECTIONS.families)
-    for route in settings.models:
-        if route.profile is not None and route.profile.tokenizer is not None:
-            yield route.profile.tokenizer

@@ -8,7 +8,6 @@ from time import perf_counter
 
 import structlog
 from msgspec.structs import replace
-from starlette.types import Scope
 
 from proxy.dialects.answers import ItemReader
 from proxy.dialects.chat.request import with_usage
@@ -37,12 +36,13 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
     route, outcome = exchange.route, sent.outcome
     body = exchange.original if outcome.messages is None else exchange.body
     model = route.model if route.model != body.model and body.model is not None else None
-    headers = forwarded_headers(exchange.scope)
+    # The proxy reads the usage of all responses, and the beginning of a stream, so they must not be compressed.
+    headers = [pair for pair in for_upstream(exchange.scope["headers"]) if pair[0] != "accept-encoding"]
     remaining = exchange.time.seconds
     if remaining <= 0:
         raise UpstreamTimeout(DEADLINE)
     trace = exchange.record.trace
-    headers = [*headers, (VIA, exchange.via)]
+    headers.append((VIA, exchange.via))
     if trace is not None:
         headers = with_trace(headers, trace, trace.attempt())
     raw = body.rewritten(units=outcome.messages, model=model, max_output=sent.output)
@@ -65,14 +65,6 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
         family=exchange.profile.family,
         reasons=exchange.profile.reasons,
     )
-
-
-def forwarded_headers(scope: Scope) -> list[tuple[str, str]]:
-    """Return the client's headers for the upstream.
-
-    The proxy reads the usage of all responses, and the beginning of a stream, so they must not be compressed.
-    """
-    return [pair for pair in for_upstream(scope["headers"]) if pair[0] != "accept-encoding"]
 
 
 async def send(exchange: Exchange, transport: Transport, request: Outgoing, tokens: int | None) -> ResponseStart:
@@ -145,18 +137,15 @@ def describe_call(exchange: Exchange, start: ResponseStart, result: str | None, 
     ``None`` means that the client gets the response.
     """
     limit = None if start.overflow is None else start.overflow.limit
-    result = result or _result(start)
+    if result is None and start.overflow is not None:
+        result = OVERFLOW
+    elif result is None:
+        result = ACCEPTED if start.answer.status < 400 and start.error is None else "error"
     call = UpstreamCall(result, start.answer.status, start.milliseconds, sent, limit, start.error)
     exchange.record.calls.append(call)
     log.debug("upstream.responded", result=call.result, status=call.status, ms=call.ms, tokens=sent, limit=limit)
     if start.overflow is not None:
         exchange.record.fits = False
-
-
-def _result(start: ResponseStart) -> str:
-    if start.overflow is not None:
-        return OVERFLOW
-    return ACCEPTED if start.answer.status < 400 and start.error is None else "error"
 
 
 def _describe_failure(

@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits.budget import CAUTION_PART, enough, output_reserve
-from proxy.limits.learned import GUESS_SECONDS, LEARNED_ENTRIES
+from proxy.limits.learned import BLIND_FACTOR, GUESS_SECONDS, LEARNED_ENTRIES, SMALLEST_PART
 from proxy.overflow import MediaLimit, Overflow, media_limit, refuses_bytes
 from proxy.overflow.errors import message_site
 from proxy.overflow.patterns import TIER_LIMIT
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.attempt import Attempt, Run
-from proxy.pipeline.budget import TokenBudgets, leaves_no_prompt, request_rules, smaller_input
+from proxy.pipeline.budget import TokenBudgets, request_rules
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, around_messages
@@ -161,15 +161,23 @@ class Overflows:
             return replace(attempt, budget=self._budgets.of(exchange), output=lowered)
         limit = self._budgets.overflowed(exchange, overflow, sent, reserved)
         budget = self._budgets.of(exchange)
-        if leaves_no_prompt(exchange, limit, budget, attempt.output or budget.reserved):
-            return None
-        output = await self._budgets.output(budget, input, attempt.outcome, attempt.after)
-        if output is not None and output < reserved and budget.input is not None and sent <= budget.input:
-            return replace(attempt, budget=budget, output=output)
+        # The default reserve is smaller in the window that the overflow indicates.
+        body, output = exchange.body, attempt.output or budget.reserved
+        largest = exchange.profile.max_output_tokens
+        free = output_reserve(budget.shared_window, output, largest, body.thinking, body.fixed_thinking)
+        if limit.total is not None and limit.total - free < limit.total // SMALLEST_PART:
+            return None  # no prompt is small enough
+        lowered = await self._budgets.output(budget, input, attempt.outcome, attempt.after)
+        if lowered is not None and lowered < reserved and budget.input is not None and sent <= budget.input:
+            return replace(attempt, budget=budget, output=lowered)
         fitting = run.input(budget)  # less the room for the tool, as in the first attempt and the next request
+        room, most = fitting.budget, min(sent, input.budget or sent)
+        if room is None or room >= most:
+            # By our count, the request fit the indicated or the known limit, so our count is too low.
+            room = int(most * BLIND_FACTOR)
         smaller = replace(
             input,
-            budget=smaller_input(input, fitting.budget, sent),
+            budget=room,
             largest_budget=fitting.largest_budget,
             rules=request_rules(exchange, budget, refused=True),
             stale_reasoning=self._stale_after(exchange, input),
@@ -279,7 +287,10 @@ def _line_with(line: bytes, added: str) -> bytes:
 
 def _error_with(body: bytes, added: str) -> bytes | None:
     """Return an error with a sentence added to its message, or ``None`` for anything else."""
-    value = _decoded(body.removeprefix(codecs.BOM_UTF8))
+    try:
+        value: object = msgspec.json.decode(body.removeprefix(codecs.BOM_UTF8))
+    except UNDECODABLE:
+        return None
     found = message_site(value)
     if found is None:
         return None
@@ -297,12 +308,3 @@ def _sentence(parts: Mapping[str, int]) -> str:
         f"(The compaction proxy couldn't make the request small enough. It still has these parts, in tokens: {listed}. "
         f"Shorten the {sized[0][1]}, or use a model with a larger window.)"
     )
-
-
-def _decoded(data: bytes) -> object:
-    """Return the JSON value, or ``None`` for invalid JSON."""
-    try:
-        value: object = msgspec.json.decode(data)
-    except UNDECODABLE:
-        return None
-    return value

@@ -259,12 +259,11 @@ def figures(usage: Mapping[str, Any]) -> dict[str, int]:
     fields = dict(usage)
     for details in ("prompt_tokens_details", "input_tokens_details", "completion_tokens_details"):
         fields |= inner if isinstance(inner := usage.get(details), Mapping) else {}
-    return {kind: _figure(fields, names) for kind, names in _FIGURES.items()}
-
-
-def _figure(fields: Mapping[str, Any], names: Sequence[str]) -> int:
-    stated = (fields.get(name) for name in names)
-    return next((int(one) for one in stated if isinstance(one, int | float) and one > 0), 0)
+    stated = {kind: map(fields.get, names) for kind, names in _FIGURES.items()}
+    return {
+        kind: next((int(one) for one in found if isinstance(one, int | float) and one > 0), 0)
+        for kind, found in stated.items()
+    }
 
 
 def is_cut(arguments: str) -> bool:
