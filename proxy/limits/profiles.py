@@ -25,15 +25,7 @@ from cachetools import LRUCache
 
 from proxy.limits import tables
 from proxy.limits.prices import Price, provider_of
-from proxy.limits.tables import (
-    FamilyRule,
-    LimitRule,
-    Listing,
-    ProviderRule,
-    family_rule,
-    limit_rule,
-    provider_rule,
-)
+from proxy.limits.tables import FamilyRule, LimitRule, Listing, ProviderRule, family_rule, limit_rule, provider_rule
 
 # Names come from clients. No model has a longer name.
 LONGEST_NAME = 200

@@ -65,14 +65,7 @@ class Answering:
             Recovery("overflow", self.overflows.recover),
         )
         # What this endpoint remembers of tenants, so that maintenance can make it forget them.
-        self.holders = (
-            self.budgets,
-            self.costs,
-            self.traits,
-            self.recall,
-            self.overflows,
-            self.feedback,
-        )
+        self.holders = (self.budgets, self.costs, self.traits, self.recall, self.overflows, self.feedback)
 
     async def answer(self, exchange: Exchange) -> Reply:
         """Send a request, compacted if needed, and return the response that the client gets."""

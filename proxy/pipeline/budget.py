@@ -31,14 +31,7 @@ from proxy.limits.budget import (
     output_reserve,
     reserved_output,
 )
-from proxy.limits.learned import (
-    GUESS_SECONDS,
-    LearnedLimit,
-    for_others,
-    limit_from_overflow,
-    lower,
-    published,
-)
+from proxy.limits.learned import GUESS_SECONDS, LearnedLimit, for_others, limit_from_overflow, lower, published
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow

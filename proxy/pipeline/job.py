@@ -368,10 +368,7 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, r
     envelope = Envelope(case.budget, overhead, head, around)
     plan = make_plan(turns[head:], case.rules, envelope, case.counter.format)
     stale = case.stale_reasoning - head
-    plan = dataclasses.replace(
-        plan,
-        stale_reasoning=0 if case.keeps_reasoning else max(plan.stale_reasoning, stale),
-    )
+    plan = dataclasses.replace(plan, stale_reasoning=0 if case.keeps_reasoning else max(plan.stale_reasoning, stale))
     work = CompactionJob(case, turns, head, fixed, before, plan, list(filter(None, case.body.instructions().overhead)))
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:

@@ -64,10 +64,7 @@ ROWS: Sequence[tuple[re.Pattern[str], Edit]] = [
     for words, edit in (
         (r"(?:is missing|without) an? `?thought_?signature", SIGNED_CALLS),
         (r"call id\b[\s\S]{0,200}\blength of 9\b", SHORT_IDS),
-        (
-            r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)",
-            STREAMS,
-        ),
+        (r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)", STREAMS),
         (
             r"(?:non-?empty|must not be empty|(?:can(?:not|'t)|may not) be empty|empty (?:content|text|message|string)"
             r"|non-?whitespace|(?:content|text) (?:field )?is (?:empty|blank)|has no content|content or tool_calls)",

@@ -20,13 +20,7 @@ from proxy.constants import DAY, UNDECODABLE
 from proxy.dialects.answers import ItemReader
 from proxy.dialects.request import Request
 from proxy.dialects.responses.request import ResponsesRequest
-from proxy.dialects.responses.state import (
-    calls_in,
-    compact_request,
-    continued,
-    open_calls,
-    previous_response,
-)
+from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
 from proxy.errors import BadBody, ProxyError
 from proxy.http.headers import VIA, for_other_request, for_upstream
 from proxy.overflow.silent import Finished

@@ -369,9 +369,5 @@ def _error_event(fields: Mapping[str, Any], status: int, number: int) -> bytes:
 
 
 TRANSLATOR = Translator(
-    translate=_translate,
-    is_answer=_is_response,
-    error=openai_error,
-    error_event=_error_event,
-    unreadable=UNREADABLE,
+    translate=_translate, is_answer=_is_response, error=openai_error, error_event=_error_event, unreadable=UNREADABLE
 )
