@@ -110,10 +110,7 @@ class Credential(msgspec.Struct, frozen=True):
 
 
 def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:
-    """Return the key that identifies a caller, and the first `Authorization` header if it holds no Bearer token.
-
-    The proxy identifies the caller by this key and forwards no other. If a header is repeated, the first one counts.
-    """
+    """Return the key that identifies a caller, and the first `Authorization` header if it's no Bearer token."""
     found: dict[bytes, str] = {}
     for name, value in raw:
         if name in _KEY_HEADERS:

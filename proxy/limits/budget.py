@@ -110,10 +110,7 @@ def enough(lowered: int, thinking: int, fixed: int) -> int | None:
 
 
 def lower_thinking(thinking: int, output: int) -> int:
-    """Return the budget for thinking in a lowered output, with at least as much room for the answer.
-
-    It's a power of two, so that it seldom changes: another budget breaks the prompt cache.
-    """
+    """Return the budget for thinking in a lowered output: a power of two, which seldom breaks the prompt cache."""
     if thinking < output:
         return thinking
     return max(LEAST_THINKING, 1 << (max(output // 2, 1).bit_length() - 1))

@@ -96,10 +96,7 @@ class Calibration(ReplicatedFigures[TokenRatios]):
         return self._clock() >= self._next.get((upstream, model, tenant), 0.0)
 
     def worth_counting(self, upstream: str, model: str, tenant: str) -> bool:
-        """Return whether to count a request only for its ratio: while the tenant has too few ratios for this model.
-
-        After ``TRIES`` times the answer is no, because the upstream reports nothing comparable.
-        """
+        """Return whether to count a request only for its ratio: while the tenant has few ratios, ``TRIES`` times."""
         place = (upstream, model, tenant)
         seen = self._values.get(tenant, upstream, model)
         tries = self._tries.get(place, 0)
@@ -159,10 +156,7 @@ class Calibration(ReplicatedFigures[TokenRatios]):
 
 
 def plausible(counted: int, reported: int) -> bool:
-    """Return whether both can be counts of the same prompt, and the prompt is large enough to compare.
-
-    Some upstreams omit cached tokens, and some report nothing.
-    """
+    """Return whether both can be counts of the same prompt, and it's large enough to compare."""
     return counted > LEAST_COUNTED and RATIO_BOUNDS[0] <= reported / counted <= RATIO_BOUNDS[1]
 
 

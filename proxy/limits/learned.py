@@ -254,10 +254,7 @@ class LearnedLimits(ReplicatedFigures[Limits]):
         self._answered.note((upstream, model, tenant), tokens)
 
     def contradicts(self, upstream: str, model: str, tenant: str, limit: LearnedLimit, refused: int) -> bool:
-        """Return whether a recent answer contradicts the limit from a refusal of ``refused`` tokens.
-
-        It contradicts a named limit far below the answered size, and an unnamed one if ``refused`` is smaller.
-        """
+        """Return whether a recent answer contradicts the limit from a refusal of ``refused`` tokens."""
         answered = self._answered.largest((upstream, model, tenant))
         if limit.blind:
             return refused < answered
@@ -347,6 +344,5 @@ def _confirmed(record: LimitRecord | None, size: int, reported: int | None, now:
 
 
 def lower(a: LearnedLimit | None, b: LearnedLimit | None) -> LearnedLimit:
-    """Return the lower limits of two."""
     known = [limit for limit in (a, b) if limit is not None]
     return LearnedLimit(smaller(*(limit.input for limit in known)), smaller(*(limit.total for limit in known)))

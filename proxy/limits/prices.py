@@ -136,10 +136,7 @@ class Price(msgspec.Struct, frozen=True, gc=False):
         return found
 
     def cost(self, usage: Usage, others: Mapping[str, Price | None] = NO_OTHERS) -> int:
-        """Return the price of a request. Each of the provider's own compactions is a prompt of its own.
-
-        ``others`` are the prices of further models that the provider called.
-        """
+        """Return the price of a request. ``others`` are the prices of further models that the provider called."""
         if usage.compactions:
             inner = sum((others.get(one.model or "") or self).cost(one) for one in usage.compactions)
             return self.cost(usage.without_compactions) + inner
@@ -259,7 +256,6 @@ def is_price_field(name: str) -> bool:
 
 
 def _stated(entry: Mapping[str, object]) -> dict[str, dict[int, _Stated]]:
-    """Return the prices of an entry by tier and threshold."""
     stated: dict[str, dict[int, _Stated]] = {}
     for name, value in entry.items():
         if (place := _place(name)) is None or (price := _price(value)) is None:
@@ -330,7 +326,6 @@ def _windows(rule: Mapping[str, Any]) -> Iterator[tuple[int, int, tuple[int, ...
 
 
 def _zone(name: object) -> tzinfo:
-    """Return a time zone, or UTC if the system doesn't have it."""
     try:
         return ZoneInfo(name) if isinstance(name, str) else UTC
     except (ValueError, ZoneInfoNotFoundError):

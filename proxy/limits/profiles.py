@@ -314,7 +314,6 @@ class Profiles:
 
 
 def _sells(listing: Listing, provider: str | None) -> bool:
-    """Return whether an entry's price is that of a provider."""
     return provider is not None and provider_of(listing.provider) == provider_of(provider)
 
 
@@ -358,10 +357,7 @@ def _near_note(model: str, key: str) -> str | None:
 
 
 def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
-    """Return the entry's limits, corrected by its family's rule.
-
-    A smaller figure in the table takes precedence, because an upstream may offer less than the model supports.
-    """
+    """Return the entry's limits, corrected by its family's rule. Smaller figures in the table take precedence."""
     listed, listed_output = match.listing.max_input_tokens, match.listing.max_output_tokens
     table = f"litellm table: {match.key}"
     corrections = f"corrections: {rule.name}"
@@ -396,7 +392,6 @@ def _reported_limits(limits: _Limits, reported: ReportedWindow, rule: LimitRule,
 
 
 def smaller(*values: int | None) -> int | None:
-    """Return the smallest known value."""
     return min((value for value in values if value is not None), default=None)
 
 

@@ -154,10 +154,7 @@ def table_path() -> Path:
 
 
 def load(path: Path | None = None) -> Mapping[str, Listing]:
-    """Load the table by model name. Raises ``ConfigurationError`` if that fails.
-
-    The first call takes about 20 ms and 3 MB. Later calls return the same table, unless the file has changed.
-    """
+    """Load the table by model name, again if the file has changed. Raises ``ConfigurationError`` if that fails."""
     path = path or table_path()
     try:
         status = path.stat()

@@ -162,7 +162,6 @@ def _confirmed(reading: OverflowReading, own: str) -> OverflowReading | None:
 
 
 def _numbers(numbers: Mapping[str, int]) -> OverflowReading:
-    """Read the limit and the prompt's size from an error's numeric fields."""
     limit = next((name for name in LIMIT_FIELDS if name in numbers), None)
     counted = next((numbers[name] for name in COUNT_FIELDS if name in numbers), None)
     if limit is None:
@@ -202,7 +201,6 @@ class EchoedRequest:
         return "".join(kept)
 
     def _repeated(self, wanted: frozenset[_Run]) -> set[_Run]:
-        """Return the runs of words that are in the request."""
         if wanted not in self._runs:
             found: set[_Run] = set()
             for text in _texts(self._raw):

@@ -227,7 +227,6 @@ def _role(before: str, after: str) -> Role:
 
 
 def amounts(text: str) -> set[int]:
-    """Return the numbers in a text."""
     return {amount(found["n"]) for found in _NUMBER.finditer(text)}
 
 
@@ -327,10 +326,7 @@ _MEDIA = re.compile(r"\b(?:images?|pixels?|pages?|pdfs?|files?|audio|videos?|fra
 
 
 def prepared(text: str) -> str:
-    """Return a cleaned message in lower case, with numbers separated from words.
-
-    ``4104tokens`` becomes ``4104 tokens``, and ``200.000 tokens`` becomes ``200000 tokens``.
-    """
+    """Return a cleaned message in lower case. ``4104tokens`` becomes ``4104 tokens``."""
     text = _NO_SPACE.sub(" ", _ABOUT_ITSELF.sub(" ", text.lower()))
     return _DOTTED.sub(lambda found: found[0].replace(".", ""), _GLUED.sub(" ", text))
 
@@ -370,7 +366,6 @@ def only_output(text: str) -> bool:
 
 
 def _pair(text: str) -> tuple[int, int] | None:
-    """Return the prompt's tokens and the limit if a sentence has them as a pair."""
     for form in _PART_OF:
         if (found := form.search(text)) is None:
             continue

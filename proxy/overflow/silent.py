@@ -180,10 +180,7 @@ def silent_overflow(
 
 
 def seems_full(answer: Finished, asked: int | None) -> bool:
-    """Return whether an answer seems to have filled its window, by its finish reason or because it wrote nothing.
-
-    Hidden reasoning fills a small output, too. So an empty answer alone proves nothing.
-    """
+    """Return whether an answer seems to have filled its window, by its finish reason or because it wrote nothing."""
     if answer.finish_reason in WINDOW_REASONS:
         return True
     output = answer.output or 0
@@ -239,10 +236,7 @@ def counts_in_full(counted: int, reported: int) -> bool:
 
 
 def empty_stream(counted: int, *, window: int | None = None) -> Overflow | None:
-    """Return the overflow that may explain a stream of status 200 without events; ``None`` for a small prompt.
-
-    The overflow has no limit. If no ``window`` is known, any prompt larger than the smallest windows may be the cause.
-    """
+    """Return the overflow that may explain a stream of status 200 without events; ``None`` for a small prompt."""
     least = SMALLEST_LIMIT if window is None else window * WORTH_A_DOUBT
     return _silent(None, None) if counted >= least else None
 

@@ -264,7 +264,6 @@ class _Run(Run):
         return tuple(writer(models) for writer in WRITERS[exchange.caller.policy.summary.method])
 
     def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
-        """Return the attempt to send the request as it came."""
         edits = self.exchange.edits
         return Attempt(
             budget=budget, input=self.input(budget), outcome=outcome, asks_usage=self.asks_usage, edits=edits

@@ -64,7 +64,6 @@ class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         return tuple(name for name, there in parts.items() if there)
 
     def describe(self, record: RequestRecord) -> None:
-        """Add what the proxy did to a request's record."""
         outcome, summary = self.outcome, self.outcome.summary
         record.verdict = outcome.verdict
         record.reason = record.reason or outcome.reason
@@ -132,10 +131,7 @@ class RecallState(msgspec.Struct, eq=False):
         return None if self.offered is None else partial(self.hidden.with_tool, tool=self.offered.definition)
 
     def tool_for(self, outcome: Outcome) -> Tool | None:
-        """Return the tool for a compacted request.
-
-        It's added at the first checkpoint, which invalidates most of the provider's prompt cache anyway.
-        """
+        """Return the tool for a compacted request. The first checkpoint breaks the prompt cache anyway."""
         return self.offered if outcome.messages and outcome.checkpoints else None
 
 

@@ -94,10 +94,7 @@ class Meter:
             self.free = True
 
     def response_started(self, start: ResponseStart) -> None:
-        """Note that the proxy has read the start of the answer.
-
-        An error costs nothing, also with status 200, unless it reports a usage itself.
-        """
+        """Note that the start of the answer is read. An error costs nothing unless it reports a usage itself."""
         self.complete = self.complete or start.complete
         self.error = start.error
         self._end = start.end
@@ -227,12 +224,10 @@ class Bill:
         self._answer: Answer | None = None
 
     def opened(self, answer: Answer, meter: Meter) -> None:
-        """Own the answer to the newest call, and watch it."""
         self._answer = answer
         meter.watch(answer)
 
     async def close(self) -> None:
-        """Close the answer to the newest call, if it's open."""
         answer, self._answer = self._answer, None
         if answer is not None:
             await answer.close()
@@ -335,7 +330,6 @@ class Pricing(msgspec.Struct, frozen=True):
     others: Mapping[str, Price | None] = {}
 
     def cost(self, usage: Usage, *, answers: bool) -> Cost:
-        """Return the price of a call. ``answers`` is true if the client gets its answer."""
         if answers:
             return cost_of(self.price, usage, self.basis, self.others)
         # Without the proxy there would have been no other call.

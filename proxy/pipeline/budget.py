@@ -108,7 +108,6 @@ class TokenBudgets:
         )
 
     def of(self, exchange: Exchange) -> TokenBudget:
-        """Return the budget of a request with the limits that are known now."""
         learned, factor = self._learned(exchange), self.factor(exchange)
         profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
         fixed = exchange.body.fixed_thinking if may_lower(exchange.body.max_output, policy.output) else 0
@@ -193,14 +192,10 @@ class TokenBudgets:
         return found
 
     def learn(self, exchange: Exchange, limit: LearnedLimit) -> None:
-        """Store a limit if it's below the known limits."""
         self._runtime.limits.learned.learn(*exchange.place, limit, published(exchange.profile, self.factor(exchange)))
 
     def succeeded(self, exchange: Exchange) -> None:
-        """Store a provisional limit, because a request that respects it succeeded.
-
-        A limit from an empty response, or one that an earlier answer contradicts, must occur twice within an hour.
-        """
+        """Store a provisional limit, because a request within it succeeded. A doubtful one must occur twice."""
         provisional = exchange.provisional
         if provisional is None:
             return

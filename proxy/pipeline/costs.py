@@ -65,23 +65,16 @@ def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> 
 
 
 def price_step(exchange: Exchange, factor: float) -> int | None:
-    """Return the tokens just below the step in the price of a request's model, as counted here.
-
-    ``factor`` is the upstream's tokens per counted token.
-    """
+    """Return the tokens, as counted here, just below the step in the price of a request's model."""
     return below_step(price_for(exchange.configuration, exchange.route, exchange.profile), factor)
 
 
 def dearer(price: Price, other: Price | None) -> bool:
-    """Return whether a price is higher than another one."""
     return other is None or price.base.input + price.base.output > other.base.input + other.base.output
 
 
 async def reserve(runtime: Runtime, exchange: Exchange, sent: Departure, factor: float) -> None:
-    """Reserve what a request will probably cost its team. Raises ``SpendingExceeded``.
-
-    ``factor`` is the upstream's tokens per counted token.
-    """
+    """Reserve what a request will probably cost its team. Raises ``SpendingExceeded``."""
     if limit_of(exchange.caller) is None:
         return
     counted = sent.after or sent.outcome.before or len(exchange.body.raw) // BYTES_A_TOKEN
@@ -120,10 +113,7 @@ async def size(runtime: Runtime, exchange: Exchange) -> int | None:
 
 
 async def _price_by_answer(runtime: Runtime, exchange: Exchange) -> None:
-    """With a spending limit in US dollars, let the dearer model count: that of the request, or that of its answer.
-
-    A body may name several models, of which the upstream takes one, or none.
-    """
+    """With a limit in US dollars, charge for the dearer of the models that the request and its answer name."""
     meter, known = exchange.bill.last, exchange.bill.price_of
     if meter is None or not meter.model or meter.model == exchange.route.model:
         return
@@ -133,6 +123,5 @@ async def _price_by_answer(runtime: Runtime, exchange: Exchange) -> None:
 
 
 async def _price_of(runtime: Runtime, exchange: Exchange, model: str) -> Price | None:
-    """Return the price of another model at the upstream of a request."""
     route = Route(exchange.route.upstream, model, None)
     return price_for(exchange.configuration, route, await runtime.limits.profile(route, exchange.configuration))

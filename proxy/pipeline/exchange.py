@@ -81,12 +81,10 @@ class TimeLeft(NamedTuple):
         return self.end - asyncio.get_running_loop().time()
 
     def limit(self) -> asyncio.Timeout:
-        """Return the deadline for a block of work."""
         return asyncio.timeout_at(self.end)
 
     @classmethod
     def from_now(cls, seconds: float) -> TimeLeft:
-        """Return the time until a deadline of its own."""
         return cls(asyncio.get_running_loop().time() + seconds)
 
 

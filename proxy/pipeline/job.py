@@ -354,10 +354,7 @@ class CompactionJob:
 
 
 def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, repair: bool) -> CompactionJob:
-    """Plan the compaction of a request, and compute the keys of its checkpoints.
-
-    ``repair`` is what ``needs_repair`` returned.
-    """
+    """Plan the compaction of a request, and compute the keys of its checkpoints."""
     if repair:
         # The proxy repairs a body only if it rewrites the body anyway. The upstream judges all others.
         turns = case.counter.format.repaired(turns)

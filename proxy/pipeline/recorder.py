@@ -128,7 +128,6 @@ class Recorder:
 
     @property
     def failing(self) -> bool:
-        """Return whether the last write failed."""
         return self._writes.failing
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:

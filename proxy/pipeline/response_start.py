@@ -169,10 +169,7 @@ async def _stream(answer: Answer, body: Held, first: bytes, asked: Asked) -> Res
 async def _error(
     answer: Answer, body: bytes, asked: Asked, plain: bytes = b""
 ) -> tuple[Overflow | None, UpstreamErrorNames | None]:
-    """Return the overflow in a response, and the names in its error. ``plain`` is its decompressed body, if known.
-
-    Long responses and large requests are compared in a thread.
-    """
+    """Return the overflow in a response, and the names in its error. ``plain`` is the decompressed body."""
     shown = plain or await readable(answer, body)
 
     def read() -> tuple[Overflow | None, UpstreamErrorNames | None]:

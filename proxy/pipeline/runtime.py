@@ -331,7 +331,6 @@ class Runtime:
             await cache.settled()
 
     async def profile(self, route: Route) -> Profile:
-        """Return the profile of a route's model in the current configuration. See ``Limits.profile``."""
         return await self.limits.profile(route, self.configuration)
 
     async def reconfigure(self, settings: Settings) -> list[str]:
@@ -363,7 +362,6 @@ class Runtime:
         self.stores.facts.close()
 
     def _otel(self, settings: OtelSettings | None) -> OtelExport | None:
-        """Return the export of spans and metrics, or ``None`` if it's off."""
         if settings is None:
             return None
         # The packages are optional.

@@ -62,10 +62,7 @@ class SentPrompts(TenantCache[SentPrompt]):
         return 0 if last is None else last.stale
 
     def verify(self, conversation: Conversation, mark: Callable[[int], str]) -> None:
-        """Forget the prompt before if it's of another conversation with the same key.
-
-        ``mark`` returns the mark of the conversation after this many of its messages.
-        """
+        """Forget the prompt before if it's of another conversation with the same key. ``mark`` is ``Exchange.mark``."""
         last = self._prompts.get(conversation)
         if last is not None and mark(last.marked) != last.mark:
             del self._prompts[conversation]

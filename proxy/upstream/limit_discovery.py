@@ -144,7 +144,6 @@ class LimitDiscovery:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def aclose(self) -> None:
-        """Stop asking."""
         for models in self._upstreams.values():
             if models.task is not None:
                 models.task.cancel()
@@ -205,7 +204,6 @@ class LimitDiscovery:
     async def _ask_ollama(
         self, models: UpstreamModels, answer: Callable[[str, str, bytes | None], Awaitable[dict[str, Any]]], root: str
     ) -> dict[str, ReportedWindow]:
-        """Return the windows that Ollama reports for the requested models that it has."""
         models.names = {name for name in models.names if _listed_as(name, models.ids) in models.ids}
         for name in sorted(models.names):
             shown = await answer("POST", f"{root}/api/show", msgspec.json.encode({"model": name}))
@@ -258,7 +256,6 @@ def reports_limits(settings: UpstreamSettings) -> bool:
 
 
 def windows(entries: list[dict[str, Any]], where: str) -> dict[str, ReportedWindow]:
-    """Return the windows in a list of models, by model id."""
     found = {}
     for entry in entries:
         limits = (_stated(entry.get(name), f"{name} in {where}") for name in _WINDOW_FIELDS)

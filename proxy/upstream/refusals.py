@@ -231,7 +231,6 @@ def _complaints(refusal: bytes) -> tuple[list[_Fault], str]:
 
 
 def _named(text: str, raw: bytes) -> Iterator[_Fault]:
-    """Yield the names in the words of a refusal."""
     for match in _own(_NAME, text, raw) if _UNDONE.search(text) else ():
         yield match[match.lastindex or 0], text
 
@@ -247,10 +246,7 @@ def _own(pattern: re.Pattern[str], text: str, raw: bytes) -> Iterator[re.Match[s
 
 
 def _resolved(sent: Mapping[str, Any], path: str) -> tuple[str, Any] | None:
-    """Return the place in a request that a path names, and its value. Labels of types in a path are skipped.
-
-    ``None`` if the request doesn't have it. A path into a list that doesn't end at a field stays at the list.
-    """
+    """Return the place in a request that a path names, and its value; ``None`` if it has none."""
     names = re.findall(r"[^.\[\]/]+", path.removeprefix("#"))
     for other in ("_".join(names), *(_LIMITS if path in _LIMITS else ())):  # `reasoning.effort`, or another API's limit
         if path not in sent and sent.get(other) is not None:
@@ -310,7 +306,6 @@ def _edit(path: str, value: Any, said: str) -> Edit | None:
 
 
 def _range(said: str) -> tuple[float | None, float | None]:
-    """Return the least and the most number that a refusal allows."""
     span = _RANGE.search(said)
     return (_number(span[1]), _number(span[2])) if span else (_first(_LEAST, said), _first(_MOST, said))
 

@@ -77,7 +77,6 @@ class MissingApis:
         self._worked: dict[Api, float] = {}
 
     def lacks(self, api: Api, caller: str) -> bool:
-        """Return whether the API was found missing for a caller."""
         return self._until.get((api, caller), 0.0) > self._clock()
 
     def add(self, api: Api, caller: str) -> None:
@@ -178,7 +177,6 @@ def _is_general(text: str) -> bool:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """Yield the texts of an error."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

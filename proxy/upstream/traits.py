@@ -74,10 +74,7 @@ LABEL = "[{kind} omitted: this model takes text only]"
 
 
 def apply(body: dict[str, Any], edits: Iterable[Edit]) -> tuple[str, ...]:
-    """Change a decoded request of chat completions or the Responses API. Return the names of the edits with an effect.
-
-    An edit twice has the same effect as once.
-    """
+    """Change a decoded request of chat completions or responses. Return the names of the edits with an effect."""
     return tuple(edit.name for edit in edits if _applied(body, edit))
 
 
@@ -230,7 +227,6 @@ def _signed(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _labelled(message: dict[str, Any]) -> dict[str, Any]:
-    """Put labels in the place of images, audio, and files."""
     return {name: _in_text(value) if name in ("content", "output") else value for name, value in message.items()}
 
 
@@ -293,7 +289,6 @@ class Refused(NamedTuple):
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number in JSON."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -146,10 +146,7 @@ class Overflows:
         return self._budgets.silent(exchange, attempt.budget.window, start.usage, counted, asked)
 
     async def _smaller(self, run: Run, attempt: Attempt, overflow: Overflow) -> Attempt | None:
-        """Return an attempt within the limit that an overflow indicates.
-
-        From the second overflow on, it may ask a summary model.
-        """
+        """Return an attempt within the limit that an overflow indicates. A later one may ask a summary model."""
         exchange, input = run.exchange, attempt.input
         sent = await self._size(attempt)
         reserved = attempt.output or attempt.budget.reserved
@@ -188,7 +185,6 @@ class Overflows:
         return None if again.outcome.messages is None or after is None or after >= sent else again
 
     async def _fewer_bytes(self, run: Run, attempt: Attempt) -> Attempt | None:
-        """Return an attempt with fewer bytes than the refused one; ``None`` if there is none."""
         exchange, input, sent = run.exchange, attempt.input, attempt.outcome.messages
         size = len(input.body.raw) if sent is None else sum(map(len, sent)) + around_messages(input.body)
         if size > (exchange.profile.max_bytes or size):
@@ -200,7 +196,6 @@ class Overflows:
         )
 
     async def _media_limit(self, attempt: Attempt, start: ResponseStart) -> MediaLimit | None:
-        """Return the limit on images or files for which the upstream refused a request."""
         body, status = attempt.input.body, start.answer.status
         if start.error is None or not body.has_remote_media():
             return None
@@ -208,7 +203,6 @@ class Overflows:
         return await asyncio.to_thread(media_limit, status, await readable(start.answer, start.first), body.raw, sent)
 
     async def _less(self, run: Run, attempt: Attempt, less: CompactionInput) -> Attempt | None:
-        """Return an attempt with less than a refused one; ``None`` if nothing can go."""
         less = replace(less, stale_reasoning=self._stale_after(run.exchange, attempt.input), attempt=run.next_number)
         again = await run.attempt(attempt.budget, less, may_ask=OVERFLOW in run.retries)
         return None if again.outcome.messages is None else again

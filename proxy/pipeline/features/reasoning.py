@@ -54,10 +54,7 @@ class Reasoning:
         return self._prompts.stale(exchange.conversation)
 
     async def newly_stale(self, exchange: Exchange, input: CompactionInput, outcome: Outcome) -> int:
-        """Return the number of units whose reasoning is invalid, because the prompt before them changed.
-
-        0 if the outcome has none of it.
-        """
+        """Return how many units have reasoning that became invalid; 0 if the outcome has none of it."""
         if outcome.messages is None or outcome.prompt is None or input.keeps_reasoning:
             return 0
         await self._prompts.find(exchange.conversation, outcome.prompt)
@@ -120,6 +117,5 @@ class Reasoning:
             self._prompts.sent(exchange.conversation, messages, mark, outcome.prompt, changed=changed)
 
     def _expire(self, exchange: Exchange) -> None:
-        """Remember that the reasoning in all units of a conversation is invalid."""
         messages = len(exchange.body.units)
         self._prompts.expire(exchange.conversation, messages, exchange.mark(messages))

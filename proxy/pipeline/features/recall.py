@@ -101,10 +101,7 @@ class Recall:
         return RecallState(hidden, conversation, rounds, found, chain[-1], len(units), tool)
 
     async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
-        """Return an attempt without the tool if the upstream compressed the response unasked.
-
-        Then the calls in it can't be read. Later attempts don't get the tool either.
-        """
+        """Return an attempt without the tool if the upstream compressed the response, so that calls are unreadable."""
         refused = start.answer.status == 200 and start.overflow is None and start.answer.is_encoded
         if not refused or run.recall is None or attempt.tool is None:
             return None
@@ -155,7 +152,6 @@ class Room:
     whole: float = math.inf
 
     def within(self, budget: int, used: int) -> Room:
-        """Return the room in a request of ``used`` tokens."""
         return Room(self.left, min(self.each, budget // SHARE), budget - used)
 
 
@@ -207,10 +203,7 @@ class RecallRounds:
         return ResponseStart(answer, b"", False, None, start.answers, written=True)
 
     async def whole(self, start: ResponseStart) -> ResponseStart:
-        """Return a response with the text and the client's calls of all rounds, before the request's deadline.
-
-        Raises ``ProxyError``.
-        """
+        """Return the response of all rounds before the request's deadline. Raises ``ProxyError``."""
         limit = self._exchange.time.limit()
         try:
             async with limit:
@@ -421,10 +414,7 @@ async def _rest(start: ResponseStart) -> tuple[bytes, bool]:
 
 
 def reserved(exchange: Exchange) -> int:
-    """Return the tokens that every prompt of a policy leaves free for the tool.
-
-    Requests with and without the tool have the same room, so that they share their summaries.
-    """
+    """Return the tokens that prompts with and without the tool leave free for it, so that they share summaries."""
     policy, counter = exchange.caller.policy, exchange.counter
     if policy.recall.tool == "off" or policy.archive is None:
         return 0

@@ -110,10 +110,7 @@ class ServerState:
         return found
 
     def item_reader(self, exchange: Exchange, start: ResponseStart, outcome: Outcome) -> ItemReader | None:
-        """Return a reader that remembers the items of an answer; ``None`` if no later request can refer to them.
-
-        The proxy remembers items only if the policy keeps an archive.
-        """
+        """Return a reader that remembers an answer's items; ``None`` without an archive or need."""
         archive = exchange.caller.policy.archive
         if archive is None or outcome.verdict == "off" or start.answer.status != 200 or not exchange.body.may_refer:
             return None
@@ -127,10 +124,7 @@ class ServerState:
         return attempt if reason is None else await self._continued(run, attempt, reason) or attempt
 
     async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
-        """Return an attempt with a history that the upstream has compacted; ``None`` if it can't.
-
-        An empty response says nothing here, because the size of the whole prompt is unknown.
-        """
+        """Return an attempt with a history that the upstream has compacted; ``None`` if it can't."""
         refused = start.overflow is not None and run.exchange.body.continues
         if not refused or attempt.input.mode != "enforce" or attempt.outcome.verdict == "failed":
             return None
@@ -254,10 +248,7 @@ def _output(response: dict[str, object]) -> list[object]:
 async def _ask(
     exchange: Exchange, transport: RelayTransport, method: str, path: str, body: bytes | None
 ) -> dict[str, object]:
-    """Return the JSON object that the upstream answers with, before the request's deadline.
-
-    Raises ``NotCompacted``, and the errors of ``Connections.send``.
-    """
+    """Return the JSON object that the upstream answers with. Raises ``NotCompacted`` and ``ProxyError``."""
     headers = for_other_request(for_upstream(exchange.scope["headers"]))
     headers = with_trace([*headers, (VIA, exchange.via)], exchange.record.trace)
     headers = transport.headers(headers, exchange.caller.credential)

@@ -121,10 +121,7 @@ class Traits:
         return ()
 
     def refusal(self, run: Run, start: ResponseStart) -> ResponseStart:
-        """Return the response for the client: after other words for a translation, the first of two refusals.
-
-        The second one may be about what the edits made of the request.
-        """
+        """Return the response for the client: the first of two refusals if the second may be about the edits."""
         if run.refused is None or start.answer.status not in REFUSALS or start.answer.status >= 500:
             return start
         return run.refused if any(edit.kind != "added" for edit in run.tried) else start

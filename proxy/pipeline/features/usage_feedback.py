@@ -190,10 +190,7 @@ class UsageFeedback:
         return Feedback(exchange, None, self._facts(exchange, sent, compare=True), wanted)
 
     def _facts(self, exchange: Exchange, sent: Departure, *, compare: bool) -> RequestFacts:
-        """Return the facts about a request that still has its body.
-
-        ``compare`` is true if the proxy's count of the request will be compared with the reported one.
-        """
+        """Return the facts about a request that still has its body. ``compare``: its count will be compared."""
         body, conversation = exchange.body, exchange.conversation
         compacted = sent.outcome.messages is not None
         turn, mark = _turn(body)

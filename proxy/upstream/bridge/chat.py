@@ -108,7 +108,6 @@ class ChatTranslation(Translation):
 
 
 async def _steps(completion: Completion, body: AsyncIterator[bytes]) -> AsyncIterator[Iterator[Event]]:
-    """Yield the events of each chunk, and of the end."""
     try:
         async for data in event_data(body):
             if data == b"[DONE]":
@@ -259,7 +258,6 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def encoded(value: Any) -> str:
-    """Return a value as JSON."""
     return encode(value).decode()
 
 
@@ -275,7 +273,6 @@ def _refuse_loss(made: ChatTranslation, chat: Mapping[str, Any]) -> None:
 
 
 def _unsent(value: Any, made: ChatTranslation, sent: Set[str]) -> Iterator[str]:
-    """Yield each text that isn't sent as it is."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

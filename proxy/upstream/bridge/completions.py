@@ -227,7 +227,6 @@ def _text(value: Any) -> str:
 
 
 def _url(image: Any) -> str | None:
-    """Return the URL of an image in any form."""
     if isinstance(image, Mapping):
         data = image.get("b64_json")
         return f"data:image/png;base64,{data}" if data else _url(image.get("image_url") or image.get("url"))

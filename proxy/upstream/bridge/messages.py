@@ -413,10 +413,7 @@ def _is_object(text: str) -> bool:
 
 
 def _object(text: str) -> bytes:
-    """Return arguments as a JSON object.
-
-    Models also write line breaks in strings, an object in a string, or no JSON at all.
-    """
+    """Return arguments as a JSON object. Models write line breaks in strings, an object in a string, or no JSON."""
     if _is_object(text):
         return text.encode()
     if is_cut(text):

@@ -239,7 +239,6 @@ def _description(tool: _Object) -> str:
 
 
 def _means(choice: _Object, name: str, call: CallItem) -> bool:
-    """Return whether a choice of a tool means a function."""
     kind, namespace = choice.get("type"), call.fields.get("namespace")
     if kind in ("function", "custom"):
         wanted = choice.get("name") or value_at(choice, "function.name")
@@ -329,7 +328,6 @@ def _part(part: Any, path: str) -> _Object:
 
 
 def _inlined(item: _Object) -> list[_Object]:
-    """Return an item as JSON, and its images."""
     if item.get("type") == "image_generation_call" and item.get("result"):
         item = item | {"result": f"data:image/{item.get('output_format') or 'png'};base64,{item['result']}"}
     images: list[_Object] = []

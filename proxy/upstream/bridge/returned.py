@@ -190,7 +190,6 @@ class _Data(msgspec.Struct):
 
 
 def _data(block: Any) -> _Data | None:
-    """Return a server's data in a block that a bridge wrote."""
     if not isinstance(block, dict) or not is_own(block):
         return None
     try:
@@ -238,10 +237,7 @@ def _is_taken(block: dict[str, Any], *, verifies: bool) -> bool:
 
 
 def _changed(request: Outgoing, field: str, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Outgoing:
-    """Return a request with changed messages or items. Those without a change keep their bytes.
-
-    If there is a change, items that the proxy has take the place of their references.
-    """
+    """Return a request with changed messages or items. Those without a change keep their bytes."""
     try:
         body = request.body if request.expanded is None else request.expanded()
         fields = fields_of(without_lone_surrogates(body))

@@ -166,10 +166,7 @@ def http_client() -> Any:
 
 
 async def litellm_choice(provider: str, base_url: str | None) -> TransportChoice:
-    """Return the transport for a provider by LiteLLM's registry. The first call imports LiteLLM, which takes seconds.
-
-    Raises ``ConfigurationError`` for a provider that LiteLLM doesn't have.
-    """
+    """Return the transport for a provider by LiteLLM's registry. Raises ``ConfigurationError``."""
     litellm = await load()
     if provider not in {known.value for known in litellm.LlmProviders}:
         raise ConfigurationError(f"provider {provider} is unknown to LiteLLM: correct its name")
@@ -269,10 +266,7 @@ def api_base(provider: str, base_url: str | None) -> str | None:
 
 
 def arguments(provider: str, request: Outgoing) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the client's part of ``acompletion``'s arguments, and the names of the edits that changed it.
-
-    Raises ``RequestError`` for untranslatable parts.
-    """
+    """Return ``acompletion``'s arguments from the client, and the effective edits. Raises ``RequestError``."""
     if not _MODEL.fullmatch(request.model):
         raise UnknownModel("The model's name contains invalid characters. Correct 'model'.", param="model")
     body = body_of(request)
@@ -325,7 +319,6 @@ def _parsable(call: Any) -> Any:
 
 
 def _said(part: Any) -> Any:
-    """Return a refusal as text, and any other part as it is."""
     refused = part.get("refusal") if isinstance(part, dict) else None
     return {"type": "text", "text": refused} if isinstance(refused, str) else part
 
