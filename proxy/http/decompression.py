@@ -17,21 +17,16 @@ import zstandard
 
 from proxy.errors import BodyTooLarge, UnsupportedEncoding
 
-SLICE = 16_384
-"""Bytes of compressed input that a decoder takes at once. A decoder copies the rest of its input for each piece."""
-
+SLICE = 16_384  # Bytes of compressed input that a decoder takes at once. It copies the rest for each piece.
 PIECE = 65_536  # Bytes of output after which a decoder yields. A zstd piece can have up to 8 MiB.
 MEMBERS = 100  # Gzip members, deflate streams, or zstd frames that one body can have. One is usual.
 RATIO = 25  # How many times its compressed size a body may become. JSON conversations become 3 to 10 times their size.
-
-RATIO_FLOOR = 16_000_000
-"""Bytes that any body may become, however small it was. A conversation that repeats itself compresses well."""
+RATIO_FLOOR = 16_000_000  # Bytes that any body may become. A conversation that repeats itself compresses well.
 
 OVER = "The request body is over this proxy's limit of {limit} bytes. Send less, or have server.body_limit raised."
 OVER_RATIO = "The request body decompresses to more than {ratio} times its size. Send it uncompressed."
 
-_ZSTD_SLICE = 256
-"""A zstd block has at least four bytes and decompresses to at most 128 KiB, so a slice becomes 8 MiB at most."""
+_ZSTD_SLICE = 256  # a zstd block of at least 4 bytes becomes at most 128 KiB, so a slice becomes at most 8 MiB
 
 
 class Undecodable(ValueError):

@@ -30,12 +30,8 @@ LONGEST_PAUSE = 600.0  # seconds between two observations of an upstream whose u
 
 BOUNDS = (0.7, 1.6)
 
-STEPS = 20
-"""Steps per 1.0. The factor moves in steps of 1/20, because each change moves the checkpoints of all conversations."""
-
-PLACES = 10_000
-"""The most tenants and models kept in memory. The least recently used ones are read from the store again."""
-
+STEPS = 20  # the factor moves in steps of 1/20, because each change moves the checkpoints of all conversations
+PLACES = 10_000  # Tenants and models in memory. The least recently used ones are read from the store again.
 KEPT_SECONDS = 30 * DAY  # seconds that a ratio is kept after the last observation
 
 KIND = "tenant_ratio"

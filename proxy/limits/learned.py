@@ -22,18 +22,13 @@ log = structlog.get_logger(__name__)
 SMALLEST_PART = 8  # the budget is at least the window divided by this, regardless of the reserved output
 CAUTION = 0.97  # share of a limit that the proxy aims at after a refusal that names it
 BLIND_FACTOR = 0.7  # share of the refused size that the proxy aims at after a refusal that names no limit
-
-LEAST_BLIND = 1_024
-"""Tokens. Every model accepts this many, so a refusal of less that names no limit has another reason."""
-
+LEAST_BLIND = 1_024  # Tokens that every model accepts. A refusal of less that names no limit has another reason.
 LEAST_LIMIT = 256  # Tokens. A smaller number in a refusal isn't a token limit.
 NAMED_SECONDS = DAY  # Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again.
 GUESS_SECONDS = 3_600.0  # seconds that a guessed limit holds, and in which a doubtful one must occur again
 DISPROVED = 1 / BLIND_FACTOR  # an answered request that is larger than a limit by this factor disproves the limit
 COUNTS_DIFFER = 1.05  # A reported usage above a named limit by this factor disproves it. The upstream counts both.
-
-CONTRADICTED = 0.5
-"""Share of a recently answered size. A lower named limit applies to other requests only if it is named twice."""
+CONTRADICTED = 0.5  # Share of a recently answered size. A lower named limit needs a second refusal to apply to others.
 
 LEARNED_ENTRIES = 10_000
 

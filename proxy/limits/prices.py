@@ -40,8 +40,7 @@ FACTORS = "provider_specific_entry"
 _FIELD = re.compile(rf"({'|'.join(FIELDS)})(?:_above_(\d+)k_tokens)?(?:_({'|'.join(TIERS)}))?")
 _WINDOW = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)")
 _FREE_WRITES = ("cache_write", "cache_write_1h")
-_FIREWORKS_CACHED = 0.5
-"""Share of the input's price that Fireworks charges for cached tokens unless the table has a price."""
+_FIREWORKS_CACHED = 0.5  # share of the input's price for cached tokens, unless the table has a price
 
 _Stated = dict[str, int]
 

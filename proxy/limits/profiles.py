@@ -30,8 +30,7 @@ from proxy.limits.tables import FamilyRule, LimitRule, Listing, ProviderRule, fa
 # Names come from clients. No model has a longer name.
 LONGEST_NAME = 200
 
-LONG_SUFFIX = "[1m]"
-"""The end of a Claude model's name that asks for its long window. Claude Code sends a header in its place."""
+LONG_SUFFIX = "[1m]"  # Ends a Claude model's name that asks for its long window. Claude Code sends a header instead.
 
 STANDARD_WINDOW, LONG_WINDOW = 200_000, 1_000_000
 """Tokens of a Claude model's window, without and with ``context-1m``, a beta of Anthropic."""

@@ -207,15 +207,13 @@ def _of_repr(text: str) -> object:
     return value
 
 
-WHOLE_BODY = 1_000_000
-"""Bytes up to which a body is parsed. Only the first ``PREFIX`` bytes of a longer body are read, as text."""
+WHOLE_BODY = 1_000_000  # Bytes of a body that is parsed. Of a longer one, the first `PREFIX` bytes are read as text.
 MAX_ITEMS = 8
 MAX_DEPTH = 10
 MAX_EVENTS = 64
 
 ENVELOPES = ("error", "Error", "Response", "ResponseMetadata", "response", "base_resp", "fault", "header")
-_EXCEPTION_KEY = re.compile(r"\w{0,40}[a-z]Exception")
-"""Bedrock names the event for the error, such as ``validationException``."""
+_EXCEPTION_KEY = re.compile(r"\w{0,40}[a-z]Exception")  # Bedrock's name for the event of an error
 
 # A successful response contains an error only if it has one of these fields, ...
 _ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response", "ResponseMetadata", "fault", "header")

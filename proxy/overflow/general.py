@@ -18,8 +18,7 @@ Kind = Literal["input", "input_plus_output", "silent"]
 Scope = Literal["input", "total"]
 Remedy = Literal["compact", "lower_output", "either"]
 
-SMALLEST_LIMIT = 256
-"""Tokens. A smaller number isn't a model's limit. The smallest window in use, a llama.cpp default, is 512."""
+SMALLEST_LIMIT = 256  # Tokens. The smallest window in use, a llama.cpp default, is 512.
 LARGEST_LIMIT = 100_000_000  # Tokens. A larger number is a byte count, an account number, or a time.
 SMALL_OUTPUT = 0.01  # Share of the limit. If the requested output is smaller, lowering it isn't worth an attempt.
 ROOMY = 0.5  # Share of the limit. If the prompt is smaller, the requested output is too large, not the prompt.

@@ -29,26 +29,22 @@ WINDOW_REASONS = frozenset({"model_context_window_exceeded", "context_window_exc
 LENGTH_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "incomplete"})
 ABORT_REASONS = frozenset({"abort", "error"})
 
-FAR_BELOW = 0.6
-"""Share of our own count that a prompt's reported size plus its cached tokens must stay below to mean a cut."""
+FAR_BELOW = 0.6  # share of our own count below which a prompt's reported size with its cached tokens means a cut
 FAR_ABOVE = 1.6  # times a known window from which our own count exceeds it with any tokenizer
-WORTH_A_DOUBT = 0.125
-"""Share of a known window from which a stream without any event may mean that the real window is smaller."""
+WORTH_A_DOUBT = 0.125  # share of a known window from which a stream without any event may mean a smaller window
 JUST_UNDER = 0.02  # share of a window that stays free when the upstream drops whole messages until the rest fits
 SAME = 0.01  # share by which the reported sizes of a prompt that is always cut differ
 EXACTLY = 0.001  # share by which the totals of answers that filled the same window differ
 OTHER = 1.03  # times by which two prompts must differ by our count for the same total to mean a window
 GROWN = 1.1  # times by which our own count must have grown for an unchanged reported size to mean something
 PAST_LOOSE = 1.6  # times the text that a template may drop that a conversation must have gained since
-PAST_CACHE = 1.6
-"""Times the newest text that a reported size must exceed. A smaller one may be the part that no cache held."""
+PAST_CACHE = 1.6  # Times the newest text that a reported size must exceed. Less may be the part that no cache held.
 CACHE_BLOCK = 128  # tokens by which the part that no cache held exceeds the newest text: caches store whole blocks
 HALF = 0.5  # share of a published window below which one sign never proves a smaller window
 NOTHING_WRITTEN = 16  # Output tokens. An answer that stopped for its length and has at most this many had no room.
 LARGEST_FIGURE = 1_000_000_000
 """Tokens. A larger figure in a usage object is an error of the upstream, and counts as not reported."""
-SNAP = 0.0001
-"""Share of a full window that some models leave unused. A total this close to a multiple of 1,000 or 1,024 is one."""
+SNAP = 0.0001  # share of a full window that some models leave unused, close to a multiple of 1,000 or 1,024
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -41,9 +41,7 @@ from proxy.pipeline.job import CompactionInput, Outcome, tokens_at_most
 from proxy.pipeline.runtime import Runtime
 from proxy.store.forgetting import drop
 
-PLACES = 1_000
-"""Combinations of upstream, model, and tenant with uncertain responses that are remembered, the latest ones."""
-
+PLACES = 1_000  # upstreams with a model and tenant whose uncertain responses are remembered
 UNKNOWN_OUTPUT = 4_096  # tokens of output to state in place of an upstream's default if its refusal names no window
 FILLED = 4  # responses that seemed to fill their window and are remembered for each of these
 BUDGETS = 1_000  # budgets that are remembered, by the model's profile, the policy, and the output that a request states

@@ -36,8 +36,7 @@ DEADLINE = "The request's deadline has passed. Try again, or have server.deadlin
 
 _Result = TypeVar("_Result")
 
-_COMPACTING_AGENTS = ("claude-cli", "claude-code", "codex")
-"""The beginnings of user agents of clients that compact their own conversations."""
+_COMPACTING_AGENTS = ("claude-cli", "claude-code", "codex")  # user agents that compact themselves
 
 
 class RequestContext(msgspec.Struct, eq=False):

@@ -22,9 +22,7 @@ from proxy.tokens.text import check
 
 log = structlog.get_logger(__name__)
 
-TABLE = "table"
-"""The name of the table of models among the unavailable files. The others have the name of their tokenizer."""
-
+TABLE = "table"  # The name of the table of models among the unavailable files. The others are named by their tokenizer.
 RETRY_SECONDS = 10.0  # Time between two attempts to read a table that is unreadable. An attempt can take 50 ms.
 
 

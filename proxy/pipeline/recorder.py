@@ -36,10 +36,7 @@ from proxy.telemetry.trace_context import Trace
 log = structlog.get_logger(__name__)
 
 WAITING = 4_000  # Records that may wait to be written. The proxy drops further ones.
-
-LARGEST_PRICE = 10**17
-"""US dollars times 10^12. A higher price of one request follows from a wrong figure, and counts as unknown."""
-
+LARGEST_PRICE = 10**17  # US dollars times 10^12. A higher price follows from a wrong figure, and counts as unknown.
 TENANTS = 4_000  # Tenants to remember. The set starts again when it is full.
 PAUSE_SECONDS = 0.5  # seconds between two writes, unless many records wait
 WRITE_SECONDS = 5.0  # timeout of a write
@@ -188,9 +185,7 @@ STARTING_SECONDS = 2.0  # seconds that a start waits for the key at most
 RETRY_SECONDS = 60.0  # seconds between two attempts to read the key
 OPENING = 8  # Units before the model's first one that name a conversation. Further ones don't count.
 LARGE = 65_536  # bytes of a unit whose bytes count instead of its text, because decoding takes longer
-
-BEGINNING = 2_000
-"""Characters of a text that count, in addition to its length. Digests of long system messages would take longest."""
+BEGINNING = 2_000  # Characters of a text that count, with its length. Digests of long system messages take longest.
 
 TAG = re.compile(r"[0-9a-f]{16}")
 

@@ -155,8 +155,7 @@ MOST_MEASURED = 1_000  # routes whose profile and counter are remembered
 StoredCache = Archive | Calibration | HiddenRounds | ItemMemory | LearnedLimits | SentPrompts | Summaries
 """A cache of tenants' entries, in memory and in the store."""
 
-CurrentSettings = Callable[[], Settings]
-"""Returns the settings in force. A request uses those of its own configuration."""
+CurrentSettings = Callable[[], Settings]  # Returns the settings in force. A request uses its own.
 
 
 class Stores:

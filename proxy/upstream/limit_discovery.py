@@ -28,15 +28,11 @@ from proxy.upstream.transport import read_most
 log = structlog.get_logger(__name__)
 
 EVERY = 900.0  # seconds until the proxy asks an upstream again
-
-SOON = 20.0
-"""Seconds until the proxy asks again if a model may not be loaded yet, because its window isn't known until then."""
-
+SOON = 20.0  # seconds until the proxy asks again if a model may not be loaded: its window isn't known until then
 WITHIN = 5.0  # timeout for each response, in seconds
 
 MOST_BYTES = 1_000_000
-MOST_NAMES = 64
-"""Model names kept before the upstream has listed its models. Clients choose these names, so there is a limit."""
+MOST_NAMES = 64  # model names, which clients choose, that are kept before the upstream has listed its models
 
 SMALLEST, LARGEST = 256, 20_000_000  # Tokens. Other figures aren't windows.
 

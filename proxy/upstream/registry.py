@@ -217,11 +217,8 @@ API_OF_PATH: Mapping[str, Api] = MappingProxyType(
     {CHAT_PATH: "chat", RESPONSES_PATH: "responses", MESSAGES_PATH: "messages"}
 )
 
-UpstreamApi = Api | Literal["provider"]
-"""The API in which an upstream gets requests. ``provider``: one that only LiteLLM has."""
-
-_HUBS: tuple[Api, ...] = ("chat", "messages", "responses")
-"""The APIs for an upstream that doesn't have the client's, the best first."""
+UpstreamApi = Api | Literal["provider"]  # what an upstream gets. `provider`: an API that only LiteLLM has.
+_HUBS: tuple[Api, ...] = ("chat", "messages", "responses")  # for an upstream without the client's API, the best first
 
 NOT_TRANSLATED = (
     "This path needs an upstream with the same API. For this one, the proxy only translates POST /v1/chat/completions, "

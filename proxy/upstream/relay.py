@@ -16,8 +16,7 @@ from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, A
 
 KeyHeader = Literal["authorization", "api-key", "x-api-key"]
 
-ANTHROPIC_VERSION = "2023-06-01"
-"""The ``anthropic-version`` to send if the client sends none; https://docs.claude.com/en/api/versioning."""
+ANTHROPIC_VERSION = "2023-06-01"  # if the client sends none; https://docs.claude.com/en/api/versioning
 
 # Operations that Azure's older addresses have below a deployment. All other paths are below /openai itself.
 _OF_A_DEPLOYMENT = frozenset(

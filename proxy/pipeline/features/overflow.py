@@ -35,11 +35,8 @@ EMPTY, OVERFLOW = "empty", "overflow"  # the causes of retries in records
 
 OUTPUT_PART = "output asked for (max_tokens)"
 
-BLIND_PART = 4
-"""The requested output is divided by this if the upstream counts more tokens than the proxy, or names no limit."""
-
-GATE_DOUBT = 0.9
-"""Share of a plan's limit. Smaller prompts than this weren't refused for their length, even if counts differ."""
+BLIND_PART = 4  # divides the requested output if the upstream counts more than the proxy, or names no limit
+GATE_DOUBT = 0.9  # Share of a plan's limit. Smaller prompts weren't refused for their length, even if counts differ.
 
 StaleAfter = Callable[[Exchange, CompactionInput], int]
 """Returns the number of units whose reasoning is invalid once the request is compacted further."""

@@ -49,9 +49,7 @@ _CLIENT_TOOLS: Mapping[str, tuple[str, dict[str, Any]]] = {
 }
 """Descriptions and parameters of tools that the client runs, by how their types begin. Anthropic adds its own."""
 
-_EFFORTS = ((4096, "high"), (2048, "medium"))
-"""Reasoning efforts by the least ``budget_tokens``, as LiteLLM has them. Below, it's ``low``."""
-
+_EFFORTS = ((4096, "high"), (2048, "medium"))  # By the least `budget_tokens`, as LiteLLM has them. Below, it's `low`.
 _LONGEST_NAME = 64  # characters of a tool's name in chat completions
 
 NO_TOOL = (
@@ -251,8 +249,7 @@ STOP_REASONS: Mapping[str, str] = {
     "content_filter": "refusal",
 }
 
-_HELD = 1_024
-"""Characters of a call's arguments to hold. If they aren't JSON, the client can't read the stream anymore."""
+_HELD = 1_024  # Characters of a call's arguments to hold. The client can't read a stream in which they aren't JSON.
 
 
 class MessageBuilder(AnswerBuilder):

@@ -33,18 +33,13 @@ from proxy.upstream.bridge.transport import LARGE
 from proxy.upstream.traits import short_id, with_ids
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH, Outgoing
 
-MOST_DATA = 131_072
-"""Characters of a server's data in one block. Clients send it in each later request, so more isn't kept."""
-
-OPAQUE = ("reasoning_details", "reasoning_opaque", "extra_content")
-"""Fields of messages that OpenRouter, Copilot, and Google want back."""
-
+MOST_DATA = 131_072  # Characters of a server's data in one block. Clients send it in each later request.
+OPAQUE = ("reasoning_details", "reasoning_opaque", "extra_content")  # OpenRouter, Copilot, and Google want these back
 MARK = "proxy:"  # begins a server's data in a block of redacted thinking
 SEALED = '[{"type":"'  # begins the blocks of thinking that a bridge writes as sealed reasoning of `/v1/responses`
 
 _UNIQUE = re.compile(r"[a-z]+_proxy[0-9a-f]{24,32}")
-_TAKEN = re.compile(r"[a-zA-Z0-9_-]{1,40}")
-"""An id that Anthropic takes (these characters) and OpenAI takes (this length)."""
+_TAKEN = re.compile(r"[a-zA-Z0-9_-]{1,40}")  # an id that Anthropic (characters) and OpenAI (length) take
 
 _CHAT = re.compile(r".{0,40}", re.DOTALL)
 ITEM_IDS = re.compile(r"[a-zA-Z0-9_-]{0,64}")  # ids of calls that OpenAI takes in `/v1/responses`

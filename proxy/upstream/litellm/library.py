@@ -72,8 +72,7 @@ _LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 # LiteLLM counts these among its OpenAI-compatible providers, but their formats or addresses need its translation.
 NEEDS_TRANSLATION = frozenset({"azure_ai", "databricks", "watsonx", "github_copilot", "snowflake"})
 
-TESTED = "1.108"
-"""The release line of LiteLLM that translation was tested with. A test compares it with the dependencies."""
+TESTED = "1.108"  # The release line that translation was tested with. A test compares it with the dependencies.
 
 _lock = threading.Lock()
 _loaded: list[Any] = []
@@ -205,14 +204,11 @@ PARTS = frozenset({"text", "image_url", "file", "thinking", "redacted_thinking"}
 """The parts that LiteLLM translates for all providers. It drops most others with status 200."""
 
 GOOGLE = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})  # providers that take the images of their answers back
-
-WITHOUT_AUDIO = frozenset({"anthropic", "bedrock", "bedrock_converse"})
-"""Providers for which LiteLLM drops audio. In results, it drops it for all."""
+WITHOUT_AUDIO = frozenset({"anthropic", "bedrock", "bedrock_converse"})  # LiteLLM drops audio, and in results for all
 
 LOST = "'{path}': the translation for this model's provider loses it. Fix: send it as text, or remove it."
 
-TOOL_TYPES = frozenset({"function"})
-"""Other types start something at the provider or in LiteLLM (an MCP server by its URL, a shell)."""
+TOOL_TYPES = frozenset({"function"})  # others start something: an MCP server by its URL, or a shell
 
 CREDENTIAL_FROM_ENVIRONMENT = frozenset(
     {
