@@ -37,6 +37,8 @@ _ERRORS = (zlib.error, brotli.error, zstandard.ZstdError, Undecodable)
 
 
 class _Decoder(ABC):
+    _count = 0
+
     @property
     @abstractmethod
     def finished(self) -> bool:
@@ -46,22 +48,15 @@ class _Decoder(ABC):
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Decompress the next slice. Exhaust the iterator before the next call, or drop the decoder."""
 
-
-class _Members(_Decoder):
-    """Counts the members of a body."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
     def begin(self) -> None:
+        """Count a member of the body."""
         self._count += 1
         if self._count > MEMBERS:
             raise Undecodable(f"more than {MEMBERS} members")
 
 
-class _Zlib(_Members):
+class _Zlib(_Decoder):
     def __init__(self, window_bits: int) -> None:
-        super().__init__()
         self._bits = window_bits
         self._member: zlib._Decompress | None = None
 
@@ -99,9 +94,8 @@ class _Brotli(_Decoder):
             yield piece
 
 
-class _Zstandard(_Members):
+class _Zstandard(_Decoder):
     def __init__(self, window_log: int) -> None:
-        super().__init__()
         # A frame's window is allocated before any output appears, so its size is limited.
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << window_log)
         self._frame: zstandard.ZstdDecompressionObj | None = None

@@ -14,15 +14,8 @@ from starlette.types import Scope
 # RFC 9110, section 7.6.1, and headers of older software with the same meaning.
 HOP_BY_HOP = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
+        *("transfer-encoding", "upgrade"),
     }
 )
 CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
@@ -72,13 +65,8 @@ _OF_BROWSERS = frozenset({"origin", "sec-fetch-dest", "sec-fetch-mode", "sec-fet
 _CORS = frozenset(
     f"access-control-{name}"
     for name in (
-        "allow-credentials",
-        "allow-headers",
-        "allow-methods",
-        "allow-origin",
-        "allow-private-network",
-        "expose-headers",
-        "max-age",
+        *("allow-credentials", "allow-headers", "allow-methods", "allow-origin", "allow-private-network"),
+        *("expose-headers", "max-age"),
     )
 )
 

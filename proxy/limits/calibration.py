@@ -8,7 +8,7 @@ of a conversation.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 from cachetools import LRUCache
@@ -111,7 +111,8 @@ class Calibration(ReplicatedFigures[TokenRatios]):
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
         enough = len(ratios) >= LEAST_OBSERVATIONS
-        steps = _stepped(_estimate(ratios), seen.quantized_factor) if enough else seen.quantized_factor
+        estimate = sorted(ratios)[int(0.75 * (len(ratios) - 1))]  # so that outliers don't matter
+        steps = _stepped(estimate, seen.quantized_factor) if enough else seen.quantized_factor
         decided = enough and (steps != seen.quantized_factor or not seen.since)
         observed = TokenRatios(upstream, model, ratios, steps, now if decided else seen.since, now)
         if decided:
@@ -154,11 +155,6 @@ class Calibration(ReplicatedFigures[TokenRatios]):
 def plausible(counted: int, reported: int) -> bool:
     """Return whether both can be counts of the same prompt, and it's large enough to compare."""
     return counted > LEAST_COUNTED and RATIO_BOUNDS[0] <= reported / counted <= RATIO_BOUNDS[1]
-
-
-def _estimate(ratios: Sequence[float]) -> float:
-    """Return the 75th percentile, so that outliers don't matter."""
-    return sorted(ratios)[int(0.75 * (len(ratios) - 1))]
 
 
 def _stepped(estimate: float, steps: int) -> int:

@@ -267,6 +267,7 @@ class Profiles:
         tokenizer, ratio = _tokenizer(family, override, sources)
         if "images" not in override:
             sources["images"] = f"corrections: {family.name}"
+        sold = match and provider is not None and provider_of(match.listing.provider) == provider_of(provider)
         return Profile(
             model=model,
             context_window=limits.context_window,
@@ -282,7 +283,7 @@ class Profiles:
             strict_alternation=bool(override.get("strict_alternation")),
             reasons=match is not None and match.listing.reasons,
             family=str(override.get("like") or f"{provider or ''}/{model}"),
-            price=match.listing.price if match and _sells(match.listing, provider) else None,
+            price=match.listing.price if match and sold else None,
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(like, limits),
             long_context=raised,
@@ -310,10 +311,6 @@ class Profiles:
         close = difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
         hint = f"; names like it: {', '.join(close)}" if close else ""
         return f"no limits are known for {model[:80]}{hint}. State them in the model's profile"
-
-
-def _sells(listing: Listing, provider: str | None) -> bool:
-    return provider is not None and provider_of(listing.provider) == provider_of(provider)
 
 
 def _index(table: Mapping[str, Listing], normalise: Any) -> dict[str, list[str]]:

@@ -212,7 +212,7 @@ class Answering:
         if start.answer.status == 200:
             if reply.run.learns and (feedback := self.feedback.prepare(exchange, start, sent)) is not None:
                 held = feedback.size
-                watch.later(partial(self.feedback.record, feedback))
+                watch.lesson = partial(self.feedback.record, feedback)
             self.costs.price(exchange, sent)
             self.server_state.watch(exchange, start, watch)
         watch.release(start, sent, held)

@@ -189,29 +189,19 @@ class Tap:
 
 
 class Watch:
-    """The notes and lessons from a response. Call ``ended`` after its end, and ``learn`` once nothing waits for it.
+    """The rest of a response. Call ``ended`` after its end, and ``learn`` once nothing waits for it.
 
-    There are two lists of functions. Each gets the usage of a complete response:
-
-    - those of ``at_end`` run in ``ended``, before the costs are settled;
-    - those of ``later`` run in ``learn``, after the costs. They don't run if the response had recalls, because the
-      usage of several rounds isn't the size of one prompt.
+    ``note`` gets the usage of a complete response in ``ended``, before the costs are settled. ``lesson`` gets it in
+    ``learn``, unless the response had recalls: the usage of several rounds isn't the size of one prompt.
     """
+
+    note: Callable[[Finished], None] | None = None
+    lesson: Callable[[Finished], Awaitable[None]] | None = None
 
     def __init__(self, exchange: Exchange, tap: Tap | None) -> None:
         self.tap = tap
         self._exchange = exchange
-        self._notes: list[Callable[[Finished], None]] = []
-        self._lessons: list[Callable[[Finished], Awaitable[None]]] = []
         self._end: Finished | None = None
-
-    def at_end(self, note: Callable[[Finished], None]) -> None:
-        """Call ``note`` with the usage of a complete response."""
-        self._notes.append(note)
-
-    def later(self, lesson: Callable[[Finished], Awaitable[None]]) -> None:
-        """Call ``lesson`` with the usage of a complete response that shows the size of one prompt."""
-        self._lessons.append(lesson)
 
     def release(self, start: ResponseStart, sent: Departure, held: int) -> None:
         """Drop the bodies that nothing needs anymore, because a stream may take hours. ``held`` is the bytes to keep.
@@ -230,17 +220,13 @@ class Watch:
     def ended(self) -> None:
         """Take note of the end of a response."""
         meter = self._exchange.bill.last
-        if meter is None or not (self._notes or self._lessons):
+        if meter is None or (self.note is None and self.lesson is None) or (end := meter.end) is None:
             return
-        if (end := meter.end) is None:
-            return
-        for note in self._notes:
-            note(end)
-        # The usage of several rounds says nothing about the size of one prompt.
+        if self.note is not None:
+            self.note(end)
         self._end = None if self._exchange.record.recalls else end
 
     async def learn(self) -> None:
         """Learn how the upstream counts."""
-        if self._end is not None:
-            for lesson in self._lessons:
-                await lesson(self._end)
+        if self._end is not None and self.lesson is not None:
+            await self.lesson(self._end)

@@ -195,7 +195,7 @@ class ServerState:
                 items.note_size(caller.tenant, [id], end.prompt + (end.output or 0))
 
         if continues:
-            watch.at_end(note_size)
+            watch.note = note_size
 
 
 def _key(id: str, place: str) -> str:

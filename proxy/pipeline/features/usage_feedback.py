@@ -160,34 +160,27 @@ class UsageFeedback:
         The result refers to the request's body only if the proxy didn't count the request. Errors are logged.
         """
         try:
-            return self._prepare(exchange, start, sent)
+            body, after, place, limits = exchange.body, sent.after, exchange.place, self._runtime.limits
+            if start.answer.status != 200 or start.overflow is not None or not body.units or body.continues:
+                return None
+            size, wanted = len(body.raw), False
+            if sent.outcome.verdict in ("off", "failed"):
+                return None
+            if after is not None:
+                of_use = limits.calibration.wants(*place) or limits.learned.below(*place, after)
+            elif size > LEAST_COUNTED or body.references:
+                of_use = wanted = size > LEAST_COUNTED and limits.calibration.worth_counting(*place)
+            else:
+                return None
+            unsized = body.unsized(sent.outcome.messages or body.units)
+            if not of_use and not unsized and size <= SMALLEST_BYTES:
+                return None
+            if after is None:
+                return Feedback(exchange, sent, None, wanted)
+            return Feedback(exchange, None, self._facts(exchange, sent, compare=True), wanted)
         except Exception as error:  # as in `record`: the client gets its response
             log.exception("counting.failed", error=type(error).__name__)
             return None
-
-    def _prepare(self, exchange: Exchange, start: ResponseStart, sent: Departure) -> Feedback | None:
-        body, after = exchange.body, sent.after
-        if start.answer.status != 200 or start.overflow is not None or not body.units:
-            return None
-        size = len(body.raw)
-        if after is None and size <= min(SMALLEST_BYTES, LEAST_COUNTED) and not body.references:
-            return None
-        if sent.outcome.verdict in ("off", "failed") or body.continues:
-            return None
-        place = exchange.place
-        wanted = False
-        if after is None:
-            wanted = size > LEAST_COUNTED and self._runtime.limits.calibration.worth_counting(*place)
-            of_use = wanted
-        else:
-            limits = self._runtime.limits
-            of_use = limits.calibration.wants(*place) or limits.learned.below(*place, after)
-        unsized = body.unsized(sent.outcome.messages or body.units)
-        if not of_use and not unsized and size <= SMALLEST_BYTES:
-            return None
-        if after is None:
-            return Feedback(exchange, sent, None, wanted)
-        return Feedback(exchange, None, self._facts(exchange, sent, compare=True), wanted)
 
     def _facts(self, exchange: Exchange, sent: Departure, *, compare: bool) -> RequestFacts:
         """Return the facts about a request that still has its body. ``compare``: its count will be compared."""
