@@ -39,7 +39,6 @@ from proxy.limits.profiles import Profile
 from proxy.limits.stored import learned
 from proxy.pipeline.budget import bounds_of, rules_for, token_budget
 from proxy.pipeline.changes import Prompt, read_prompt
-from proxy.pipeline.costs import price_for
 from proxy.pipeline.job import CompactionInput, Explanation
 from proxy.pipeline.recorder import Tags
 from proxy.pipeline.runtime import Runtime
@@ -368,7 +367,7 @@ async def _replay(
     """
     profile = await runtime.profile(route)
     most = token_budget(profile, body, policy, learned, factor).input
-    step = below_step(price_for(runtime.configuration, route, profile))
+    step = below_step(runtime.configuration.price(route, profile))
     case = CompactionInput(
         body=body,
         counter=runtime.limits.measures.counter(profile, dialect),

@@ -35,7 +35,7 @@ from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Departure, Reply
 from proxy.pipeline.billing import pricing
-from proxy.pipeline.costs import price_for, settle
+from proxy.pipeline.costs import settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.response_start import ResponseStart
@@ -105,7 +105,7 @@ class Conversations:
         record.stream = body.stream
         caller, route, profile, counter = await self._decided(request, body)
         record.policy = caller.policy.name
-        request.bill.price_of = pricing(price_for(configuration, route, profile))
+        request.bill.price_of = pricing(configuration.price(route, profile))
         await check_budget(self._service.money.spending, scope, caller, request.bill, body.model or "", body.raw)
         return Exchange(
             record=record,

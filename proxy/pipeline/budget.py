@@ -32,10 +32,10 @@ from proxy.limits.budget import (
     reserved_output,
 )
 from proxy.limits.learned import GUESS_SECONDS, LearnedLimit, for_others, limit_from_overflow, lower, published
+from proxy.limits.prices import below_step
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
-from proxy.pipeline.costs import price_step
 from proxy.pipeline.exchange import Exchange, Provisional, compacts_itself, shortened_upstream
 from proxy.pipeline.job import CompactionInput, Outcome, tokens_at_most
 from proxy.pipeline.runtime import Runtime
@@ -281,13 +281,14 @@ def request_rules(exchange: Exchange, budget: TokenBudget, *, refused: bool = Fa
     only = None
     if not refused:
         only = () if shortened_upstream(exchange) else LATE if compacts_itself(exchange) else None
+    price = exchange.configuration.price(exchange.route, exchange.profile)
     return rules_for(
         exchange.caller.policy,
         window_known=refused or budget.input is not None,
         refused=refused,
         bounds=bounds_of(exchange.profile),
         only=only,
-        price_step=price_step(exchange, budget.factor),
+        price_step=below_step(price, budget.factor),
     )
 
 

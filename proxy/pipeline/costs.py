@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 from cachetools import LRUCache
@@ -13,16 +12,13 @@ from msgspec.structs import replace
 
 from proxy.access.spending import limit_of
 from proxy.config import Route
-from proxy.limits.prices import Price, below_step, price_of
-from proxy.limits.profiles import Profile
+from proxy.limits.prices import Price
+from proxy.pipeline.attempt import Departure
 from proxy.pipeline.billing import BYTES_A_TOKEN, CACHE_SECONDS, EXPECTED_OUTPUT, NO_BASIS, Basis, Pricing
+from proxy.pipeline.exchange import Exchange
+from proxy.pipeline.runtime import Runtime
 from proxy.store.forgetting import drop
 from proxy.telemetry.record import Usage
-
-if TYPE_CHECKING:  # the runtime has the compactor, which asks for summaries and their price
-    from proxy.pipeline.attempt import Departure
-    from proxy.pipeline.exchange import Exchange
-    from proxy.pipeline.runtime import ConfigSnapshot, Runtime
 
 log = structlog.get_logger(__name__)
 
@@ -56,17 +52,6 @@ class Costs:
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         return drop(self._seen, forgotten)
-
-
-def price_for(configuration: ConfigSnapshot, route: Route, profile: Profile) -> Price | None:
-    """Return the current price of a route's model: the operator's, or else that of the table."""
-    price = price_of(configuration.settings.prices, route.model, profile.price)
-    return None if price is None else price.at(time.time())
-
-
-def price_step(exchange: Exchange, factor: float) -> int | None:
-    """Return the tokens, as counted here, just below the step in the price of a request's model."""
-    return below_step(price_for(exchange.configuration, exchange.route, exchange.profile), factor)
 
 
 def dearer(price: Price, other: Price | None) -> bool:
@@ -124,4 +109,4 @@ async def _price_by_answer(runtime: Runtime, exchange: Exchange) -> None:
 
 async def _price_of(runtime: Runtime, exchange: Exchange, model: str) -> Price | None:
     route = Route(exchange.route.upstream, model, None)
-    return price_for(exchange.configuration, route, await runtime.limits.profile(route, exchange.configuration))
+    return exchange.configuration.price(route, await runtime.limits.profile(route, exchange.configuration))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from proxy.dialects.counting import Counter
 from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
+from proxy.limits.prices import Price, price_of
 from proxy.limits.profiles import Profile, Profiles, ReportedWindow
 from proxy.pipeline.billing import BackgroundResponses
 from proxy.pipeline.compactor import Compactor
@@ -124,6 +126,11 @@ class ConfigSnapshot:
         """Return whether an upstream has an API. Most servers have ``/responses``, but few have ``/messages``."""
         apis = self.settings.upstreams[upstream].certain_apis
         return dialect != MESSAGES if apis is None else dialect in apis
+
+    def price(self, route: Route, profile: Profile) -> Price | None:
+        """Return the current price of a route's model: the operator's, or else that of the table."""
+        price = price_of(self.settings.prices, route.model, profile.price)
+        return None if price is None else price.at(time.time())
 
     async def retire(self, successor: ConfigSnapshot) -> None:
         """Close the parts that the successor doesn't use. Requests with this configuration can still finish."""
