@@ -166,9 +166,10 @@ class Connections:
             "skip_auto_headers": [name for name in _MADE_UP if name not in given] or None,
             "proxy": self._proxy,
         }
+        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > WHOLE_BYTES else body
         # aiohttp retries idempotent requests (GET, HEAD, OPTIONS, PUT, DELETE) if the connection closes before the
         # response begins. It never retries a POST.
-        return session.request(method, URL(url, encoded=True), data=_data(body), **options)
+        return session.request(method, URL(url, encoded=True), data=data, **options)
 
     async def aclose(self) -> None:
         if self._session is not None:
@@ -201,10 +202,6 @@ def _express() -> type[Express] | None:
         log.warning("upstream.express_off", reason=str(error), effect="each request takes a little more CPU")
         return None
     return Express
-
-
-def _data(body: bytes | AsyncIterator[bytes] | None) -> bytes | io.BytesIO | AsyncIterator[bytes] | None:
-    return io.BytesIO(body) if isinstance(body, bytes) and len(body) > WHOLE_BYTES else body
 
 
 def not_in_time(within: float | None) -> UpstreamTimeout:

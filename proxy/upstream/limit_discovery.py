@@ -163,11 +163,11 @@ class LimitDiscovery:
         reasons: list[str] = []
 
         async def answer(method: str, url: str, body: bytes | None = None) -> dict[str, Any]:
-            try:
-                return await self._answer(relay, method, url, body)
-            except _NoAnswerError as error:
-                reasons.append(f"{method} {url.removeprefix(root)}: {error}")
+            value = await self._answer(relay, method, url, body)
+            if isinstance(value, str):
+                reasons.append(f"{method} {url.removeprefix(root)}: {value}")
                 return {}
+            return value
 
         entries = _entries(await answer("GET", f"{relay.base_url}/models"))
         models.ids = frozenset(entry["id"] for entry in entries) or models.ids
@@ -212,8 +212,8 @@ class LimitDiscovery:
                 models.loaded[_listed_as(name, models.ids)] = limit
         return {name: limit for name, limit in models.shown.items() if limit is not None}
 
-    async def _answer(self, relay: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any]:
-        """Return the JSON object at an address. Raises ``_NoAnswerError``."""
+    async def _answer(self, relay: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any] | str:
+        """Return the JSON object at an address, or the reason why there is none."""
         headers = [("accept", "application/json"), (VIA, self._instance)]
         if body is not None:
             headers.append(("content-type", "application/json"))
@@ -222,22 +222,18 @@ class LimitDiscovery:
                 answer = await relay.connections.send(method, url, relay.headers(headers, None), body, WITHIN)
                 try:
                     if answer.status != 200:
-                        raise _NoAnswerError(f"status {answer.status}")
+                        return f"status {answer.status}"
                     content, whole = await read_most(answer.body, MOST_BYTES)
-                    if not whole:
-                        raise _NoAnswerError(f"over {MOST_BYTES:,} bytes")
                 finally:
                     await answer.close()
+            if not whole:
+                return f"over {MOST_BYTES:,} bytes"
             value = msgspec.json.decode(content)
         except (ProxyError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _NoAnswerError(type(error).__name__) from error
+            return type(error).__name__
         if isinstance(value, list):
             return {"data": value}  # Together returns a plain array
         return value if isinstance(value, dict) else {}
-
-
-class _NoAnswerError(Exception):
-    """An address returns no response, or one that isn't readable."""
 
 
 def reports_limits(settings: UpstreamSettings) -> bool:

@@ -20,7 +20,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
 from types import MappingProxyType
@@ -229,20 +228,6 @@ _REMOTE = re.compile(r"\s*[a-z][a-z0-9+.-]{1,20}://", re.I)
 _MODEL = re.compile(r"[A-Za-z0-9][\w.:@+-]*(?:/[A-Za-z0-9][\w.:@+-]*)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The end of a base URL that LiteLLM expects: remove ``removed``, and add ``version`` if there is none."""
-
-    removed: tuple[str, ...] = ()
-    version: str = ""
-
-
-BASES: Mapping[str, Base] = MappingProxyType(
-    {
-        "anthropic": Base(removed=("/v1/messages", "/v1")),  # LiteLLM adds /v1/messages
-        "gemini": Base(version="/v1beta"),  # LiteLLM adds /models/NAME:generateContent
-    }
-)
 _VERSION = re.compile(r"/v\d\w*$")
 
 
@@ -251,13 +236,10 @@ def api_base(provider: str, base_url: str | None) -> str | None:
     if base_url is None:
         return None
     url = base_url.rstrip("/")
-    rule = BASES.get(provider, Base())
-    for end in rule.removed:
-        if url.endswith(end):
-            url = url.removesuffix(end)
-            break
-    if rule.version and not _VERSION.search(urlsplit(url).path):
-        url += rule.version
+    if provider == "anthropic":  # LiteLLM adds /v1/messages
+        return url.removesuffix("/v1/messages").removesuffix("/v1")
+    if provider == "gemini" and not _VERSION.search(urlsplit(url).path):  # LiteLLM adds /models/NAME:generateContent
+        return f"{url}/v1beta"
     return url
 
 
