@@ -169,11 +169,8 @@ def denies_path(body: bytes, model: str) -> bool:
         error = msgspec.json.decode(body)
     except UNDECODABLE:
         return True  # a page or a plain text: not an error of an API
-    return all(text == _OF_LLAMA_CPP or _is_general(text) for text in _texts(error))
-
-
-def _is_general(text: str) -> bool:
-    return all(word.lower() in _GENERAL for word in _WORD.findall(_PATHS.sub(" ", text)))
+    texts = [text for text in _texts(error) if text != _OF_LLAMA_CPP]
+    return all(word.lower() in _GENERAL for text in texts for word in _WORD.findall(_PATHS.sub(" ", text)))
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -194,11 +194,9 @@ class UsageFeedback:
         before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(turn, mark)]
         earlier = tuple(EarlierTurn(one, one.replaced(body.units)) for one in before)
         messages: tuple[bytes, ...] = ()
-        if (
-            not estimated
-            and _may_stall(turn, before)
-            and not (asks_for_cuts(body.raw) or exchange.dialect.evidence.adds_text(body.raw))
-        ):
+        # In the turn before this one, which adds to all of these, the reported size didn't grow.
+        stalls = any(before[-1].reported <= one.reported * (1 + SAME) for one in before[:-1])
+        if not estimated and stalls and not (asks_for_cuts(body.raw) or exchange.dialect.evidence.adds_text(body.raw)):
             # Copies: an undecoded message refers to the whole body.
             messages = tuple(map(bytes, body.units))
             if sizes is not None:
@@ -299,7 +297,12 @@ class UsageFeedback:
         turn = replace(facts.turn, reported=end.prompt or 0)
         earlier = [one for one in facts.earlier if one.turn in remembered]
         self._turns[facts.conversation] = (*remembered, turn)[-TURNS:] if turn.reported else remembered
-        return earlier if facts.messages and _stalled(turn, [one.turn for one in earlier]) else []
+        # The reported size must not have grown though the conversation has.
+        least = (GROWN - 1) * turn.reported * BYTES_A_TOKEN_AT_MOST
+        stalled = any(
+            turn.reported <= one.turn.reported * (1 + SAME) and turn.size - one.turn.size >= least for one in earlier
+        )
+        return earlier if facts.messages and stalled else []
 
     async def _cut(
         self,
@@ -376,14 +379,3 @@ def _turn(body: Request) -> tuple[SentTurn, Callable[[int], int]]:
 
     around = sum(map(len, body.overhead))
     return SentTurn(size, around, 0, len(units), mark(len(units)), len(last), zlib.crc32(last)), mark
-
-
-def _stalled(now: SentTurn, before: Sequence[SentTurn]) -> bool:
-    """Return whether the reported size hasn't grown though the conversation has."""
-    least = (GROWN - 1) * now.reported * BYTES_A_TOKEN_AT_MOST
-    return any(now.reported <= turn.reported * (1 + SAME) and now.size - turn.size >= least for turn in before)
-
-
-def _may_stall(now: SentTurn, before: Sequence[SentTurn]) -> bool:
-    """Return whether the reported size didn't grow in the turn before this one, which adds to all of these."""
-    return len(before) > 1 and any(before[-1].reported <= turn.reported * (1 + SAME) for turn in before[:-1])

@@ -394,7 +394,13 @@ def refusal_of(error: Exception, *, hidden: tuple[str, ...]) -> Refusal:
     status, headers = _head(error)
     if status is None:
         return _without_provider(error, hidden)
-    return _of_provider(error, status, headers, hidden)
+    reply = _provider_message(error)
+    message = _hide(reply.message, hidden) or UNUSABLE
+    kind, code = _KINDS.get(status, _SERVER_KIND if status >= 500 else _CLIENT_KIND)
+    code = reply.code or code
+    if _is_overflow(error, status, message):
+        status, (kind, code) = (400 if status >= 500 else status), (_CLIENT_KIND[0], OVERFLOW_CODE)
+    return Refusal(status, answer_headers(headers), error_body(message, type=kind, code=code))
 
 
 def _raise_network_error(error: BaseException) -> None:
@@ -422,16 +428,6 @@ def drop_tracebacks(error: BaseException) -> None:
             dropped.add(id(one))
             one.__traceback__ = None
             waiting += [one.__cause__, one.__context__, *vars(one).values()]
-
-
-def _of_provider(error: Exception, status: int, headers: Mapping[str, str], hidden: tuple[str, ...]) -> Refusal:
-    reply = _provider_message(error)
-    message = _hide(reply.message, hidden) or UNUSABLE
-    kind, code = _KINDS.get(status, _SERVER_KIND if status >= 500 else _CLIENT_KIND)
-    code = reply.code or code
-    if _is_overflow(error, status, message):
-        status, (kind, code) = (400 if status >= 500 else status), (_CLIENT_KIND[0], OVERFLOW_CODE)
-    return Refusal(status, answer_headers(headers), error_body(message, type=kind, code=code))
 
 
 def _without_provider(error: Exception, hidden: tuple[str, ...]) -> Refusal:
