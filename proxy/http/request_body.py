@@ -77,23 +77,18 @@ _FAILURES = (500, 502, 504)  # the statuses of errors that happen to a request, 
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """A ``send`` that records how much of the response it has sent.
-
-    ``status`` is 0 before the response begins. ``error`` is the code of the proxy's error in the response, if any, and
-    ``refused`` is true if the proxy rejected the request. ``limit`` is the team's limit that rejected it, if any.
-    ``first_byte`` is when the response began, by ``perf_counter``. ``size`` is the bytes of the body.
-    """
+    """A ``send`` that records how much of the response it has sent."""
 
     _send: Send
     begun: bool = False
     complete: bool = False
-    status: int = 0
-    error: str | None = None
-    refused: bool = False
-    limit: Limit | None = None
+    status: int = 0  # 0 before the response begins
+    error: str | None = None  # the code of the proxy's error in the response
+    refused: bool = False  # the proxy rejected the request
+    limit: Limit | None = None  # the team's limit that rejected the request
     retry_after: int = 0
-    first_byte: float = 0.0
-    size: int = 0
+    first_byte: float = 0.0  # when the response began, by `perf_counter`
+    size: int = 0  # bytes of the body
 
     async def __call__(self, message: Message) -> None:
         """Send a message. ``complete`` is true once the server has taken the last one."""

@@ -109,19 +109,14 @@ _HEAD: Headers = [("content-type", "text/event-stream"), ("cache-control", "no-c
 
 @dataclass(eq=False)
 class Heartbeat:
-    """The heartbeat of one streaming client. It's free until ``start_after_delay`` or ``follow`` is called.
-
-    ``_every`` is the seconds of silence before each comment, the first one from ``_since`` (the event loop's time).
-    ``_headers`` returns the headers that are known when the response starts. ``_beat`` is the comment or event to send.
-    After ``_longest`` seconds without an event, there are no more comments, so that the client's own timeout expires.
-    """
+    """The heartbeat of one streaming client. It's free until ``start_after_delay`` or ``follow`` is called."""
 
     _send: Send
-    _every: float
-    _since: float
-    _headers: Callable[[], Headers]
-    _beat: bytes = COMMENT
-    _longest: float = math.inf
+    _every: float  # seconds of silence before each comment
+    _since: float  # the start of the first silence, by the event loop's time
+    _headers: Callable[[], Headers]  # those that are known when the response starts
+    _beat: bytes = COMMENT  # the comment or event to send
+    _longest: float = math.inf  # seconds without an event after which the client's own timeout may expire
     _last: float = field(init=False)
     _timer: asyncio.TimerHandle | None = None
     _sending: asyncio.Task[None] | None = None

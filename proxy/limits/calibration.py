@@ -40,18 +40,14 @@ tenants together, until they expire."""
 
 
 class TokenRatios(SharedValue, frozen=True):
-    """The stored ratios of one model at an upstream for one tenant, oldest first.
-
-    ``quantized_factor`` is the factor in force, in steps of 1/20, decided at ``since``. The last ratio came at
-    ``noted``. Times are seconds since 1970.
-    """
+    """The stored ratios of one model at an upstream for one tenant. Times are seconds since 1970."""
 
     upstream: str
     model: str
-    ratios: tuple[float, ...] = ()
-    quantized_factor: int = msgspec.field(default=STEPS, name="steps")
-    since: float = 0.0
-    noted: float = 0.0
+    ratios: tuple[float, ...] = ()  # oldest first
+    quantized_factor: int = msgspec.field(default=STEPS, name="steps")  # the factor in force, in steps of 1/20
+    since: float = 0.0  # when the factor was decided
+    noted: float = 0.0  # when the last ratio came
 
     @property
     def until(self) -> float:

@@ -51,15 +51,12 @@ A guess follows from a refusal without a number, or with a number by which the r
 
 @dataclass(frozen=True, slots=True)
 class LearnedLimit:
-    """A limit learned from an upstream, in tokens as counted here. ``total`` includes the output.
-
-    ``named`` is the number that the refusal gave, in the upstream's own tokens.
-    """
+    """A limit learned from an upstream, in tokens as counted here."""
 
     input: int | None = None
-    total: int | None = None
+    total: int | None = None  # with the output
     source: Source = field(default="refusal", compare=False)
-    named: int | None = field(default=None, compare=False)
+    named: int | None = field(default=None, compare=False)  # the refusal's number, in the upstream's tokens
 
     @property
     def blind(self) -> bool:
@@ -123,19 +120,15 @@ def published(profile: Profile, factor: float = 1.0) -> LearnedLimit:
 
 
 class LimitRecord(msgspec.Struct, frozen=True):
-    """A limit of ``tokens`` as counted here, learned at ``since`` and valid until ``until`` (seconds since 1970).
-
-    ``named`` is the number in the refusal, in the upstream's own tokens. A ``disproved`` record stays as long as other
-    processes may have the limit. For a guess, ``refused`` is the refused size.
-    """
+    """A limit of ``tokens`` as counted here. Times are seconds since 1970."""
 
     tokens: int
     source: Source
     since: float
     until: float
-    named: int | None = None
-    disproved: bool = False
-    refused: int | None = None
+    named: int | None = None  # the number in the refusal, in the upstream's own tokens
+    disproved: bool = False  # stays as long as other processes may have the limit
+    refused: int | None = None  # the refused size, for a guess
 
     def holds(self, now: float) -> bool:
         return not self.disproved and now <= self.until

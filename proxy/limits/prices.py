@@ -108,20 +108,15 @@ NO_OTHERS: Mapping[str, Price] = MappingProxyType({})
 
 
 class Price(msgspec.Struct, frozen=True, gc=False):
-    """The price of a model. A prompt of more tokens than a step's threshold is charged at that step's rates, whole.
-
-    ``tiers`` are the prices of service tiers that cost something else. ``search`` is the price of one web search, or
-    of all searches for a prompt if ``search_once``. ``factors`` multiply the price of all tokens in a tier or a region.
-    ``off_peak`` is the price at some times of the week.
-    """
+    """The price of a model."""
 
     base: Rates
-    steps: tuple[tuple[int, Rates], ...] = ()
-    tiers: Mapping[str, Price] = {}
-    search: int = 0
+    steps: tuple[tuple[int, Rates], ...] = ()  # a prompt of more tokens than a threshold is charged at its rates, whole
+    tiers: Mapping[str, Price] = {}  # those of service tiers that cost something else
+    search: int = 0  # of one web search, or of all for a prompt if `search_once`
     search_once: bool = False
-    factors: Mapping[str, float] = {}
-    off_peak: OffPeak | None = None
+    factors: Mapping[str, float] = {}  # multiply the price of all tokens in a tier or a region
+    off_peak: OffPeak | None = None  # the price at some times of the week
 
     def at(self, seconds: float) -> Price:
         """Return the price at a time in seconds since 1970."""

@@ -89,39 +89,26 @@ def spelling(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The limits of a model, in its provider's tokens. ``None`` if unknown.
-
-    ``context_window`` bounds input and output together, ``max_input_tokens`` the input alone. ``max_bytes`` bounds the
-    body of a request, ``max_messages`` its number of messages. ``tokenizer`` is a tiktoken encoding. ``token_ratio`` is
-    the provider's tokens per token of that encoding (1.0 if the encoding is the model's own). ``images`` is the rule
-    for counting images. ``tools`` is the form of tool definitions in the prompt (``typescript``, ``json``, or
-    ``claude``). If ``escapes`` is set, results of parallel calls enter the prompt as ASCII JSON. If
-    ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first.
-    ``reasons`` says that the model takes an effort, by the table. ``family`` is the name of a model with the same
-    habits: ``like`` of the operator's profile, or the provider and the model.
-    ``price`` is the price at the provider, if the table lists it there. ``sources`` maps each field to the source
-    of its value. ``note`` tells the operator about an inexact match or an unknown model. ``long_context`` is whether
-    the window is the long one that the client asks for.
-    """
+    """The limits of a model, in its provider's tokens. ``None`` if unknown."""
 
     model: str
-    context_window: int | None = None
-    max_input_tokens: int | None = None
+    context_window: int | None = None  # input and output together
+    max_input_tokens: int | None = None  # input alone
     max_output_tokens: int | None = None
-    max_bytes: int | None = None
-    max_messages: int | None = None
-    tokenizer: str = "o200k_base"
-    token_ratio: float = 1.0
-    images: str = "unknown"
-    tools: str = "typescript"
-    escapes: bool = False
-    strict_alternation: bool = False
-    reasons: bool = False
-    family: str = ""
-    price: Price | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-    note: str | None = None
-    long_context: bool = False
+    max_bytes: int | None = None  # of a request's body
+    max_messages: int | None = None  # of a request
+    tokenizer: str = "o200k_base"  # a tiktoken encoding
+    token_ratio: float = 1.0  # the provider's tokens per token of that encoding, 1.0 if it's the model's own
+    images: str = "unknown"  # the rule for counting images
+    tools: str = "typescript"  # the form of definitions in the prompt: `typescript`, `json`, or `claude`
+    escapes: bool = False  # results of parallel calls enter the prompt as ASCII JSON
+    strict_alternation: bool = False  # the server requires alternating user and assistant messages, user first
+    reasons: bool = False  # the model takes an effort, by the table
+    family: str = ""  # a model with the same habits: the operator's `like`, or the provider and the model
+    price: Price | None = None  # that at the provider, if the table lists it there
+    sources: Mapping[str, str] = field(default_factory=dict)  # of each field's value
+    note: str | None = None  # for the operator, about an inexact match or an unknown model
+    long_context: bool = False  # the client asks for the long window
 
     @property
     def has_limit(self) -> bool:

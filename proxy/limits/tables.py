@@ -107,16 +107,12 @@ CONVERSATION_MODES = frozenset({None, "chat", "completion", "responses", "realti
 
 
 class Listing(msgspec.Struct, frozen=True, gc=False):
-    """One entry, in tokens. ``None`` if the table has no usable figure.
-
-    ``max_input_tokens`` is the table's unchanged figure. For most models it is the window that input and output share,
-    for some the cap on the input alone; ``proxy.limits.tables`` decides. ``entry`` is the JSON in the file.
-    """
+    """One entry, in tokens. ``None`` if the table has no usable figure."""
 
     provider: str
-    max_input_tokens: int | None
+    max_input_tokens: int | None  # the table's figure: for most models the window, for some the cap on the input alone
     max_output_tokens: int | None
-    entry: msgspec.Raw = msgspec.Raw(b"{}")
+    entry: msgspec.Raw = msgspec.Raw(b"{}")  # the JSON in the file
 
     @property
     def reasons(self) -> bool:

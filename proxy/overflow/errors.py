@@ -231,16 +231,12 @@ UNREADABLE = (ValueError, RecursionError, msgspec.DecodeError)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A part of a response that may be an error. ``value`` is its JSON, ``None`` if it isn't JSON.
-
-    ``event``: it is an event of a stream. ``failed``: the event's name, or else the status, is an error, so the whole
-    value describes it.
-    """
+    """A part of a response that may be an error."""
 
     text: str
-    value: object
-    failed: bool
-    event: bool = False
+    value: object  # its JSON, `None` if it isn't JSON
+    failed: bool  # the event's name, or else the status, is an error, so all of `value` describes it
+    event: bool = False  # it is an event of a stream
 
 
 def candidates(status: int, body: bytes) -> Iterator[Candidate]:

@@ -26,23 +26,15 @@ ROOMY = 0.5  # Share of the limit. If the prompt is smaller, the requested outpu
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """A prompt that is too long, as an error or a successful response shows.
+    """A prompt that is too long, as an error or a successful response shows."""
 
-    ``kind`` is ``input`` if the prompt alone is too long, ``input_plus_output`` if it is too long with the requested
-    output, and ``silent`` if the upstream returned no error but cut the prompt or its response (``silent.py``).
-    ``limit`` is the limit in tokens that the upstream named. ``scope`` says whether it covers the input alone or input
-    and output together. ``counted`` is the prompt's size in tokens by the upstream's count, ``None`` if the upstream
-    named none or only a lower bound. ``output`` is the requested output in tokens, if named. ``remedy`` is the change
-    that would help. ``gate`` is true if the caller's plan lacks long prompts, so only a long prompt is too long.
-    """
-
-    kind: Kind
-    limit: int | None
-    scope: Scope | None
-    counted: int | None
-    output: int | None
-    remedy: Remedy
-    gate: bool = False
+    kind: Kind  # too long alone, or with the output; `silent` if the upstream returned no error (`silent.py`)
+    limit: int | None  # tokens that the upstream named
+    scope: Scope | None  # whether the limit covers the input alone
+    counted: int | None  # the prompt's tokens by the upstream's count, `None` if it named a lower bound at most
+    output: int | None  # the requested one in tokens, if named
+    remedy: Remedy  # the change that would help
+    gate: bool = False  # the caller's plan lacks long prompts, so only a long prompt is too long
 
 
 @dataclass(frozen=True, slots=True)

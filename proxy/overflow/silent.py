@@ -48,25 +48,17 @@ SNAP = 0.0001  # share of a full window that some models leave unused, close to 
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A finished answer of status 200.
-
-    ``prompt`` and ``output`` are the reported tokens, ``None`` or 0 if the upstream reports none. ``prompt`` includes
-    cached tokens, ``output`` includes reasoning. ``empty``: the answer has no text, calls, or reasoning. ``cache_read``
-    and ``cache_write`` are the tokens of the prompt that were read from a cache and written to it, ``None`` if the
-    upstream doesn't report them. Some upstreams include them in the prompt and some don't. ``usage`` is the upstream's
-    usage object, ``tier`` the service tier that it states elsewhere, and ``searches`` the number of web searches in the
-    answer's content.
-    """
+    """A finished answer of status 200. Figures that the upstream doesn't report are ``None`` or 0."""
 
     finish_reason: str | None
-    prompt: int | None
-    output: int | None
-    empty: bool
-    cache_read: int | None = None
+    prompt: int | None  # tokens with cached ones
+    output: int | None  # tokens with reasoning
+    empty: bool  # no text, calls, or reasoning
+    cache_read: int | None = None  # tokens of the prompt. Some upstreams include them in it, and some don't.
     cache_write: int | None = None
-    usage: Mapping[str, object] = {}
-    tier: object = None
-    searches: int = 0
+    usage: Mapping[str, object] = {}  # the upstream's object
+    tier: object = None  # the service tier that it states elsewhere
+    searches: int = 0  # web searches in the answer's content
 
     @property
     def cached(self) -> int:
@@ -76,19 +68,13 @@ class Finished(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SentPrompt:
-    """An earlier prompt of a conversation, in the upstream's tokens.
+    """An earlier prompt of a conversation, in the upstream's tokens."""
 
-    ``reported`` is its size as the upstream reported it. ``grown`` is our own count of the text that the conversation
-    has gained since and that every chat template keeps (see ``dialects.counting.Evidence``). ``full`` says that the
-    upstream counted the whole prompt. ``loose`` is our own count of its text that a template may drop later.
-    ``share`` is the part of our own count of the prompt that was reported, 0 if it isn't known.
-    """
-
-    reported: int
-    grown: int
-    full: bool = False
-    loose: int = 0
-    share: float = 0
+    reported: int  # its size, as the upstream reported it
+    grown: int  # our count of the text gained since that templates keep (see `dialects.counting.Evidence`)
+    full: bool = False  # the upstream counted the whole prompt
+    loose: int = 0  # our count of its text that a template may drop later
+    share: float = 0  # the part of our own count that was reported, 0 if unknown
 
     def exceeds(self, reported: int) -> bool:
         """Return whether a prompt that begins with this one and was reported with this size was cut."""

@@ -33,18 +33,13 @@ class Tool(NamedTuple):
 
 
 class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
-    """A request as it leaves.
-
-    ``output`` is the lower output limit to send, in tokens, if the requested one doesn't fit. ``tool`` is a tool of the
-    proxy, and ``asks_usage`` is true if the proxy asks for the usage of a stream whose client didn't. ``edits`` are
-    those of the proxy's own words.
-    """
+    """A request as it leaves."""
 
     outcome: Outcome
-    output: int | None = None
-    tool: Tool | None = None
-    asks_usage: bool = False
-    edits: tuple[Edit, ...] = ()
+    output: int | None = None  # the lower output limit to send, in tokens, if the requested one doesn't fit
+    tool: Tool | None = None  # the proxy's own
+    asks_usage: bool = False  # whether the proxy asks for the usage of a stream whose client didn't
+    edits: tuple[Edit, ...] = ()  # those of the proxy's own words
 
     @property
     def after(self) -> int | None:
@@ -102,23 +97,17 @@ class Attempt(Departure, eq=False, frozen=True, kw_only=True):
 
 
 class RecallState(msgspec.Struct, eq=False):
-    """The state of a request that may get the tool, or has hidden rounds.
+    """The state of a request that may get the tool, or has hidden rounds."""
 
-    ``hidden`` writes the API's form of the tool. ``rounds`` are the conversation's hidden rounds, and ``found`` is true
-    if some were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is
-    ``None`` if the request can't get it. ``refused`` is true once the upstream has refused the tool in this request.
-    ``usage`` is the sum of the usage objects of the response's finished rounds, as the API reports them, at any time.
-    """
-
-    hidden: HiddenTool
+    hidden: HiddenTool  # writes the API's form of the tool
     conversation: tuple[str, str]
-    rounds: list[HiddenRound]
-    found: bool
-    prefix: str
-    messages: int
-    tool: Tool | None
-    refused: bool = False
-    usage: dict[str, Any] = {}
+    rounds: list[HiddenRound]  # the conversation's
+    found: bool  # whether some were put back
+    prefix: str  # a digest of the client's messages
+    messages: int  # the number of the client's messages
+    tool: Tool | None  # `None` if the request can't get it
+    refused: bool = False  # whether the upstream has refused the tool in this request
+    usage: dict[str, Any] = {}  # the sum of the usage objects of the response's finished rounds, as the API has them
 
     @property
     def offered(self) -> Tool | None:
@@ -196,15 +185,11 @@ class Run(ABC):
 
 
 class Recovery(NamedTuple):
-    """A way to go on after a response that the client shouldn't get.
+    """A way to go on after a response that the client shouldn't get."""
 
-    ``cause`` is its name in records. ``next`` returns the next attempt, or ``None`` if it can't help. It isn't asked
-    once a request had ``most`` retries with the same cause.
-    """
-
-    cause: str
-    next: Callable[[Run, Attempt, ResponseStart], Awaitable[Attempt | None]]
-    most: int = sys.maxsize
+    cause: str  # its name in records
+    next: Callable[[Run, Attempt, ResponseStart], Awaitable[Attempt | None]]  # returns `None` if it can't help
+    most: int = sys.maxsize  # retries with the same cause after which it isn't asked
 
 
 class Reply(NamedTuple):

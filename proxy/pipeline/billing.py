@@ -62,27 +62,20 @@ _TAILS = {dialect.path: dialect.answers.tail for dialect in DIALECTS.values()}
 
 @dataclass(slots=True, eq=False)
 class Meter:
-    """One call to an upstream. ``sent`` is the bytes of its body, ``tokens`` the proxy's count, if it has counted.
-
-    ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
-    is that of the answer, 0 before it begins. ``place`` is the index of the call in the record. ``error`` has the names
-    of the error that the answer is, or ends with, despite a success status.
-    ``writes`` is false if the answer has no text that was generated, ``draws`` is true if its output is images. If a
-    bridge translates the answer, ``_source`` is the meter of the upstream's own one, whose usage and text count.
-    """
+    """One call to an upstream."""
 
     _tail: AnswerTail
-    sent: int
-    tokens: int | None = None
-    complete: bool = False
-    draws: bool = False
-    error: UpstreamErrorNames | None = None
-    free: bool = False
-    place: int | None = None
-    status: int = 0
-    writes: bool = True
+    sent: int  # the bytes of its body
+    tokens: int | None = None  # the proxy's count, if it has counted
+    complete: bool = False  # whether the answer has arrived
+    draws: bool = False  # whether its output is images
+    error: UpstreamErrorNames | None = None  # names of the error that the answer is, or ends with, despite its status
+    free: bool = False  # whether the call certainly costs nothing
+    place: int | None = None  # the index of the call in the record
+    status: int = 0  # that of the answer, 0 before it begins
+    writes: bool = True  # whether the answer has text that was generated
     _body: AsyncIterator[bytes] | None = None
-    _source: Meter | None = None
+    _source: Meter | None = None  # the meter of the upstream's own answer, which counts, if a bridge translates it
     _unpacking: Unpacking | None = None
     _end: Finished | None = None
 
@@ -301,33 +294,26 @@ class Bill:
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """The facts about a request that its price depends on, without its content.
-
-    ``recent`` is true if the conversation's last request is at most ``CACHE_SECONDS`` old. ``new_checkpoint`` is true
-    if this request is the first after a checkpoint. ``fits`` is false if the request as received was too large.
-    """
+    """The facts about a request that its price depends on, without its content."""
 
     before: int | None = None
     sent: int | None = None
     shared: int | None = None
     forecast: Forecast | None = None
-    recent: bool = False
-    new_checkpoint: bool = False
-    fits: bool = True
+    recent: bool = False  # the conversation's last request is at most `CACHE_SECONDS` old
+    new_checkpoint: bool = False  # this request is the first after a checkpoint
+    fits: bool = True  # the request as received wasn't too large
 
 
 NO_BASIS = Basis()
 
 
 class Pricing(msgspec.Struct, frozen=True):
-    """How to price the calls of a request. ``basis`` is that of the call whose answer the client gets.
-
-    ``others`` are the prices of models that the provider called for an answer. ``None``: unknown, so as ``price``.
-    """
+    """How to price the calls of a request."""
 
     price: Price
-    basis: Basis = NO_BASIS
-    others: Mapping[str, Price | None] = {}
+    basis: Basis = NO_BASIS  # that of the call whose answer the client gets
+    others: Mapping[str, Price | None] = {}  # those of models that the provider called, `None`: as `price`
 
     def cost(self, usage: Usage, *, answers: bool) -> Cost:
         if answers:
@@ -381,13 +367,10 @@ def _forecast_cost(price: Price, usage: Usage, basis: Basis, forecast: Forecast,
 
 
 class Pending(SharedValue, frozen=True):
-    """The estimate that was counted for a response in the background, until its usage is seen.
+    """The estimate that was counted for a response in the background, until its usage is seen."""
 
-    ``until`` is when the estimate is forgotten, ``model`` the upstream's name for the model.
-    """
-
-    until: float
-    model: str
+    until: float  # when the estimate is forgotten
+    model: str  # the upstream's name
     usage: Usage
     cost: Cost | None = None
     seen: bool = False

@@ -48,24 +48,16 @@ BUDGETS = 1_000  # budgets that are remembered, by the model's profile, the poli
 
 
 class TokenBudget(msgspec.Struct, frozen=True):
-    """The token limits of one attempt.
+    """The token limits of one attempt. ``None`` means unknown."""
 
-    ``window`` is the smaller of the published and the learned window, and ``shared_window`` the same if the proxy may
-    lower the requested output. Both are in the upstream's tokens. ``input`` is the tokens that the prompt may use, and
-    ``reserved`` those of the response, both as the proxy counts them. ``None`` means unknown. ``factor`` is the
-    upstream's tokens per token that the proxy counts. ``largest_input`` is the tokens that the prompt may use if the
-    upstream doesn't count the requested output. ``free`` is the tokens that ``input`` leaves free for the response.
-    ``default`` is the output that the upstream was found to add to a request without one.
-    """
-
-    window: int | None
-    shared_window: int | None
-    input: int | None
-    reserved: int
-    factor: float
-    largest_input: int | None = None
-    free: int = 0
-    default: int | None = None
+    window: int | None  # the smaller of the published and the learned one, in the upstream's tokens
+    shared_window: int | None  # the same, if the proxy may lower the requested output
+    input: int | None  # tokens that the prompt may use, as the proxy counts them
+    reserved: int  # tokens of the response, as the proxy counts them
+    factor: float  # the upstream's tokens per token that the proxy counts
+    largest_input: int | None = None  # as `input`, if the upstream doesn't count the requested output
+    free: int = 0  # tokens that `input` leaves free for the response
+    default: int | None = None  # the output that the upstream was found to add to a request without one
 
 
 def token_budget(

@@ -40,18 +40,14 @@ _COMPACTING_AGENTS = ("claude-cli", "claude-code", "codex")  # user agents that 
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request to any endpoint, from its arrival to the end of its response.
+    """One request to any endpoint, from its arrival to the end of its response."""
 
-    ``record`` has the request's id, the value of ``x-compaction-id``. ``via`` is the value of ``x-compaction-via`` for
-    the upstream. ``configuration`` is the snapshot at the request's arrival. ``bill`` counts the calls to upstreams.
-    """
-
-    record: RequestRecord
-    configuration: ConfigSnapshot
+    record: RequestRecord  # has the value of `x-compaction-id`
+    configuration: ConfigSnapshot  # the snapshot at the request's arrival
     scope: Scope
-    via: str
+    via: str  # the value of `x-compaction-via` for the upstream
     caller: Caller
-    bill: Bill
+    bill: Bill  # counts the calls to upstreams
 
 
 def begin_request(runtime: Runtime, scope: Scope, *, forwarded: bool = True) -> RequestContext:
@@ -100,27 +96,20 @@ class Provisional(NamedTuple):
 
 
 class Exchange(RequestContext):
-    """One conversation request, and the way to its answer.
-
-    ``caller`` has the policy for the model. ``body`` is the conversation to compact, and ``original`` the request that
-    leaves if compaction changes nothing. Set both with ``replace``. ``counter`` counts as the model's provider does.
-    If it's ``None``, the proxy can't measure the request and sends it unchanged. ``memory`` holds the memory of the
-    bodies. ``heartbeat`` is for a client that wants a stream. ``refused_bytes`` is the size of the last request that
-    the upstream refused for its bytes. ``edits`` are those that the upstream is known to need.
-    """
+    """One conversation request, and the way to its answer. Set its bodies with ``replace``."""
 
     dialect: Dialect
-    body: Request
-    original: Request
+    body: Request  # the conversation to compact
+    original: Request  # the request that leaves if compaction changes nothing
     route: Route
     profile: Profile
-    counter: Counter | None
-    memory: MemoryLease
+    counter: Counter | None  # `None`: the proxy can't measure the request and sends it unchanged
+    memory: MemoryLease  # that of the bodies
     time: TimeLeft
-    heartbeat: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None  # for a client that wants a stream
     provisional: Provisional | None = None
-    refused_bytes: int | None = None
-    edits: tuple[Edit, ...] = ()
+    refused_bytes: int | None = None  # of the last request that the upstream refused for its bytes
+    edits: tuple[Edit, ...] = ()  # those that the upstream is known to need
     _key: tuple[str, str] | None = None
 
     def replace(self, body: Request, *, original: Request | None = None) -> None:

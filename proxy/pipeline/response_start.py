@@ -29,39 +29,30 @@ LARGE_REQUEST = 262_144  # bytes of a request above which a thread compares an e
 
 
 class Asked(msgspec.Struct, eq=False, frozen=True):
-    """The body of a request, whether a rate limit that this request alone exceeds is an overflow, and its dialect.
-
-    ``seconds`` is for how long the proxy may hold the response; ``None``: for ``HELD_SECONDS``.
-    """
+    """The request that a response answers."""
 
     body: bytes = b""
-    rate_limits: bool = False
+    rate_limits: bool = False  # a rate limit that this request alone exceeds is an overflow
     answers: Answers = CHAT.answers
-    seconds: float | None = None
+    seconds: float | None = None  # for how long the proxy may hold the response, by default `HELD_SECONDS`
 
 
 NOTHING = Asked()
 
 
 class ResponseStart(msgspec.Struct, eq=False):
-    """A response whose start the proxy has read.
-
-    ``first`` is the bytes that it has read, ``answer.body`` the rest. ``complete`` is true if there is no rest.
-    ``overflow`` is set if the upstream refused the prompt as too long, ``error`` if the response is an error. ``ended``
-    is true if a stream ended without content, ``written`` if there is content. ``milliseconds`` is the time from the
-    request to this start. ``end`` is the usage and finish reason of a whole response with content.
-    """
+    """A response whose start the proxy has read."""
 
     answer: Answer
-    first: bytes
-    complete: bool
-    overflow: Overflow | None
+    first: bytes  # the bytes that it has read; `answer.body` has the rest
+    complete: bool  # there is no rest
+    overflow: Overflow | None  # set if the upstream refused the prompt as too long
     answers: Answers
-    ended: bool = False
-    written: bool = False
-    error: UpstreamErrorNames | None = None
-    milliseconds: float = 0.0
-    end: Finished | None = None
+    ended: bool = False  # a stream ended without content
+    written: bool = False  # there is content
+    error: UpstreamErrorNames | None = None  # set if the response is an error
+    milliseconds: float = 0.0  # from the request to this start
+    end: Finished | None = None  # the usage and finish reason of a whole response with content
 
     @property
     def empty(self) -> bool:

@@ -29,21 +29,15 @@ Conversation = tuple[str, str]  # a tenant, and the key of one of its conversati
 
 
 class SentPrompt(msgspec.Struct, frozen=True):
-    """A prompt that was answered.
+    """A prompt that was answered."""
 
-    ``messages`` is the number of the client's messages. ``length`` and ``digest`` are those of the messages sent, if
-    they were measured. ``changed`` is true if they weren't the client's own. The reasoning in the client's first
-    ``stale`` messages is invalid. ``mark`` is the conversation's after its first ``marked`` messages, because two
-    conversations can have the same key. See ``Exchange.mark``.
-    """
-
-    messages: int
-    length: int = 0
-    digest: str | None = None
-    changed: bool = False
-    stale: int = 0
+    messages: int  # the number of the client's
+    length: int = 0  # of the messages sent, if they were measured
+    digest: str | None = None  # of the messages sent
+    changed: bool = False  # the messages sent weren't the client's own
+    stale: int = 0  # the client's first messages whose reasoning is invalid
     marked: int = 0
-    mark: str = ""
+    mark: str = ""  # that after the first `marked` messages: two conversations can share a key. See `Exchange.mark`.
 
 
 CODEC = Codec(lambda prompts: list(map(msgspec.json.encode, prompts)), msgspec.json.Decoder(SentPrompt).decode)

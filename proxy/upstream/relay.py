@@ -34,20 +34,14 @@ _JSON_WEB_TOKEN = re.compile(r"eyJ[\w-]*\.[\w-]+\.[\w-]*")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of an upstream, and the header in which it takes keys.
-
-    ``key_header`` is ``authorization`` (with "Bearer "), Azure's ``api-key`` or Anthropic's ``x-api-key``.
-    ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``official`` says that the
-    address is the provider's own. A server at any other address may take keys in Anthropic's header on Anthropic's
-    paths. ``short_ids`` says that ids of calls have nine letters and digits.
-    """
+    """The address of an upstream, and the header in which it takes keys."""
 
     base_url: str
     query: str = ""
-    key_header: KeyHeader = "authorization"
-    deployments: bool = False
-    official: bool = False
-    short_ids: bool = False
+    key_header: KeyHeader = "authorization"  # `authorization` has "Bearer " before the key
+    deployments: bool = False  # operations on a model have the path `/deployments/{model}/…`
+    official: bool = False  # the provider's own. Others may take keys in Anthropic's header on Anthropic's paths.
+    short_ids: bool = False  # ids of calls have nine letters and digits
 
     @property
     def prefix(self) -> str:

@@ -157,33 +157,22 @@ class Room:
 
 @dataclass(eq=False)
 class RecallRounds:
-    """The rounds of one response.
-
-    - ``_archive`` is the conversation's, and ``_sent`` the body with the tool.
-    - ``_response`` is the part of the response that the client gets, of all rounds so far.
-    - ``_before`` are the units and results of the finished rounds, as the next body repeats them.
-    - ``_answered`` is the number of rounds whose calls got results, even if the upstream didn't continue after them.
-    - ``_plain`` is true once the request was sent without the tool. Then no round follows, and none is stored.
-    - ``_last`` is true once the model may not call the tool anymore: after ``max_rounds``, or if ``_full``.
-    - ``_full`` is true if the request has no room left for a result.
-    - ``_remembered`` is true once the stream's hidden rounds are stored, so that no round follows.
-    - ``_streams`` is true if the client gets a stream, so that a part of it can't be withdrawn.
-    """
+    """The rounds of one response."""
 
     _exchange: Exchange
     _state: RecallState
     _memory: HiddenRounds
-    _archive: ConversationArchive
+    _archive: ConversationArchive  # the conversation's
     _room: Room
-    _sent: bytes
+    _sent: bytes  # the body with the tool
     _resend: Resend
-    _before: list[bytes] = field(default_factory=list)
-    _answered: int = 0
-    _plain: bool = False
-    _remembered: bool = False
-    _full: bool = False
-    _last: bool = False
-    _streams: bool = False
+    _before: list[bytes] = field(default_factory=list)  # units and results of finished rounds, for the next body
+    _answered: int = 0  # rounds whose calls got results, even if the upstream didn't continue after them
+    _plain: bool = False  # the request was sent without the tool, so no round follows, and none is stored
+    _remembered: bool = False  # the stream's hidden rounds are stored, so no round follows
+    _full: bool = False  # the request has no room left for a result
+    _last: bool = False  # the model may not call the tool anymore: after `max_rounds`, or if `_full`
+    _streams: bool = False  # the client gets a stream, so a part of it can't be withdrawn
 
     def __post_init__(self) -> None:
         self._hidden = self._state.hidden

@@ -60,20 +60,15 @@ SHOWS_TOOLS = 0.2
 
 
 class SentTurn(msgspec.Struct, frozen=True):
-    """An earlier request of a conversation that the proxy sent unchanged.
+    """An earlier request of a conversation that the proxy sent unchanged."""
 
-    ``size`` is in bytes, ``around`` the part of it outside the messages, ``reported`` in the upstream's tokens.
-    ``messages`` is the number of messages except the last one, which some clients replace in each turn, and ``mark`` a
-    digest of them. ``last`` is the size of the last message in bytes, and ``last_mark`` its checksum.
-    """
-
-    size: int
-    around: int
-    reported: int
-    messages: int
-    mark: int
-    last: int
-    last_mark: int
+    size: int  # in bytes
+    around: int  # bytes outside the messages
+    reported: int  # in the upstream's tokens
+    messages: int  # the number without the last one, which some clients replace in each turn
+    mark: int  # a digest of these messages
+    last: int  # bytes of the last message
+    last_mark: int  # its checksum
 
     def begins(self, now: SentTurn, mark: Callable[[int], int]) -> bool:
         """Return whether a request only adds to this turn. ``mark`` returns a digest of a number of its first messages.
@@ -88,54 +83,37 @@ class SentTurn(msgspec.Struct, frozen=True):
 
 
 class EarlierTurn(msgspec.Struct, frozen=True):
-    """An earlier turn that a request continues.
-
-    ``replaced`` is an upper bound on the tokens of its last message if the request replaces it, else 0. ``calls`` is
-    the tokens of tool calls and results among the messages that both have, or 0 if they weren't counted.
-    """
+    """An earlier turn that a request continues."""
 
     turn: SentTurn
-    replaced: int
-    calls: int = 0
+    replaced: int  # an upper bound on the tokens of its last message if the request replaces it, else 0
+    calls: int = 0  # tokens of calls and results among the messages that both have, or 0 if not counted
 
 
 class RequestFacts(msgspec.Struct, eq=False, frozen=True):
-    """The facts about a request to compare its response with. They don't refer to its body.
+    """The facts about a request to compare its response with. They don't refer to its body."""
 
-    ``counted``, ``least``, and ``sizes`` are in tokens: the request as the proxy sent it, a lower bound, and those of
-    ``Outcome.sizes``. ``counted`` and ``sizes`` are ``None`` if the proxy didn't count them. ``asked`` is the requested
-    output. ``estimated`` is true if the request has images or audio, ``compacted`` if the messages were changed.
-
-    ``turn`` lacks the reported size, and ``conversation`` is a hash. ``earlier`` is the turns that the request
-    continues, oldest first. ``messages`` is the request's. It's empty unless the reported size hasn't grown lately
-    though the conversation has. ``unsized`` is the ids of items of unknown size.
-    """
-
-    counted: int | None
-    least: int
-    asked: int | None
-    estimated: bool
-    compacted: bool
+    counted: int | None  # tokens as the proxy sent it, if it counted them
+    least: int  # a lower bound on the tokens
+    asked: int | None  # the requested output
+    estimated: bool  # whether it has images or audio
+    compacted: bool  # whether the messages were changed
     comparable: bool
-    turn: SentTurn
-    conversation: tuple[str, str]
-    earlier: tuple[EarlierTurn, ...]
-    sizes: tuple[int, list[int]] | None
-    messages: tuple[bytes, ...]
-    unsized: Sequence[str] = ()
+    turn: SentTurn  # without the reported size
+    conversation: tuple[str, str]  # a hash
+    earlier: tuple[EarlierTurn, ...]  # the turns that the request continues, oldest first
+    sizes: tuple[int, list[int]] | None  # as `Outcome.sizes`
+    messages: tuple[bytes, ...]  # the request's, if the reported size hasn't grown lately though it has
+    unsized: Sequence[str] = ()  # the ids of items of unknown size
 
 
 class Feedback(msgspec.Struct, eq=False, frozen=True):
-    """A request that has been sent, and whose response can show something.
-
-    ``facts`` is ``None`` if the proxy didn't count the request, which then keeps its body. ``sent`` is set only then.
-    ``wanted`` is true if the count is needed for the ratio between the upstream's tokens and the proxy's.
-    """
+    """A request that has been sent, and whose response can show something."""
 
     exchange: Exchange
-    sent: Departure | None
-    facts: RequestFacts | None
-    wanted: bool
+    sent: Departure | None  # set only without `facts`
+    facts: RequestFacts | None  # `None` if the proxy didn't count the request, which then keeps its body
+    wanted: bool  # the ratio of the upstream's tokens to the proxy's needs the count
 
     @property
     def size(self) -> int:

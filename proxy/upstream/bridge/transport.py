@@ -132,22 +132,14 @@ class Translation(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Translator:
-    """Translates requests of one API to another.
+    """Translates requests of one API to another. ``translate`` raises ``RequestError`` for what it can't express."""
 
-    ``translate`` gets the request, and whether LiteLLM translates the result once more. It raises
-    ``RequestError`` for a request that the other API can't express, and may raise any error for one that isn't valid.
-    ``is_answer`` returns whether a JSON object is an answer and not an error. ``error`` returns an error in the
-    client's API for the fields of the upstream's error and a status. ``error_event`` returns the event for one in a
-    stream, and also gets the number of the events before it. ``unreadable`` is the message for an answer that isn't
-    valid. ``shape`` is the shape of the client's errors.
-    """
-
-    translate: Callable[[Outgoing, bool], tuple[Outgoing, Translation]]
-    is_answer: Callable[[Mapping[str, Any]], bool]
-    error: Callable[[Mapping[str, Any], int], dict[str, Any]]
-    error_event: Callable[[Mapping[str, Any], int, int], bytes]
-    unreadable: str
-    shape: ErrorShape = "openai"
+    translate: Callable[[Outgoing, bool], tuple[Outgoing, Translation]]  # also gets if LiteLLM translates again
+    is_answer: Callable[[Mapping[str, Any]], bool]  # whether an object is an answer and not an error
+    error: Callable[[Mapping[str, Any], int], dict[str, Any]]  # in the client's API, for fields and a status
+    error_event: Callable[[Mapping[str, Any], int, int], bytes]  # also gets the number of the events before it
+    unreadable: str  # the message for an answer that isn't valid
+    shape: ErrorShape = "openai"  # that of the client's errors
 
 
 class ErrorInStream(Exception):
