@@ -56,14 +56,11 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """The codes, numeric fields, and sentences of one error object.
+    """The codes, numeric fields, and sentences of one error object."""
 
-    ``codes`` are lower case. ``texts`` are bounded, on one line, without embedded JSON and without quoted values.
-    """
-
-    codes: frozenset[str]
+    codes: frozenset[str]  # lower case
     numbers: Mapping[str, int]
-    texts: tuple[str, ...]
+    texts: tuple[str, ...]  # bounded, on one line, without embedded JSON and without quoted values
 
 
 def read_errors(status: int, body: bytes) -> list[ErrorInfo]:

@@ -125,21 +125,15 @@ class RecallState(msgspec.Struct, eq=False):
 
 
 class Run(ABC):
-    """One request on the way to its answer.
-
-    ``retries`` are the causes of the retries so far. ``advice`` is a header value for a client whose request can't be
-    recovered. ``asks_usage`` is that of the next attempt. ``learns`` is false if the answer doesn't show how the
-    upstream counts the request as received. ``refused`` is the refusal after which the edits ``tried`` were made.
-    ``recall`` is set if the request may get the proxy's tool, or has hidden rounds.
-    """
+    """One request on the way to its answer."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        self.retries: list[str] = []
-        self.advice: str | None = None
-        self.asks_usage = False
-        self.learns = True
-        self.refused: ResponseStart | None = None
+        self.retries: list[str] = []  # their causes
+        self.advice: str | None = None  # a header value for a client whose request can't be recovered
+        self.asks_usage = False  # that of the next attempt
+        self.learns = True  # the answer shows how the upstream counts the request as received
+        self.refused: ResponseStart | None = None  # the refusal after which the edits `tried` were made
         self.tried: tuple[Edit, ...] = ()
         self.recall: RecallState | None = None
 

@@ -204,15 +204,11 @@ class _Watched:
 
 
 class Bill:
-    """The calls of one request. ``price_of`` is ``None`` if their price isn't known.
-
-    ``background`` is the id of a response that the upstream makes in the background. The request owns the answer to its
-    newest call, and closes it at its end.
-    """
+    """The calls of one request, which owns the answer to its newest call, and closes it at its end."""
 
     def __init__(self) -> None:
         self.price_of: Pricing | None = None
-        self.background: str | None = None
+        self.background: str | None = None  # the id of a response that the upstream makes in the background
         self._meters: list[Meter] = []
         self._answer: Answer | None = None
 

@@ -110,17 +110,14 @@ Fate = Literal["kept", "shortened", "summarized", "left out", "added"]
 
 
 class Message(msgspec.Struct):
-    """A message of a changed request. ``None``: unknown, not in the archive, or the proxy's own.
-
-    ``position`` is that of the received message. ``size`` and ``sent_size`` are in tokens.
-    """
+    """A message of a changed request. ``None``: unknown, not in the archive, or the proxy's own."""
 
     fate: Fate
-    position: int | None = None
+    position: int | None = None  # that of the received message
     kind: str | None = None
-    size: int | None = None
+    size: int | None = None  # tokens
     received: bytes | None = None
-    sent_size: int | None = None
+    sent_size: int | None = None  # tokens
     sent: bytes | None = None
 
     @property
@@ -130,14 +127,11 @@ class Message(msgspec.Struct):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """The messages of a changed request in their order, without the summary message.
-
-    ``archived`` is the archive id of the summarized messages.
-    """
+    """The messages of a changed request in their order, without the summary message."""
 
     messages: list[Message]
     summary: Message | None = None
-    archived: str | None = None
+    archived: str | None = None  # the archive id of the summarized messages
 
 
 async def read_prompt(archive: Archive, record: RequestRecord) -> Prompt | None:

@@ -84,15 +84,11 @@ class TimeLeft(NamedTuple):
 
 
 class Provisional(NamedTuple):
-    """A limit for one request alone: a guess (see ``Source``), or a limit that a recent answer contradicts.
-
-    The proxy stores it once a request succeeds. If ``silent`` (the response was empty) or ``contradicted`` (an earlier
-    response contradicts the limit) is true, that must happen twice.
-    """
+    """A limit for one request alone: a guess (see ``Source``), or one that a recent answer contradicts."""
 
     limit: LearnedLimit
-    silent: bool
-    contradicted: bool
+    silent: bool  # the response was empty, so the limit must be found twice
+    contradicted: bool  # an earlier response contradicts the limit, so it must be found twice
 
 
 class Exchange(RequestContext):

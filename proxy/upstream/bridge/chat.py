@@ -59,21 +59,16 @@ _CALL_FIELDS = ("id", "type", "function")
 
 
 class ChatTranslation(Translation):
-    """A request in another API as a chat request, and the way back.
-
-    ``given`` has the parts of the client's body whose texts must leave with ``request``, the chat request, except those
-    in fields named in ``silent`` and those of reasoning. ``names`` has the client's names of tools by the ones sent.
-    ``unsent`` has the stop sequences that an edit left out, and whether it left out that calls are ``single``.
-    """
+    """A request in another API as a chat request, and the way back."""
 
     table: Table
-    silent: frozenset[str] = SILENT
+    silent: frozenset[str] = SILENT  # fields of these parts that need not leave
     reads_whole = True
-    request: Mapping[str, Any]
-    given: Mapping[str, Any]
-    names: Mapping[str, str]
+    request: Mapping[str, Any]  # the chat request
+    given: Mapping[str, Any]  # parts of the body whose texts must leave with it, except reasoning
+    names: Mapping[str, str]  # the client's names of tools by the ones sent
     writer: Writer
-    unsent: tuple[Sequence[str], bool] = ((), False)
+    unsent: tuple[Sequence[str], bool] = ((), False)  # stop sequences, and `single` calls, that an edit left out
 
     @abstractmethod
     def builder(self) -> AnswerBuilder:

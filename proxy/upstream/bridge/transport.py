@@ -107,14 +107,10 @@ FAILED = (
 
 
 class Translation(ABC):
-    """The way back for the answer to one translated request.
+    """The way back for the answer to one translated request."""
 
-    ``counts``: a stream begins with the tokens of the prompt, which are in ``prompt``. ``reads_whole``: ``events`` also
-    reads a whole answer, and ``joined`` reads a stream.
-    """
-
-    counts = False
-    reads_whole = False
+    counts = False  # a stream begins with the tokens of the prompt, which are in `prompt`
+    reads_whole = False  # `events` also reads a whole answer, and `joined` reads a stream
     prompt = 0
 
     @abstractmethod
