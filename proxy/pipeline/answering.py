@@ -114,7 +114,7 @@ class Answering:
         run = _Run(self, exchange)
         await self.runtime.limits.load(*exchange.place)
         budget = self.budgets.of(exchange)
-        return await run.attempt(budget, adapted(run.input(budget)))
+        return await run.attempt(budget, adapted(run.case(budget)))
 
     def _outgoing(self, exchange: Exchange, attempt: Attempt) -> Outgoing:
         async def count() -> int | None:
@@ -152,12 +152,12 @@ class Answering:
         await self.runtime.limits.load(*exchange.place)
         await self.server_state.resolve(exchange)
         budget = self.budgets.of(exchange)
-        input = run.input(budget)
-        run.recall = await self.recall.begin(exchange, input)
+        case = run.case(budget)
+        run.recall = await self.recall.begin(exchange, case)
         if run.recall is not None:
-            input = run.input(budget)  # `begin` may have replaced the body, and the writers need the tool
+            case = run.case(budget)  # `begin` may have replaced the body, and the writers need the tool
         if exchange.body.units and not exchange.body.continues:
-            attempt = await run.attempt(budget, input)
+            attempt = await run.attempt(budget, case)
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
             outcome = Outcome("none" if exchange.mode == "enforce" else exchange.mode)
             attempt = await self.server_state.first(run, run.unchanged(budget, outcome))
@@ -191,8 +191,8 @@ class Answering:
             if not attempt.changes and exchange.record.never_overflowed:
                 exchange.record.fits = True  # whatever the proxy knows of the limit
             self.budgets.succeeded(exchange)
-            self.overflows.succeeded(exchange, attempt.input)
-            self.reasoning.succeeded(exchange, attempt.outcome, kept=attempt.input.keeps_reasoning)
+            self.overflows.succeeded(exchange, attempt.case)
+            self.reasoning.succeeded(exchange, attempt.outcome, kept=attempt.case.keeps_reasoning)
         refused = self.traits.answered(run, attempt, start)
         if run.refused is not None and run.took_tool and (refused or (run.recall and run.recall.found)):
             self.recall.refuse(exchange, run.refused.answer.status)  # or its rounds, which stay without the tool
@@ -229,7 +229,7 @@ class _Run(Run):
         self.asks_usage = answering.traits.asks_usage(exchange)
         answering.overflows.apply(exchange)
 
-    def input(self, budget: TokenBudget) -> CompactionInput:
+    def case(self, budget: TokenBudget) -> CompactionInput:
         """See ``Run``. The request must have a counter."""
         exchange, caller, runtime = self.exchange, self.exchange.caller, self._answering.runtime
         assert exchange.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
@@ -265,22 +265,20 @@ class _Run(Run):
 
     def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
         edits = self.exchange.edits
-        return Attempt(
-            budget=budget, input=self.input(budget), outcome=outcome, asks_usage=self.asks_usage, edits=edits
-        )
+        return Attempt(budget=budget, case=self.case(budget), outcome=outcome, asks_usage=self.asks_usage, edits=edits)
 
-    async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
+    async def attempt(self, budget: TokenBudget, case: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """See ``Run``. If the compaction fails, log the error and send the request unchanged."""
         exchange, compactor, record = self.exchange, self._answering.runtime.compactor, self.exchange.record
         output, began = None, perf_counter()
         try:
-            outcome = compactor.untouched(input)
+            outcome = compactor.untouched(case)
             if outcome is None:
                 stale, seconds = partial(self._answering.reasoning.newly_stale, exchange), exchange.time.seconds / 2
-                work = partial(compactor.compact, input, may_ask=may_ask, seconds=seconds, newly_stale=stale)
-                outcome = await exchange.in_time(work, input.mode)
+                work = partial(compactor.compact, case, may_ask=may_ask, seconds=seconds, newly_stale=stale)
+                outcome = await exchange.in_time(work, case.mode)
             if self._answering.traits.takes_output(exchange):
-                output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
+                output = await self._answering.budgets.output(budget, case, outcome, outcome.after)
         except UpstreamTimeout:
             raise
         except Exception as error:  # noqa: BLE001 - a client gets its answer even if the compaction has a bug
@@ -294,7 +292,7 @@ class _Run(Run):
         tool = None if self.recall is None else self.recall.tool_for(outcome)
         return Attempt(
             budget=budget,
-            input=input,
+            case=case,
             outcome=outcome,
             output=output,
             tool=tool,

@@ -80,7 +80,7 @@ class Attempt(Departure, eq=False, frozen=True, kw_only=True):
     """One way to send a request that the proxy can measure, with its limits and the input of its compaction."""
 
     budget: TokenBudget
-    input: CompactionInput
+    case: CompactionInput
 
     def describe(self, record: RequestRecord) -> None:
         super().describe(record)
@@ -167,11 +167,11 @@ class Run(ABC):
         record.reason = reason
 
     @abstractmethod
-    def input(self, budget: TokenBudget) -> CompactionInput:
+    def case(self, budget: TokenBudget) -> CompactionInput:
         """Return the input of the request's compaction."""
 
     @abstractmethod
-    async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
+    async def attempt(self, budget: TokenBudget, case: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """Compact the request if needed. Raises ``UpstreamTimeout`` when the deadline passes, and no other error.
 
         With ``may_ask`` false, an extract replaces a summary that isn't stored yet.

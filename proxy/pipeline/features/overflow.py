@@ -82,7 +82,7 @@ class Overflows:
 
         It turned to another request, or failed. If it fails again, the prompt may be too long.
         """
-        if attempt.input.mode != "enforce" or not attempt.input.policy.overflow_retries:
+        if attempt.case.mode != "enforce" or not attempt.case.policy.overflow_retries:
             return None
         if start.interrupted:
             return attempt
@@ -105,7 +105,7 @@ class Overflows:
         if run.retries.count(OVERFLOW) >= exchange.caller.policy.overflow_retries:
             return None
         if crowd is not None:
-            return await self._less(run, attempt, replace(attempt.input, media=_with(attempt.input.media, crowd)))
+            return await self._less(run, attempt, replace(attempt.case, media=_with(attempt.case.media, crowd)))
         if overflow is None:
             return await self._fewer_bytes(run, attempt)
         # The request already keeps to a limit from an empty response, or to one that an earlier answer contradicts.
@@ -123,7 +123,7 @@ class Overflows:
         if start.overflow is None or not _enforced(attempt) or exchange.body.continues:
             return
         try:
-            parts = await self._compactor.parts(attempt.input, attempt.outcome)
+            parts = await self._compactor.parts(attempt.case, attempt.outcome)
         except ConfigurationError:  # reported when the recoveries were asked
             return
         parts |= {OUTPUT_PART: attempt.output or exchange.body.max_output or 0}
@@ -144,7 +144,7 @@ class Overflows:
 
     async def _smaller(self, run: Run, attempt: Attempt, overflow: Overflow) -> Attempt | None:
         """Return an attempt within the limit that an overflow indicates. A later one may ask a summary model."""
-        exchange, input = run.exchange, attempt.input
+        exchange, case = run.exchange, attempt.case
         sent = await self._size(attempt)
         reserved = attempt.output or attempt.budget.reserved
         lowered = self._less_output(exchange, attempt, overflow, sent)
@@ -161,20 +161,20 @@ class Overflows:
         free = output_reserve(budget.shared_window, output, largest, body.thinking, body.fixed_thinking)
         if limit.total is not None and limit.total - free < limit.total // SMALLEST_PART:
             return None  # no prompt is small enough
-        lowered = await self._budgets.output(budget, input, attempt.outcome, attempt.after)
+        lowered = await self._budgets.output(budget, case, attempt.outcome, attempt.after)
         if lowered is not None and lowered < reserved and budget.input is not None and sent <= budget.input:
             return replace(attempt, budget=budget, output=lowered)
-        fitting = run.input(budget)  # less the room for the tool, as in the first attempt and the next request
-        room, most = fitting.budget, min(sent, input.budget or sent)
+        fitting = run.case(budget)  # less the room for the tool, as in the first attempt and the next request
+        room, most = fitting.budget, min(sent, case.budget or sent)
         if room is None or room >= most:
             # By our count, the request fit the indicated or the known limit, so our count is too low.
             room = int(most * BLIND_FACTOR)
         smaller = replace(
-            input,
+            case,
             budget=room,
             largest_budget=fitting.largest_budget,
             rules=request_rules(exchange, budget, refused=True),
-            stale_reasoning=self._stale_after(exchange, input),
+            stale_reasoning=self._stale_after(exchange, case),
             attempt=run.next_number,
         )
         again = await run.attempt(budget, smaller, may_ask=OVERFLOW in run.retries)
@@ -182,25 +182,25 @@ class Overflows:
         return None if again.outcome.messages is None or after is None or after >= sent else again
 
     async def _fewer_bytes(self, run: Run, attempt: Attempt) -> Attempt | None:
-        exchange, input, sent = run.exchange, attempt.input, attempt.outcome.messages
-        size = len(input.body.raw) if sent is None else sum(map(len, sent)) + around_messages(input.body)
+        exchange, case, sent = run.exchange, attempt.case, attempt.outcome.messages
+        size = len(case.body.raw) if sent is None else sum(map(len, sent)) + around_messages(case.body)
         if size > (exchange.profile.max_bytes or size):
             return None  # the proxy couldn't keep to the known bound
         exchange.refused_bytes = size
         _limit_bytes(exchange, size)
         return await self._less(
-            run, attempt, replace(input, rules=request_rules(exchange, attempt.budget, refused=True))
+            run, attempt, replace(case, rules=request_rules(exchange, attempt.budget, refused=True))
         )
 
     async def _media_limit(self, attempt: Attempt, start: ResponseStart) -> MediaLimit | None:
-        body, status = attempt.input.body, start.answer.status
+        body, status = attempt.case.body, start.answer.status
         if start.error is None or not body.has_remote_media():
             return None
-        sent = await self._compactor.media(attempt.input, attempt.outcome)
+        sent = await self._compactor.media(attempt.case, attempt.outcome)
         return await asyncio.to_thread(media_limit, status, await readable(start.answer, start.first), body.raw, sent)
 
     async def _less(self, run: Run, attempt: Attempt, less: CompactionInput) -> Attempt | None:
-        less = replace(less, stale_reasoning=self._stale_after(run.exchange, attempt.input), attempt=run.next_number)
+        less = replace(less, stale_reasoning=self._stale_after(run.exchange, attempt.case), attempt=run.next_number)
         again = await run.attempt(attempt.budget, less, may_ask=OVERFLOW in run.retries)
         return None if again.outcome.messages is None else again
 
@@ -230,7 +230,7 @@ class Overflows:
         """Return the tokens of a request as the proxy sent it."""
         if attempt.after is not None:
             return attempt.after
-        return await self._compactor.size(attempt.input.body, attempt.input.counter, attempt.input.tenant)
+        return await self._compactor.size(attempt.case.body, attempt.case.counter, attempt.case.tenant)
 
 
 def _limit_bytes(exchange: Exchange, most: int) -> None:
@@ -248,7 +248,7 @@ def _conversation(exchange: Exchange) -> tuple[str, str, str]:
 
 
 def _enforced(attempt: Attempt) -> bool:
-    return attempt.input.mode == "enforce" and attempt.outcome.verdict != "failed"
+    return attempt.case.mode == "enforce" and attempt.outcome.verdict != "failed"
 
 
 async def add_sizes(start: ResponseStart, parts: Mapping[str, int]) -> None:

@@ -69,19 +69,19 @@ class Recall:
         self._compactor = compactor
         self._refusing: TTLCache[tuple[str, str, str], bool] = TTLCache(MODELS, REFUSED_SECONDS)
 
-    async def begin(self, exchange: Exchange, input: CompactionInput) -> RecallState | None:
+    async def begin(self, exchange: Exchange, case: CompactionInput) -> RecallState | None:
         """Decide whether a request may get the tool, and put back the rounds that its client didn't see.
 
         A request that can't get the tool, such as one with another ``tool_choice``, gets its rounds back, too.
         """
-        if input.policy.recall.tool == "off" or input.mode != "enforce":
+        if case.policy.recall.tool == "off" or case.mode != "enforce":
             return None
         hidden, counter, body = exchange.dialect.hidden_tool, exchange.counter, exchange.body
         if hidden is None or counter is None or not reserved(exchange) or body.references or body.continues:
             return None
-        if exchange.place in self._refusing or self._compactor.untouched(input) is not None:
+        if exchange.place in self._refusing or self._compactor.untouched(case) is not None:
             return None
-        offered, units = hidden.accepts(body.raw, NAME), await self._compactor.turns(input)
+        offered, units = hidden.accepts(body.raw, NAME), await self._compactor.turns(case)
         if not offered and not _may_have_calls(hidden.tool_names(body.raw), units):
             return None
         answers = [place for place, turn in enumerate(units) if turn.facts.kind == "assistant"]
@@ -132,8 +132,8 @@ class Recall:
         settings = exchange.caller.policy.recall
         # One round more than `max_rounds`: a last one may mix hidden calls with the client's, and they get results.
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
-        if attempt.input.budget is not None and (after := attempt.after) is not None:
-            room = room.within(attempt.input.budget, after)
+        if attempt.case.budget is not None and (after := attempt.after) is not None:
+            room = room.within(attempt.case.budget, after)
         # A search covers the newest checkpoint, which links to all before it, and the listed shortened messages.
         archive = self._reader.conversation(exchange.caller.tenant, attempt.outcome.archive)
         rounds = RecallRounds(exchange, state, self._rounds, archive, room, sent, resend)

@@ -126,7 +126,7 @@ class ServerState:
     async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return an attempt with a history that the upstream has compacted; ``None`` if it can't."""
         refused = start.overflow is not None and run.exchange.body.continues
-        if not refused or attempt.input.mode != "enforce" or attempt.outcome.verdict == "failed":
+        if not refused or attempt.case.mode != "enforce" or attempt.outcome.verdict == "failed":
             return None
         return await self._continued(run, attempt)
 
@@ -136,7 +136,7 @@ class ServerState:
         ``reason`` is the trigger that the conversation meets, ``None`` after an overflow. Then the client gets advice.
         """
         exchange = run.exchange
-        if attempt.input.policy.responses.state == "off":
+        if attempt.case.policy.responses.state == "off":
             run.advice = advice(exchange)
             return None
         transport = await exchange.configuration.upstreams.native(
@@ -154,8 +154,8 @@ class ServerState:
         exchange.replace(body)
         await self.resolve(exchange)
         number = len(run.retries) + (reason is None)
-        input = replace(attempt.input, body=exchange.body, attempt=number)
-        again = await run.attempt(attempt.budget, input, may_ask=reason is not None)
+        case = replace(attempt.case, body=exchange.body, attempt=number)
+        again = await run.attempt(attempt.budget, case, may_ask=reason is not None)
         outcome = replace(again.outcome, verdict="compacted", steps=(STEP, *again.outcome.steps))
         return replace(again, outcome=replace(outcome, reason=reason or outcome.reason))
 
@@ -164,8 +164,8 @@ class ServerState:
 
         The size is the reported one of the earlier response and the counted one of the new items.
         """
-        input, caller = attempt.input, exchange.caller
-        if input.mode != "enforce" or input.policy.responses.state != "compact" or not caller.has_storage:
+        case, caller = attempt.case, exchange.caller
+        if case.mode != "enforce" or case.policy.responses.state != "compact" or not caller.has_storage:
             return None
         previous = previous_response(exchange.body.raw)
         if previous is None:
@@ -173,9 +173,9 @@ class ServerState:
         reported = self._runtime.stores.items.sizes(caller.tenant, [previous]).get(previous)
         if reported is None:
             return None
-        _, added = await self._runtime.compactor.sizes(input.body, input.counter, input.tenant)
+        _, added = await self._runtime.compactor.sizes(case.body, case.counter, case.tenant)
         size = int(reported / attempt.budget.factor) + sum(added)
-        return reason_for(input, size, 0) if any_met(input.rules.trigger, size, 0, input.budget) else None
+        return reason_for(case, size, 0) if any_met(case.rules.trigger, size, 0, case.budget) else None
 
     def watch(self, exchange: Exchange, start: ResponseStart, watch: Watch) -> None:
         """Note the size of a response that a request may continue, and bill one that is made in the background."""

@@ -93,8 +93,8 @@ class Traits:
 
     async def roles(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return an attempt with alternating roles, if the upstream refused the roles of a compacted chat request."""
-        exchange, input = run.exchange, attempt.input
-        if start.answer.status not in (400, 422, 500) or attempt.outcome.messages is None or input.strict:
+        exchange, case = run.exchange, attempt.case
+        if start.answer.status not in (400, 422, 500) or attempt.outcome.messages is None or case.strict:
             return None
         refusal = (await readable(start.answer, start.first)).decode("utf-8", "replace").lower()
         if "tool_call" in refusal or not ROLES.search(refusal):  # a call without a result isn't about roles
@@ -102,7 +102,7 @@ class Traits:
         self._memory.learn(exchange.place, (ALTERNATING,))
         self.begin(exchange)
         log.info("upstream.trait_learned", edits=[ALTERNATING.name])
-        again = replace(input, strict=True, attempt=run.next_number)
+        again = replace(case, strict=True, attempt=run.next_number)
         return await run.attempt(attempt.budget, again, may_ask=False)
 
     def answered(self, run: Run, attempt: Attempt, start: ResponseStart) -> tuple[str, ...]:

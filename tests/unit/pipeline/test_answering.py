@@ -294,7 +294,7 @@ def test_the_attempt_after_an_overflow_shares_its_summary_with_the_next_request(
     assert isinstance(attempt, Attempt)
     room = attempt.budget.input
     assert room is not None
-    assert attempt.input.budget == room - reserved(exchange)
+    assert attempt.case.budget == room - reserved(exchange)
     assert (reserved(exchange) > 0) == (tool == "auto")
 
 
