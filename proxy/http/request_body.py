@@ -282,14 +282,12 @@ async def answer_error(
         await send({"type": "http.response.body", "body": b""})
 
 
-_VIA = VIA.encode()
-
 MOST_HOPS = 5  # instances of this proxy that one request may pass
 
 
 def next_via(scope: Scope, instance: str) -> str:
     """Return the value of the header ``x-compaction-via`` for the next hop. Raises ``LoopDetected``."""
-    before = header(scope, _VIA)
+    before = header(scope, VIA.encode())
     if before is None:
         return instance
     hops = [hop.strip() for hop in before.split(",") if hop.strip()]

@@ -46,16 +46,13 @@ _Stated = dict[str, int]
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
-    """The price of one token of each kind, in US dollars times 10^12.
-
-    ``None``: as ``input`` or ``output``, and for ``cache_write_1h`` as ``cache_write``.
-    """
+    """The price of one token of each kind, in US dollars times 10^12. ``None``: as ``input`` or ``output``."""
 
     input: int
     output: int
     cache_read: int | None = None
     cache_write: int | None = None
-    cache_write_1h: int | None = None
+    cache_write_1h: int | None = None  # `None`: as `cache_write`
     reasoning: int | None = None
     audio_input: int | None = None
     audio_output: int | None = None

@@ -27,16 +27,13 @@ from proxy.limits import tables
 from proxy.limits.prices import Price, provider_of
 from proxy.limits.tables import FamilyRule, LimitRule, Listing, ProviderRule, family_rule, limit_rule, provider_rule
 
-# Names come from clients. No model has a longer name.
-LONGEST_NAME = 200
-
+LONGEST_NAME = 200  # Names come from clients. No model has a longer name.
 LONG_SUFFIX = "[1m]"  # Ends a Claude model's name that asks for its long window. Claude Code sends a header instead.
 
 STANDARD_WINDOW, LONG_WINDOW = 200_000, 1_000_000
 """Tokens of a Claude model's window, without and with ``context-1m``, a beta of Anthropic."""
 
-# ft:<base>:<organisation>:<name>:<id>
-_FINE_TUNED = re.compile(r"^ft:([^:]+)(?::.*)?$")
+_FINE_TUNED = re.compile(r"^ft:([^:]+)(?::.*)?$")  # ft:<base>:<organisation>:<name>:<id>
 
 # Routing hints of OpenRouter, which select a server and not another model.
 _HINT = re.compile(r":(?:free|beta|extended|nitro|floor|online|thinking|exacto)$")
@@ -115,8 +112,7 @@ class Profile:
         return self.context_window is not None or self.max_input_tokens is not None
 
 
-# Bounded, because model names come from clients.
-REMEMBERED = 2048
+REMEMBERED = 2048  # bounded, because model names come from clients
 _UNKNOWN = "unknown"
 _OVERRIDE = "override"
 _Settings = tuple[tuple[str, Any], ...]

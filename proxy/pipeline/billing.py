@@ -46,7 +46,6 @@ EXPECTED_OUTPUT = 500  # output tokens to reserve for a call that may write more
 RESPONSES = 10_000  # responses in the background that are in memory, the most recently used ones
 BACKGROUND_SECONDS = DAY  # seconds for which a response in the background is remembered
 UNPACKED_BYTES = 1_000_000  # bytes that a chunk of a compressed answer may become
-
 CACHE_SECONDS = 300.0  # lifetime of an entry in a provider's prompt cache after its last use, at most providers
 
 _FAILS = re.compile(

@@ -215,21 +215,13 @@ class TokenBudgets:
         return limit
 
 
-# With any trigger, the proxy compacts a conversation before it exceeds the budget.
-MUST_FIT = Clause(fraction=keeps.FULL)
+MUST_FIT = Clause(fraction=keeps.FULL)  # with any trigger, a conversation is compacted before it exceeds the budget
+AFTER_REFUSAL = TRIGGER  # If a policy has no trigger. Others keep theirs, so that the next request reuses the summary.
+LATE: Trigger = (Clause(fraction=0.97),)  # for clients that compact their own conversations
 
-# The trigger after an overflow if the policy doesn't have one. All other policies keep their trigger, so that the next
-# request can reuse the summary.
-AFTER_REFUSAL = TRIGGER
-
-
-# The trigger for clients that compact their own conversations.
-LATE: Trigger = (Clause(fraction=0.97),)
-
-# The key is the fingerprint, because hashing a policy is slow. The size is bounded because policy files can change any
-# number of times.
+# The key is the fingerprint, because hashing a policy is slow.
 _made: dict[tuple[str, bool, bool, Bounds, Trigger | None, int | None], Rules] = {}
-_MOST = 10_000
+_MOST = 10_000  # rules to remember, because policy files can change any number of times
 
 
 def bounds_of(profile: Profile) -> Bounds:

@@ -78,10 +78,6 @@ class TimeLeft(NamedTuple):
     def limit(self) -> asyncio.Timeout:
         return asyncio.timeout_at(self.end)
 
-    @classmethod
-    def from_now(cls, seconds: float) -> TimeLeft:
-        return cls(asyncio.get_running_loop().time() + seconds)
-
 
 class Provisional(NamedTuple):
     """A limit for one request alone: a guess (see ``Source``), or one that a recent answer contradicts."""

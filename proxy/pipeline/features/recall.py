@@ -8,6 +8,7 @@ ends at the first of these rounds.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -325,7 +326,7 @@ class RecallRounds:
         """Send another body. A stream has begun, so each of its rounds has a deadline of its own."""
         exchange, time = self._exchange, self._exchange.time
         if self._streams:
-            time = TimeLeft.from_now(exchange.configuration.settings.server.deadline)
+            time = TimeLeft(asyncio.get_running_loop().time() + exchange.configuration.settings.server.deadline)
         return await self._resend(body, time)
 
     async def _results(self, round: Round, *, last: bool) -> list[bytes]:

@@ -288,8 +288,7 @@ _KINDS: Mapping[int, tuple[str, str | None]] = {
 _SERVER_KIND = ("server_error", None)
 _CLIENT_KIND = ("invalid_request_error", None)
 
-# Headers in which providers send the request id.
-_REQUEST_IDS = ("x-request-id", "request-id", "x-amzn-requestid")
+_REQUEST_IDS = ("x-request-id", "request-id", "x-amzn-requestid")  # headers in which providers send the request id
 
 _LONGEST_MESSAGE = 4_000
 _CHAIN = 10
@@ -312,8 +311,7 @@ _USAGE = (
     *("inference_geo", "server_tool_use", "service_tier", "speed"),  # the price depends on them
 )
 
-# Fields that OpenAI always writes, even as null.
-_KEPT_NULLS = frozenset({"content", "finish_reason"})
+_KEPT_NULLS = frozenset({"content", "finish_reason"})  # fields that OpenAI always writes, even as null
 
 
 def completion(response: Any) -> dict[str, Any]:
