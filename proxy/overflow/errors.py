@@ -237,10 +237,7 @@ class Candidate:
 
 
 def candidates(status: int, body: bytes) -> Iterator[Candidate]:
-    """Yield the parts of a response that may be errors: the JSON body, or the events of a stream.
-
-    ``body`` is a whole decompressed body, or the start of a stream. A failed body that is neither yields its text.
-    """
+    """Yield the parts of a response that may be errors: the JSON body, a stream's events, or an error's text."""
     text = body[: WHOLE_BODY if len(body) <= WHOLE_BODY else PREFIX].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     failed = status >= 400
     if len(body) <= WHOLE_BODY and text[:1] in '{["' and (value := parse(text)) is not None:
@@ -438,10 +435,7 @@ def message_site(value: object, depth: int = 0) -> MessageSite | None:
 
 
 def as_error(status: int, body: bytes) -> dict[str, Any] | None:
-    """Return the error in a response, in OpenAI's envelope and the upstream's words; ``None`` if there is none.
-
-    ``body`` is a whole decompressed body, or the start of a stream. An error in OpenAI's envelope stays unchanged.
-    """
+    """Return the error in a response, in OpenAI's envelope and the upstream's words; ``None`` if there is none."""
     for candidate in candidates(status, body):
         failed = candidate.failed or status >= 400
         if candidate.value is not None:

@@ -107,10 +107,7 @@ class Answering:
                 return Reply(run.refused, attempt, run)
 
     async def compacted(self, exchange: Exchange, adapted: Callable[[CompactionInput], CompactionInput]) -> Attempt:
-        """Return a request's first attempt without sending it, for a caller that sends it itself.
-
-        The exchange must have a counter. ``adapted`` changes the input of the compaction.
-        """
+        """Return a first attempt without sending it. Needs a counter. ``adapted`` changes the compaction's input."""
         run = _Run(self, exchange)
         await self.runtime.limits.load(*exchange.place)
         budget = self.budgets.of(exchange)

@@ -196,10 +196,7 @@ class ModelLimits:
             await asyncio.wait([read for read in (limits, ratios) if read is not None], timeout=FIRST_READ_SECONDS)
 
     async def profile(self, route: Route, configuration: ConfigSnapshot, *, long_context: bool = False) -> Profile:
-        """Return the profile of a route's model. If the configuration doesn't set its limits, query the upstream.
-
-        The route belongs to ``configuration``. For ``long_context`` see ``Profiles.find``.
-        """
+        """Return the profile of a route's model. For ``long_context`` see ``Profiles.find``."""
         if not self.measures.profiles.loaded:
             await self.measures.load()
         upstream = configuration.settings.upstreams[route.upstream]

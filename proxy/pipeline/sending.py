@@ -68,10 +68,7 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
 
 
 async def send(exchange: Exchange, transport: Transport, request: Outgoing, tokens: int | None) -> ResponseStart:
-    """Send a request, and read the start of its response before the request's deadline. Raises ``ProxyError``.
-
-    ``tokens`` is the proxy's count of the request, ``None`` if it hasn't counted it.
-    """
+    """Send a request, and read the start of its response. ``tokens`` is the proxy's count. Raises ``ProxyError``."""
     began = perf_counter()
     asked = Asked(exchange.body.raw, exchange.caller.policy.rate_limit_as_limit, exchange.dialect.answers)
     try:

@@ -241,11 +241,7 @@ class _Upstream:
         self._retired = False
 
     async def to(self, path: str, caller: str) -> Transport:
-        """Return the transport for a path. ``caller`` is a tenant and its model.
-
-        Raises ``ConfigurationError`` for an unknown provider, and ``NotFound`` for a path that needs the upstream's
-        own API.
-        """
+        """Return the transport for a path. ``caller`` is a tenant and its model. Raises as ``Upstreams.transport``."""
         settled = self._settled.get(path)
         if settled is not None:
             return settled
@@ -309,10 +305,7 @@ class _Upstream:
         return Bridge(client, "chat", await self.open("chat", upstream), translated=upstream != "chat")
 
     async def relay(self, *, chat: bool = False) -> RelayTransport:
-        """Return the transport for requests in the upstream's own format. Raises ``NotFound`` if there is none.
-
-        ``chat`` is for chat completions, which Anthropic takes with another header for the key.
-        """
+        """Return the transport for the upstream's own format. Raises ``NotFound`` if it needs translation."""
         header: KeyHeader | None = None
         if self.settings.provider == ANTHROPIC:
             header = "authorization" if chat else "x-api-key"
@@ -420,10 +413,7 @@ class Upstreams:
             await upstream.retire()
 
     async def relay(self, name: str) -> RelayTransport:
-        """Return the transport for requests in an upstream's own format: OpenAI's, or Anthropic's for its API.
-
-        Raises ``NotFound`` for providers that need translation.
-        """
+        """Return the transport for the upstream's own format. Raises ``NotFound`` if it needs translation."""
         return await self._upstreams[name].relay()
 
     def first(self, *, anthropic: bool) -> str:

@@ -252,10 +252,7 @@ def _enforced(attempt: Attempt) -> bool:
 
 
 async def add_sizes(start: ResponseStart, parts: Mapping[str, int]) -> None:
-    """Add one sentence to the message of the upstream's refusal: the parts of the request, with sizes in tokens.
-
-    Status, type, and code stay. A response that isn't an error with a message stays unchanged.
-    """
+    """Add the sizes of the request's parts, in tokens, to the message of the upstream's refusal."""
     added = _sentence(parts)
     body = await readable(start.answer, start.first)
     first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))

@@ -58,10 +58,7 @@ class NotCompacted(Exception):
 
 
 def advice(exchange: Exchange, reason: str = "") -> str:
-    """Return the advice for a request that overflows with a history at the server, as an ASCII header value.
-
-    ``reason`` says why the upstream couldn't compact it.
-    """
+    """Return the advice for an overflow with a history at the server, in ASCII. ``reason`` explains it."""
     if exchange.dialect.path != RESPONSES_PATH:
         return _ADVICE.format(reason="", field="thread", example="")
     chain = previous_response(exchange.body.raw) is not None
@@ -131,10 +128,7 @@ class ServerState:
         return await self._continued(run, attempt)
 
     async def _continued(self, run: Run, attempt: Attempt, reason: Reason | None = None) -> Attempt | None:
-        """Return an attempt with a compacted history.
-
-        ``reason`` is the trigger that the conversation meets, ``None`` after an overflow. Then the client gets advice.
-        """
+        """Return an attempt with a compacted history. ``reason``: the trigger that was met."""
         exchange = run.exchange
         if attempt.case.policy.responses.state == "off":
             run.advice = advice(exchange)
@@ -160,10 +154,7 @@ class ServerState:
         return replace(again, outcome=replace(outcome, reason=reason or outcome.reason))
 
     async def _trigger_reached(self, exchange: Exchange, attempt: Attempt) -> Reason | None:
-        """Return the trigger that a continued conversation meets, if the policy compacts ahead of an overflow.
-
-        The size is the reported one of the earlier response and the counted one of the new items.
-        """
+        """Return the trigger that the earlier response's reported size and the new items meet, if any."""
         case, caller = attempt.case, exchange.caller
         if case.mode != "enforce" or case.policy.responses.state != "compact" or not caller.has_storage:
             return None

@@ -122,10 +122,7 @@ def chat_translator(
     error_event: Callable[[Mapping[str, Any], int, int], bytes],
     shape: ErrorShape,
 ) -> Translator:
-    """Return the translator of an API to chat completions.
-
-    ``translation`` gets the request's body, and whether the model takes an effort. The others are as in ``Translator``.
-    """
+    """Return the translator to chat completions. ``translation`` also gets if models take efforts."""
 
     def translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
         made = translation({**body_of(request), "model": request.model}, reasons=request.reasons)

@@ -183,10 +183,7 @@ class LiteLLMStream:
         self.start_time: float | None = None
 
     async def start(self) -> Headers:
-        """Return the headers once the first chunk has come, or the stream has been silent for ``HELD_SECONDS``.
-
-        Raises LiteLLM's exception if one comes first.
-        """
+        """Return the headers after the first chunk, or ``HELD_SECONDS``. Raises LiteLLM's exceptions."""
         self._open.add(self)
         self._task = asyncio.create_task(self._run())
         return await self._head
