@@ -29,12 +29,11 @@ from proxy.dialects.apis import DIALECTS, body_of, recognized
 from proxy.dialects.request import fields_of
 from proxy.errors import ProxyError, UpstreamError
 from proxy.limits.profiles import Profiles
-from proxy.pipeline.budget import token_budget
+from proxy.pipeline.budget import bounds_of, rules_for, token_budget
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
 from proxy.pipeline.measures import Measures
-from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.recall.search import original
 from proxy.store import open_store
 from proxy.store.archive import Archive

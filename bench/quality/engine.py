@@ -21,10 +21,10 @@ from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import parse
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.profiles import Profile
+from proxy.pipeline.budget import rules_for
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
-from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel, output_limit

@@ -102,10 +102,9 @@ def dashboard(config: Path | None, host: str | None, port: int | None) -> None:
 
     from proxy.access.admin import LINK_PATH, linked, newest_link
     from proxy.config import load
-    from proxy.pipeline.snapshot import listening
     from proxy.server.run import dashboard_address
 
-    settings = listening(load(config, os.environ), host)
+    settings = load(config, os.environ).listening(host)
     page = dashboard_address(settings, settings.server.port if port is None else port)
     address = page.removesuffix(LINK_PATH)
     try:

@@ -24,7 +24,6 @@ from proxy.config.issues import near
 from proxy.config.policy import effective_values, overrides, stated
 from proxy.config.teams import SHOWN
 from proxy.errors import ConfigurationError
-from proxy.pipeline.snapshot import listening
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+): (?:warning: )?(?P<message>.*)", re.DOTALL)
 
@@ -83,7 +82,7 @@ def checked(
 
 
 def _warnings(loaded: Loaded, host: str | None) -> list[str]:
-    exposed = exposure(listening(loaded.settings, host), loaded)
+    exposed = exposure(loaded.settings.listening(host), loaded)
     return [*loaded.warnings, *advice(loaded, datetime.now(UTC).date()), *exposed]
 
 

@@ -19,7 +19,7 @@ from proxy.cli.tables import print_table, table_console
 from proxy.config import Route, Settings, load
 from proxy.errors import ConfigurationError
 from proxy.limits.learned import Limits
-from proxy.limits.profiles.lookup import SOURCED, Profile
+from proxy.limits.profiles import SOURCED, Profile
 from proxy.limits.stored import Learned, forget_limits, learned
 from proxy.pipeline.runtime import Runtime
 from proxy.store import StoreFailed, open_store

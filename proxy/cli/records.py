@@ -34,16 +34,14 @@ from proxy.endpoints.queries import labels, period, summary_calls
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import BadBody, ConfigurationError, RequestError
 from proxy.limits.learned import LearnedLimit
+from proxy.limits.prices import below_step
 from proxy.limits.profiles import Profile
-from proxy.limits.profiles.prices import below_step
 from proxy.limits.stored import learned
-from proxy.pipeline.budget import token_budget
+from proxy.pipeline.budget import bounds_of, rules_for, token_budget
 from proxy.pipeline.changes import Prompt, read_prompt
-from proxy.pipeline.costs import price_for
 from proxy.pipeline.job import CompactionInput, Explanation
-from proxy.pipeline.rules import bounds_of, rules_for
+from proxy.pipeline.recorder import Tags
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.tags import Tags
 from proxy.records import open_records, records_file
 from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
 from proxy.records.model import LedgerLabels, LedgerSums, RecordStore
@@ -369,7 +367,7 @@ async def _replay(
     """
     profile = await runtime.profile(route)
     most = token_budget(profile, body, policy, learned, factor).input
-    step = below_step(price_for(runtime.configuration, route, profile))
+    step = below_step(runtime.configuration.price(route, profile))
     case = CompactionInput(
         body=body,
         counter=runtime.limits.measures.counter(profile, dialect),

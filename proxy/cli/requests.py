@@ -17,7 +17,7 @@ from proxy.cli.records import check_names, read_records
 from proxy.endpoints.presentation import compaction_text, conversation, error_text, milliseconds
 from proxy.endpoints.queries import selected
 from proxy.endpoints.records import DEFAULT_LIMIT
-from proxy.pipeline.tags import Tags
+from proxy.pipeline.recorder import Tags
 from proxy.records.model import RECORD_LIMIT, RecordStore
 from proxy.telemetry.record import ID_LENGTH, RequestRecord
 from proxy.telemetry.record_json import caller_digest, iso_time, record_json

@@ -22,10 +22,10 @@ from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.upstreams import SPEAKS_OPENAI, RouteSettings, litellm_providers, resolve_transport
 from proxy.errors import ConfigurationError
 from proxy.http.headers import LOOPBACK
+from proxy.limits import tables
 from proxy.limits.budget import budget, reserved_output
-from proxy.limits.profiles import Profile, Profiles, tables
-from proxy.limits.profiles.lookup import spelling
-from proxy.limits.profiles.prices import below_step, price_of, provider_of, step_of
+from proxy.limits.prices import below_step, price_of, provider_of, step_of
+from proxy.limits.profiles import Profile, Profiles, spelling
 
 if TYPE_CHECKING:
     from proxy.config.loading import Loaded

@@ -79,6 +79,15 @@ class Settings(_SettingsFields):
     def _has_default(cls, policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
         return policies if "default" in policies else {"default": Policy.build("default", {}), **policies}
 
+    def listening(self, host: str | None) -> Settings:
+        """Return the settings with the address from the command line, if there is one.
+
+        Defaults for callers without a key depend on it.
+        """
+        if host is None:
+            return self
+        return self.model_copy(update={"server": self.server.model_copy(update={"host": host})})
+
     @property
     def record_seconds(self) -> float:
         """Return the seconds to keep the record of a request, 0 for none."""

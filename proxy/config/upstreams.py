@@ -32,7 +32,7 @@ from proxy.config.fields import Count, Name, Section, Size, Text, no_truth_value
 from proxy.config.issues import near
 from proxy.errors import ConfigurationError
 from proxy.http.headers import CREDENTIALS
-from proxy.limits.profiles.prices import FACTORS, FIELDS, SEARCHES, is_price_field
+from proxy.limits.prices import FACTORS, FIELDS, SEARCHES, is_price_field
 from proxy.telemetry.record import TIERS
 
 # Providers that use OpenAI's chat completions format, with their fixed URL if they have one. The proxy looks up others

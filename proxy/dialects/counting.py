@@ -16,7 +16,7 @@ from proxy.compaction.format import Format
 from proxy.constants import UNDECODABLE
 from proxy.dialects.parts import SEALED
 from proxy.dialects.walk import file_text
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA, Media, data_in
 from proxy.tokens.text import TextCount, check, count, dump, encoding, escaped, loaded

@@ -160,7 +160,7 @@ class Compress:
             made = await _worked(body.raw, lambda: body.parse(body.rewritten(units=outcome.messages)))
         elif outcome.messages is not None:
             made = await _worked(body.raw, partial(_rows, body, outcome.messages, task.frozen))
-            turns = zip(await compactor.turns(attempt.input), made.units, strict=True)
+            turns = zip(await compactor.turns(attempt.case), made.units, strict=True)
             hashes = [turn.facts.id for turn, unit in turns if turn.raw != unit]
         if made is not body:
             after = await compactor.size(made, counter, tenant)
@@ -172,7 +172,7 @@ class Compress:
             "tokens_saved": before - after,
             "compression_ratio": round(after / before, 4) if before else 1.0,
             "transforms_applied": [] if made is body else list(outcome.steps),
-            "ccr_hashes": hashes if attempt.input.rules.archive else [],
+            "ccr_hashes": hashes if attempt.case.rules.archive else [],
         }
         return msgspec.json.encode(result), [*outcome_headers(attempt, 0), *identity_headers(exchange)]
 

@@ -2,11 +2,11 @@
 
 authenticate the caller              pipeline.exchange, access.authenticator
 read and parse the body              http.request_body, dialects
-find the model's limits              pipeline.measures
+find the model's limits              pipeline.runtime
 compact, send, and retry             pipeline.answering
 send the response                    endpoints.reply
 count what it cost                   pipeline.costs
-learn from the response              pipeline.watching
+learn from the response              pipeline.sending
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ from proxy.http.sse import Heartbeat
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Departure, Reply
-from proxy.pipeline.costs import price_for, pricing, settle
+from proxy.pipeline.billing import pricing
+from proxy.pipeline.costs import settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.response_start import ResponseStart
-from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.sending import milliseconds_since
-from proxy.pipeline.snapshot import ConfigSnapshot
-from proxy.pipeline.watching import Tap, Watch
+from proxy.pipeline.runtime import ConfigSnapshot, Runtime
+from proxy.pipeline.sending import Tap, Watch, milliseconds_since
 from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
 
@@ -106,7 +105,7 @@ class Conversations:
         record.stream = body.stream
         caller, route, profile, counter = await self._decided(request, body)
         record.policy = caller.policy.name
-        request.bill.price_of = pricing(price_for(configuration, route, profile))
+        request.bill.price_of = pricing(configuration.price(route, profile))
         await check_budget(self._service.money.spending, scope, caller, request.bill, body.model or "", body.raw)
         return Exchange(
             record=record,

@@ -32,10 +32,9 @@ from proxy.errors import ConfigurationError, ModelNotAllowed, NotFound, ProxyErr
 from proxy.http.decompression import Unpacking
 from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, body_time, header, leaving, read_body
-from proxy.limits.profiles.prices import Price, price_from
+from proxy.limits.prices import Price, price_from
 from proxy.overflow.silent import Finished
-from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT
-from proxy.pipeline.costs import price_for, pricing
+from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT, pricing
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
@@ -342,7 +341,7 @@ class ForwardedCall:
         except ConfigurationError:  # logged once, and reported by `/readyz`
             return None
         self._counter = counter
-        return price_for(configuration, route, profile)
+        return configuration.price(route, profile)
 
     async def _highest(self) -> Price | None:
         """Return the highest price that the configuration states, or that its models have."""

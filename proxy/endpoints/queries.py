@@ -21,8 +21,8 @@ from proxy.dialects.apis import DIALECTS
 from proxy.errors import ContentNotAllowed, RequestError
 from proxy.http.headers import credential
 from proxy.pipeline.exchange import begin_request
+from proxy.pipeline.recorder import Tags
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.tags import Tags
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
 from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
 

@@ -17,7 +17,7 @@ from proxy.http.headers import encoded
 from proxy.http.request_body import Sent, note_complete, note_error
 from proxy.overflow.errors import as_error
 from proxy.pipeline.response_start import ResponseStart, readable
-from proxy.pipeline.watching import Tap
+from proxy.pipeline.sending import Tap
 from proxy.upstream.transport import Headers
 
 log = structlog.get_logger(__name__)

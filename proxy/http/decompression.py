@@ -17,26 +17,16 @@ import zstandard
 
 from proxy.errors import BodyTooLarge, UnsupportedEncoding
 
-SLICE = 16_384
-"""Bytes of compressed input that a decoder takes at once. A decoder copies the rest of its input for each piece."""
-
-PIECE = 65_536
-"""Bytes of output after which a decoder yields. A zstd piece can have up to 8 MiB."""
-
-MEMBERS = 100
-"""Gzip members, deflate streams, or zstd frames that one body can have. One is usual."""
-
-RATIO = 25
-"""How many times its compressed size a body may become. JSON conversations become 3 to 10 times their size."""
-
-RATIO_FLOOR = 16_000_000
-"""Bytes that any body may become, however small it was. A conversation that repeats itself compresses well."""
+SLICE = 16_384  # Bytes of compressed input that a decoder takes at once. It copies the rest for each piece.
+PIECE = 65_536  # Bytes of output after which a decoder yields. A zstd piece can have up to 8 MiB.
+MEMBERS = 100  # Gzip members, deflate streams, or zstd frames that one body can have. One is usual.
+RATIO = 25  # How many times its compressed size a body may become. JSON conversations become 3 to 10 times their size.
+RATIO_FLOOR = 16_000_000  # Bytes that any body may become. A conversation that repeats itself compresses well.
 
 OVER = "The request body is over this proxy's limit of {limit} bytes. Send less, or have server.body_limit raised."
 OVER_RATIO = "The request body decompresses to more than {ratio} times its size. Send it uncompressed."
 
-_ZSTD_SLICE = 256
-"""A zstd block has at least four bytes and decompresses to at most 128 KiB, so a slice becomes 8 MiB at most."""
+_ZSTD_SLICE = 256  # a zstd block of at least 4 bytes becomes at most 128 KiB, so a slice becomes at most 8 MiB
 
 
 class Undecodable(ValueError):
@@ -47,6 +37,8 @@ _ERRORS = (zlib.error, brotli.error, zstandard.ZstdError, Undecodable)
 
 
 class _Decoder(ABC):
+    _count = 0
+
     @property
     @abstractmethod
     def finished(self) -> bool:
@@ -56,22 +48,15 @@ class _Decoder(ABC):
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Decompress the next slice. Exhaust the iterator before the next call, or drop the decoder."""
 
-
-class _Members(_Decoder):
-    """Counts the members of a body."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
     def begin(self) -> None:
+        """Count a member of the body."""
         self._count += 1
         if self._count > MEMBERS:
             raise Undecodable(f"more than {MEMBERS} members")
 
 
-class _Zlib(_Members):
+class _Zlib(_Decoder):
     def __init__(self, window_bits: int) -> None:
-        super().__init__()
         self._bits = window_bits
         self._member: zlib._Decompress | None = None
 
@@ -109,9 +94,8 @@ class _Brotli(_Decoder):
             yield piece
 
 
-class _Zstandard(_Members):
+class _Zstandard(_Decoder):
     def __init__(self, window_log: int) -> None:
-        super().__init__()
         # A frame's window is allocated before any output appears, so its size is limited.
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=1 << window_log)
         self._frame: zstandard.ZstdDecompressionObj | None = None

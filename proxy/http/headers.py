@@ -14,21 +14,13 @@ from starlette.types import Scope
 # RFC 9110, section 7.6.1, and headers of older software with the same meaning.
 HOP_BY_HOP = frozenset(
     {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
+        *("transfer-encoding", "upgrade"),
     }
 )
 CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
 
-VIA = "x-compaction-via"
-"""The ids of the proxies that a request has passed. Each proxy creates its id when it starts."""
+VIA = "x-compaction-via"  # The ids of the proxies that a request has passed. Each proxy creates its id when it starts.
 
 
 class Own(StrEnum):
@@ -73,13 +65,8 @@ _OF_BROWSERS = frozenset({"origin", "sec-fetch-dest", "sec-fetch-mode", "sec-fet
 _CORS = frozenset(
     f"access-control-{name}"
     for name in (
-        "allow-credentials",
-        "allow-headers",
-        "allow-methods",
-        "allow-origin",
-        "allow-private-network",
-        "expose-headers",
-        "max-age",
+        *("allow-credentials", "allow-headers", "allow-methods", "allow-origin", "allow-private-network"),
+        *("expose-headers", "max-age"),
     )
 )
 
@@ -111,10 +98,7 @@ class Credential(msgspec.Struct, frozen=True):
 
 
 def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:
-    """Return the key that identifies a caller, and the first `Authorization` header if it holds no Bearer token.
-
-    The proxy identifies the caller by this key and forwards no other. If a header is repeated, the first one counts.
-    """
+    """Return the key that identifies a caller, and the first `Authorization` header if it's no Bearer token."""
     found: dict[bytes, str] = {}
     for name, value in raw:
         if name in _KEY_HEADERS:
@@ -131,8 +115,7 @@ def credential(raw: RawHeaders) -> tuple[Credential | None, str | None]:
     return None, authorization or None
 
 
-MOST_COOKIES = 1_000
-"""Cookies of a request that the proxy looks at. Browsers keep about 180 for a site."""
+MOST_COOKIES = 1_000  # Cookies of a request that the proxy looks at. Browsers keep about 180 for a site.
 
 
 def cookies(raw: RawHeaders, name: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from time import perf_counter
 
 from starlette.types import Message, Receive, Scope, Send
@@ -14,26 +15,9 @@ from proxy.errors import BodyTooLarge, BodyTooSlow, ErrorShape, Limit, LoopDetec
 from proxy.http.decompression import OVER, unpacked
 from proxy.http.headers import VIA, encoded
 
-__all__ = [
-    "ClientLeft",
-    "Sent",
-    "answer_error",
-    "header",
-    "is_handshake",
-    "leaving",
-    "note_complete",
-    "note_error",
-    "read_body",
-]
-
-STEP = 2_000_000
-"""Bytes that a body is decompressed to in one step, about 10 ms of work in a thread."""
-
-INLINE_STEP = 65_536
-"""Bytes that a small body is decompressed to on the event loop, less than 1 ms of work."""
-
-EMPTY_PIECE = 4_096
-"""Bytes that a piece of decompressed output counts for besides its own."""
+STEP = 2_000_000  # bytes that a body is decompressed to in one step, about 10 ms of work in a thread
+INLINE_STEP = 65_536  # bytes that a small body is decompressed to on the event loop, less than 1 ms of work
+EMPTY_PIECE = 4_096  # bytes that a piece of decompressed output counts for besides its own
 
 BODY_SECONDS = 30.0
 BODY_RATE = 10_000
@@ -44,9 +28,7 @@ A client that doesn't send its body holds a place in the concurrency limit.
 
 SLOW = "The request body came too slowly, or stopped coming. Send it again."
 
-
-SMALL = 65_536
-"""A body of at most this many bytes doesn't queue behind large ones that wait for memory."""
+SMALL = 65_536  # a body of at most this many bytes doesn't queue behind large ones that wait for memory
 
 
 class MemoryLease(ABC):
@@ -90,43 +72,23 @@ def is_handshake(scope: Scope) -> bool:
     return (wanted is not None and "websocket" in wanted.lower()) or header(scope, b"sec-websocket-key") is not None
 
 
-_FAILURES = (500, 502, 504)
-"""The statuses of errors that happen to a request, rather than reject it."""
+_FAILURES = (500, 502, 504)  # the statuses of errors that happen to a request, rather than reject it
 
 
+@dataclass(slots=True, eq=False)
 class Sent:
-    """A ``send`` that records how much of the response it has sent.
+    """A ``send`` that records how much of the response it has sent."""
 
-    ``status`` is 0 before the response begins. ``error`` is the code of the proxy's error in the response, if any, and
-    ``refused`` is true if the proxy rejected the request. ``limit`` is the team's limit that rejected it, if any.
-    ``first_byte`` is when the response began, by
-    ``perf_counter``. ``size`` is the bytes of the body.
-    """
-
-    __slots__ = (
-        "_send",
-        "begun",
-        "complete",
-        "error",
-        "first_byte",
-        "limit",
-        "refused",
-        "retry_after",
-        "size",
-        "status",
-    )
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.begun = False
-        self.complete = False
-        self.status = 0
-        self.error: str | None = None
-        self.refused = False
-        self.limit: Limit | None = None
-        self.retry_after = 0
-        self.first_byte = 0.0
-        self.size = 0
+    _send: Send
+    begun: bool = False
+    complete: bool = False
+    status: int = 0  # 0 before the response begins
+    error: str | None = None  # the code of the proxy's error in the response
+    refused: bool = False  # the proxy rejected the request
+    limit: Limit | None = None  # the team's limit that rejected the request
+    retry_after: int = 0
+    first_byte: float = 0.0  # when the response began, by `perf_counter`
+    size: int = 0  # bytes of the body
 
     async def __call__(self, message: Message) -> None:
         """Send a message. ``complete`` is true once the server has taken the last one."""
@@ -162,7 +124,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
     Raises ``BodyTooLarge`` before more than ``limit`` bytes are held, ``BodyTooSlow``, ``UnsupportedEncoding``,
     ``Overloaded``, and ``ClientLeft``.
     """
-    length, encoding = _framing(scope)
+    length, encoding = header(scope, b"content-length"), header(scope, b"content-encoding")
     announced = int(length) if length is not None and length.isdigit() else 0
     if announced > limit:
         raise BodyTooLarge(OVER.format(limit=limit))
@@ -191,17 +153,6 @@ async def read_body(scope: Scope, receive: Receive, limit: int, held: MemoryLeas
     if encoding is None:
         return body
     return await _unpacked(receive, body, encoding, limit, held)
-
-
-def _framing(scope: Scope) -> tuple[str | None, str | None]:
-    """Return the first ``content-length`` and the first ``content-encoding``."""
-    length = encoding = None
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            length = length or value.decode("latin-1")
-        elif name == b"content-encoding":
-            encoding = encoding or value.decode("latin-1")
-    return length, encoding
 
 
 @contextlib.asynccontextmanager
@@ -323,28 +274,20 @@ async def answer_error(
     await send({"type": "http.response.start", "status": error.status, "headers": encoded(headers)})
     await send({"type": "http.response.body", "body": body, "more_body": unread})
     if unread and receive is not None:
-        await _linger(receive)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGERING_SECONDS):
+                message = await asyncio.wait_for(receive(), LINGERING_SILENCE)
+                while message["type"] == "http.request" and message.get("more_body", False):
+                    message = await asyncio.wait_for(receive(), LINGERING_SILENCE)
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _linger(receive: Receive) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(LINGERING_SECONDS):
-            more = True
-            while more:
-                message = await asyncio.wait_for(receive(), LINGERING_SILENCE)
-                more = message["type"] == "http.request" and message.get("more_body", False)
-
-
-_VIA = VIA.encode()
-
-MOST_HOPS = 5
-"""Instances of this proxy that one request may pass."""
+MOST_HOPS = 5  # instances of this proxy that one request may pass
 
 
 def next_via(scope: Scope, instance: str) -> str:
     """Return the value of the header ``x-compaction-via`` for the next hop. Raises ``LoopDetected``."""
-    before = header(scope, _VIA)
+    before = header(scope, VIA.encode())
     if before is None:
         return instance
     hops = [hop.strip() for hop in before.split(",") if hop.strip()]

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from starlette.types import Send
 
 from proxy.http.headers import Headers, encoded
 
-LONGEST_EVENT = 1_000_000
-"""Hold back an unfinished event up to this many bytes. Forward a longer one as it arrives."""
+LONGEST_EVENT = 1_000_000  # Hold back an unfinished event up to this many bytes. Forward a longer one as it arrives.
 
 _ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -101,42 +101,31 @@ def _end_of_events(chunk: bytes | bytearray, start: int = 0) -> int:
 
 COMMENT = comment("waiting for the model")
 
-SILENT_SECONDS = 5.0
-"""Send a comment after this much silence of a response that has begun."""
+SILENT_SECONDS = 5.0  # send a comment after this much silence of a response that has begun
 
 # nginx buffers responses by default, and comments wouldn't arrive.
 _HEAD: Headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
 
 
+@dataclass(eq=False)
 class Heartbeat:
-    """The heartbeat of one streaming client. It's free until ``start_after_delay`` or ``follow`` is called.
+    """The heartbeat of one streaming client. It's free until ``start_after_delay`` or ``follow`` is called."""
 
-    ``every`` is the seconds of silence before each comment, the first one from ``since`` (the event loop's time).
-    ``headers`` returns the headers that are known when the response starts. ``beat`` is the comment or event to send.
-    After ``longest`` seconds without an event, there are no more comments, so that the client's own timeout expires.
-    """
+    _send: Send
+    _every: float  # seconds of silence before each comment
+    _since: float  # the start of the first silence, by the event loop's time
+    _headers: Callable[[], Headers]  # those that are known when the response starts
+    _beat: bytes = COMMENT  # the comment or event to send
+    _longest: float = math.inf  # seconds without an event after which the client's own timeout may expire
+    _last: float = field(init=False)
+    _timer: asyncio.TimerHandle | None = None
+    _sending: asyncio.Task[None] | None = None
+    _busy: bool = False
+    begun: bool = False
+    """True if the response has started. Then its status is 200."""
 
-    def __init__(
-        self,
-        send: Send,
-        every: float,
-        since: float,
-        headers: Callable[[], Headers],
-        beat: bytes = COMMENT,
-        longest: float = math.inf,
-    ) -> None:
-        self._send = send
-        self._every = every
-        self._longest = longest
-        self._last = since
-        self._since = since
-        self._headers = headers
-        self._beat = beat
-        self._timer: asyncio.TimerHandle | None = None
-        self._sending: asyncio.Task[None] | None = None
-        self._busy = False
-        self.begun = False
-        """True if the response has started. Then its status is 200."""
+    def __post_init__(self) -> None:
+        self._last = self._since
 
     def start_after_delay(self) -> None:
         """Send comments once the client has waited long enough. Call this when a compaction starts."""
@@ -177,7 +166,7 @@ class Heartbeat:
             self._sending.cancel()
             self._sending = None
         # The request refers to this object. A reference cycle would keep its body until the next garbage collection.
-        self._headers = _none
+        self._headers = list
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -199,7 +188,3 @@ class Heartbeat:
             headers = encoded([*_HEAD, *self._headers()])
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": self._beat, "more_body": True})
-
-
-def _none() -> Headers:
-    return []

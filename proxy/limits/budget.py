@@ -16,20 +16,11 @@ from proxy.limits.profiles import Profile
 RESERVE_PART = 32
 RESERVE_AT_LEAST = 512
 
-SENSIBLE_PART = 8
-"""The window divided by this is enough room for an answer, ..."""
-
-SENSIBLE_AT_LEAST = 256
-"""... but at least this many tokens."""
-
-THINKING_PART = 4
-"""Thinking keeps its stated budget if it and the answer take at most this part of the window."""
-
-LEAST_THINKING = 1_024
-"""The smallest budget for thinking that Anthropic accepts."""
-
-CAUTION_PART = 100
-"""The prompt divided by this is the margin next to a lowered output, because counts differ."""
+SENSIBLE_PART = 8  # the window divided by this is enough room for an answer, but at least the next number of tokens
+SENSIBLE_AT_LEAST = 256  # tokens that an answer needs in any window
+THINKING_PART = 4  # thinking keeps its stated budget if it and the answer take at most this part of the window
+LEAST_THINKING = 1_024  # the smallest budget for thinking that Anthropic accepts
+CAUTION_PART = 100  # the prompt divided by this is the margin next to a lowered output, because counts differ
 
 
 def reserved_output(
@@ -119,10 +110,7 @@ def enough(lowered: int, thinking: int, fixed: int) -> int | None:
 
 
 def lower_thinking(thinking: int, output: int) -> int:
-    """Return the budget for thinking in a lowered output, with at least as much room for the answer.
-
-    It's a power of two, so that it seldom changes: another budget breaks the prompt cache.
-    """
+    """Return the budget for thinking in a lowered output: a power of two, which seldom breaks the prompt cache."""
     if thinking < output:
         return thinking
     return max(LEAST_THINKING, 1 << (max(output // 2, 1).bit_length() - 1))

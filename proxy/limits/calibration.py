@@ -8,7 +8,7 @@ of a conversation.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 from cachetools import LRUCache
@@ -19,33 +19,20 @@ from proxy.store import Store
 from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.replicated_map import ReplicatedFigures, ReplicatedMap, SharedValue
 
-LEAST_COUNTED = 500
-"""Smallest request to compare, in tokens. In smaller ones the framing distorts the ratio."""
-
-OBSERVATIONS = 16
-"""Newest observations that determine the factor."""
+LEAST_COUNTED = 500  # Smallest request to compare, in tokens. In smaller ones the framing distorts the ratio.
+OBSERVATIONS = 16  # newest observations that determine the factor
 
 LEAST_OBSERVATIONS = 3
 
-TRIES = 32
-"""Requests that a process counts only for their ratio, per upstream, model, and tenant."""
-
-PAUSE = 10.0
-"""Seconds between two observations of one model once there are enough of them."""
-
-LONGEST_PAUSE = 600.0
-"""Seconds between two observations of an upstream whose usage shows no ratio, at most."""
+TRIES = 32  # requests that a process counts only for their ratio, per upstream, model, and tenant
+PAUSE = 10.0  # seconds between two observations of one model once there are enough of them
+LONGEST_PAUSE = 600.0  # seconds between two observations of an upstream whose usage shows no ratio, at most
 
 BOUNDS = (0.7, 1.6)
 
-STEPS = 20
-"""Steps per 1.0. The factor moves in steps of 1/20, because each change moves the checkpoints of all conversations."""
-
-PLACES = 10_000
-"""The most tenants and models kept in memory. The least recently used ones are read from the store again."""
-
-KEPT_SECONDS = 30 * DAY
-"""Seconds that a ratio is kept after the last observation."""
+STEPS = 20  # the factor moves in steps of 1/20, because each change moves the checkpoints of all conversations
+PLACES = 10_000  # Tenants and models in memory. The least recently used ones are read from the store again.
+KEPT_SECONDS = 30 * DAY  # seconds that a ratio is kept after the last observation
 
 KIND = "tenant_ratio"
 """The kind of the stored entries. The proxy ignores entries of the kind ``ratio``, which version 0.1 stored for all
@@ -53,18 +40,14 @@ tenants together, until they expire."""
 
 
 class TokenRatios(SharedValue, frozen=True):
-    """The stored ratios of one model at an upstream for one tenant, oldest first.
-
-    ``quantized_factor`` is the factor in force, in steps of 1/20, decided at ``since``. The last ratio came at
-    ``noted``. Times are seconds since 1970.
-    """
+    """The stored ratios of one model at an upstream for one tenant. Times are seconds since 1970."""
 
     upstream: str
     model: str
-    ratios: tuple[float, ...] = ()
-    quantized_factor: int = msgspec.field(default=STEPS, name="steps")
-    since: float = 0.0
-    noted: float = 0.0
+    ratios: tuple[float, ...] = ()  # oldest first
+    quantized_factor: int = msgspec.field(default=STEPS, name="steps")  # the factor in force, in steps of 1/20
+    since: float = 0.0  # when the factor was decided
+    noted: float = 0.0  # when the last ratio came
 
     @property
     def until(self) -> float:
@@ -105,10 +88,7 @@ class Calibration(ReplicatedFigures[TokenRatios]):
         return self._clock() >= self._next.get((upstream, model, tenant), 0.0)
 
     def worth_counting(self, upstream: str, model: str, tenant: str) -> bool:
-        """Return whether to count a request only for its ratio: while the tenant has too few ratios for this model.
-
-        After ``TRIES`` times the answer is no, because the upstream reports nothing comparable.
-        """
+        """Return whether to count a request only for its ratio: while the tenant has few ratios, ``TRIES`` times."""
         place = (upstream, model, tenant)
         seen = self._values.get(tenant, upstream, model)
         tries = self._tries.get(place, 0)
@@ -127,7 +107,8 @@ class Calibration(ReplicatedFigures[TokenRatios]):
         now = self._now()
         ratios = (*seen.ratios, ratio)[-OBSERVATIONS:]
         enough = len(ratios) >= LEAST_OBSERVATIONS
-        steps = _stepped(_estimate(ratios), seen.quantized_factor) if enough else seen.quantized_factor
+        estimate = sorted(ratios)[int(0.75 * (len(ratios) - 1))]  # so that outliers don't matter
+        steps = _stepped(estimate, seen.quantized_factor) if enough else seen.quantized_factor
         decided = enough and (steps != seen.quantized_factor or not seen.since)
         observed = TokenRatios(upstream, model, ratios, steps, now if decided else seen.since, now)
         if decided:
@@ -168,16 +149,8 @@ class Calibration(ReplicatedFigures[TokenRatios]):
 
 
 def plausible(counted: int, reported: int) -> bool:
-    """Return whether both can be counts of the same prompt, and the prompt is large enough to compare.
-
-    Some upstreams omit cached tokens, and some report nothing.
-    """
+    """Return whether both can be counts of the same prompt, and it's large enough to compare."""
     return counted > LEAST_COUNTED and RATIO_BOUNDS[0] <= reported / counted <= RATIO_BOUNDS[1]
-
-
-def _estimate(ratios: Sequence[float]) -> float:
-    """Return the 75th percentile, so that outliers don't matter."""
-    return sorted(ratios)[int(0.75 * (len(ratios) - 1))]
 
 
 def _stepped(estimate: float, steps: int) -> int:

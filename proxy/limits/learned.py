@@ -12,53 +12,31 @@ import structlog
 from cachetools import LRUCache
 
 from proxy.constants import DAY
-from proxy.limits.profiles import Profile
-from proxy.limits.profiles.lookup import smaller
+from proxy.limits.profiles import Profile, smaller
 from proxy.overflow import Overflow
 from proxy.store import Store
 from proxy.store.replicated_map import ReplicatedFigures, ReplicatedMap, SharedValue
 
 log = structlog.get_logger(__name__)
 
-SMALLEST_PART = 8
-"""The budget is at least the window divided by this, regardless of the reserved output."""
-
-CAUTION = 0.97
-"""Share of a limit that the proxy aims at after a refusal that names it."""
-
-BLIND_FACTOR = 0.7
-"""Share of the refused size that the proxy aims at after a refusal that names no limit."""
-
-LEAST_BLIND = 1_024
-"""Tokens. Every model accepts this many, so a refusal of less that names no limit has another reason."""
-
-LEAST_LIMIT = 256
-"""Tokens. A smaller number in a refusal isn't a token limit."""
-
-NAMED_SECONDS = DAY
-"""Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again."""
-
-GUESS_SECONDS = 3_600.0
-"""Seconds that a guessed limit holds, and in which a doubtful one must occur again."""
-
-DISPROVED = 1 / BLIND_FACTOR
-"""An answered request that is larger than a limit by this factor disproves the limit."""
-
-COUNTS_DIFFER = 1.05
-"""A reported usage above a named limit by this factor disproves it. The upstream counts both."""
-
-CONTRADICTED = 0.5
-"""Share of a recently answered size. A lower named limit applies to other requests only if it is named twice."""
+SMALLEST_PART = 8  # the budget is at least the window divided by this, regardless of the reserved output
+CAUTION = 0.97  # share of a limit that the proxy aims at after a refusal that names it
+BLIND_FACTOR = 0.7  # share of the refused size that the proxy aims at after a refusal that names no limit
+LEAST_BLIND = 1_024  # Tokens that every model accepts. A refusal of less that names no limit has another reason.
+LEAST_LIMIT = 256  # Tokens. A smaller number in a refusal isn't a token limit.
+NAMED_SECONDS = DAY  # Seconds that a limit named by an upstream holds. Then the proxy tries the profile's limit again.
+GUESS_SECONDS = 3_600.0  # seconds that a guessed limit holds, and in which a doubtful one must occur again
+DISPROVED = 1 / BLIND_FACTOR  # an answered request that is larger than a limit by this factor disproves the limit
+COUNTS_DIFFER = 1.05  # A reported usage above a named limit by this factor disproves it. The upstream counts both.
+CONTRADICTED = 0.5  # Share of a recently answered size. A lower named limit needs a second refusal to apply to others.
 
 LEARNED_ENTRIES = 10_000
 
-PERIOD = 3_600.0
-"""Seconds. An answer counts as recent for at least this time, and at most twice as long."""
+PERIOD = 3_600.0  # Seconds. An answer counts as recent for at least this time, and at most twice as long.
 
 KIND = "limit"
 
-Place = tuple[str, str, str]
-"""An upstream, the model's name there, and a tenant."""
+Place = tuple[str, str, str]  # an upstream, the model's name there, and a tenant
 
 # A count in a refusal can differ from the proxy's by these factors. Beyond them it isn't a count of the same prompt.
 RATIO_BOUNDS = (0.5, 3.0)
@@ -73,15 +51,12 @@ A guess follows from a refusal without a number, or with a number by which the r
 
 @dataclass(frozen=True, slots=True)
 class LearnedLimit:
-    """A limit learned from an upstream, in tokens as counted here. ``total`` includes the output.
-
-    ``named`` is the number that the refusal gave, in the upstream's own tokens.
-    """
+    """A limit learned from an upstream, in tokens as counted here."""
 
     input: int | None = None
-    total: int | None = None
+    total: int | None = None  # with the output
     source: Source = field(default="refusal", compare=False)
-    named: int | None = field(default=None, compare=False)
+    named: int | None = field(default=None, compare=False)  # the refusal's number, in the upstream's tokens
 
     @property
     def blind(self) -> bool:
@@ -145,19 +120,15 @@ def published(profile: Profile, factor: float = 1.0) -> LearnedLimit:
 
 
 class LimitRecord(msgspec.Struct, frozen=True):
-    """A limit of ``tokens`` as counted here, learned at ``since`` and valid until ``until`` (seconds since 1970).
-
-    ``named`` is the number in the refusal, in the upstream's own tokens. A ``disproved`` record stays as long as other
-    processes may have the limit. For a guess, ``refused`` is the refused size.
-    """
+    """A limit of ``tokens`` as counted here. Times are seconds since 1970."""
 
     tokens: int
     source: Source
     since: float
     until: float
-    named: int | None = None
-    disproved: bool = False
-    refused: int | None = None
+    named: int | None = None  # the number in the refusal, in the upstream's own tokens
+    disproved: bool = False  # stays as long as other processes may have the limit
+    refused: int | None = None  # the refused size, for a guess
 
     def holds(self, now: float) -> bool:
         return not self.disproved and now <= self.until
@@ -271,10 +242,7 @@ class LearnedLimits(ReplicatedFigures[Limits]):
         self._answered.note((upstream, model, tenant), tokens)
 
     def contradicts(self, upstream: str, model: str, tenant: str, limit: LearnedLimit, refused: int) -> bool:
-        """Return whether a recent answer contradicts the limit from a refusal of ``refused`` tokens.
-
-        It contradicts a named limit far below the answered size, and an unnamed one if ``refused`` is smaller.
-        """
+        """Return whether a recent answer contradicts the limit from a refusal of ``refused`` tokens."""
         answered = self._answered.largest((upstream, model, tenant))
         if limit.blind:
             return refused < answered
@@ -364,6 +332,5 @@ def _confirmed(record: LimitRecord | None, size: int, reported: int | None, now:
 
 
 def lower(a: LearnedLimit | None, b: LearnedLimit | None) -> LearnedLimit:
-    """Return the lower limits of two."""
     known = [limit for limit in (a, b) if limit is not None]
     return LearnedLimit(smaller(*(limit.input for limit in known)), smaller(*(limit.total for limit in known)))

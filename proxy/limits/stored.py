@@ -34,10 +34,7 @@ class Learned(NamedTuple):
         return sorted(known | {(found.upstream, found.model) for _, found in self.ratios})
 
     def by_tenant(self, upstream: str, model: str, now: float) -> dict[str, tuple[LearnedLimit | None, float]]:
-        """Return the valid limits of a model and its factor, by tenant. ``now`` is in seconds since 1970.
-
-        The factor is the upstream's tokens for each token counted here.
-        """
+        """Return the valid limits of a model and its factor, by tenant. ``now`` is in seconds since 1970."""
         place = (upstream, model)
         ratios = [(tenant, one) for tenant, one in self.ratios if (one.upstream, one.model) == place]
         factors = {tenant: one.factor for tenant, one in ratios if one.until >= now}

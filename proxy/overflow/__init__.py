@@ -24,7 +24,7 @@ import msgspec
 from proxy.constants import UNDECODABLE
 from proxy.overflow import general, media, patterns
 from proxy.overflow.errors import COUNT_FIELDS, LIMIT_FIELDS, ErrorInfo, read_errors
-from proxy.overflow.figures import Overflow, OverflowReading, amounts
+from proxy.overflow.general import Overflow, OverflowReading, amounts
 from proxy.overflow.media import MediaLimit
 from proxy.overflow.patterns import (
     AMBIGUOUS_STATUS,
@@ -36,7 +36,6 @@ from proxy.overflow.patterns import (
     ROWS,
     TIER_GATE,
     TIER_LIMIT,
-    Row,
     excluded,
 )
 
@@ -44,14 +43,12 @@ __all__ = ["EchoedRequest", "MediaLimit", "Overflow", "media_limit", "recognise"
 
 _INPUT_FIELDS = ("max_input", "max_prompt")
 _CODE_HEADERS = ("x-amzn-errortype", "x-ms-error-code")
-MOST_TEXT = 65_536
-"""Characters of error messages after which ``recognise`` reads no further error of a response."""
+MOST_TEXT = 65_536  # characters of error messages after which `recognise` reads no further error of a response
 
 _WINDOW_NAMED = re.compile(r"context (?:length|window|size|limit)")
 _WAIT_HEADERS = ("retry-after", "retry-after-ms")
 
-RUN = 3
-"""Consecutive words that must also be in the request to count as repeated."""
+RUN = 3  # consecutive words that must also be in the request to count as repeated
 
 _WORD = re.compile(r"[a-z]+|\d+|[^\W\d_a-z]")
 _ENCODED = re.compile(r"%[0-9a-fA-F]{2}|\+")
@@ -64,8 +61,6 @@ def recognise(
     body: bytes,
     headers: Iterable[tuple[str, str]] = (),
     *,
-    rows: Iterable[Row] = ROWS,
-    codes: Iterable[str] = CODES,
     request: EchoedRequest | None = None,
     rate_limits: bool = False,
 ) -> Overflow | None:
@@ -73,7 +68,7 @@ def recognise(
 
     ``body`` is decompressed; ``headers`` have lower case names. Reads error fields only, never text that a provider
     echoes. Rate limits, quotas, byte limits, and limits on output alone, images, or other fields aren't overflows.
-    ``rows`` and ``codes`` are the tables of known wordings. Sentences that repeat the ``request`` aren't evidence.
+    Sentences that repeat the ``request`` aren't evidence.
     With ``rate_limits``, a limit on tokens per minute that the request alone exceeds is an overflow, too.
     """
     errors = read_errors(status, body)
@@ -90,12 +85,11 @@ def recognise(
         return None
     ambiguous = status in AMBIGUOUS_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
     forbidden = status in FORBIDDEN_STATUS
-    tables = tuple(rows), frozenset(codes)
     readings: list[OverflowReading] = []
     length = 0
     for error in errors:
         if not forbidden or any(_WINDOW_NAMED.search(text.lower()) for text in error.texts):
-            readings += _read(error, *tables, request, ambiguous=ambiguous or forbidden)
+            readings += _read(error, request, ambiguous=ambiguous or forbidden)
         length += sum(map(len, error.texts))
         if length > MOST_TEXT:
             break
@@ -131,20 +125,18 @@ def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:
     return found if found is None or request is None else general.read_rate(request.without(text) or text)
 
 
-def _read(
-    error: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: EchoedRequest | None, *, ambiguous: bool
-) -> list[OverflowReading]:
+def _read(error: ErrorInfo, request: EchoedRequest | None, *, ambiguous: bool) -> list[OverflowReading]:
     if excluded(error.codes, ()):
         return []
     about = [text for text in error.texts if not excluded((), (text,))]
-    by_code = not error.codes.isdisjoint(codes)
+    by_code = not error.codes.isdisjoint(CODES)
     if not by_code and not ambiguous and len(about) == len(error.texts):
         by_code = any(CODE_SHAPE.search(code) for code in error.codes if not code.startswith("param:"))
     readings = []
     for text in about:
-        reading = _sentence(text, rows, certain=by_code, ambiguous=ambiguous)
+        reading = _sentence(text, certain=by_code, ambiguous=ambiguous)
         if reading is not None and request is not None and (own := request.without(text)) is not None:
-            reading = _confirmed(reading, own) or _sentence(own, rows, certain=by_code, ambiguous=ambiguous)
+            reading = _confirmed(reading, own) or _sentence(own, certain=by_code, ambiguous=ambiguous)
         if reading is not None:
             readings.append(reading)
     if by_code or (readings and error.numbers):
@@ -152,9 +144,9 @@ def _read(
     return readings
 
 
-def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, ambiguous: bool) -> OverflowReading | None:
+def _sentence(text: str, *, certain: bool, ambiguous: bool) -> OverflowReading | None:
     lowered = general.prepared(text)
-    return patterns.read(lowered, rows) or general.read(lowered, certain=certain, ambiguous=ambiguous)
+    return patterns.read(lowered, ROWS) or general.read(lowered, certain=certain, ambiguous=ambiguous)
 
 
 def _confirmed(reading: OverflowReading, own: str) -> OverflowReading | None:
@@ -164,7 +156,6 @@ def _confirmed(reading: OverflowReading, own: str) -> OverflowReading | None:
 
 
 def _numbers(numbers: Mapping[str, int]) -> OverflowReading:
-    """Read the limit and the prompt's size from an error's numeric fields."""
     limit = next((name for name in LIMIT_FIELDS if name in numbers), None)
     counted = next((numbers[name] for name in COUNT_FIELDS if name in numbers), None)
     if limit is None:
@@ -204,7 +195,6 @@ class EchoedRequest:
         return "".join(kept)
 
     def _repeated(self, wanted: frozenset[_Run]) -> set[_Run]:
-        """Return the runs of words that are in the request."""
         if wanted not in self._runs:
             found: set[_Run] = set()
             for text in _texts(self._raw):

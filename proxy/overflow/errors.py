@@ -56,14 +56,11 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """The codes, numeric fields, and sentences of one error object.
+    """The codes, numeric fields, and sentences of one error object."""
 
-    ``codes`` are lower case. ``texts`` are bounded, on one line, without embedded JSON and without quoted values.
-    """
-
-    codes: frozenset[str]
+    codes: frozenset[str]  # lower case
     numbers: Mapping[str, int]
-    texts: tuple[str, ...]
+    texts: tuple[str, ...]  # bounded, on one line, without embedded JSON and without quoted values
 
 
 def read_errors(status: int, body: bytes) -> list[ErrorInfo]:
@@ -207,15 +204,13 @@ def _of_repr(text: str) -> object:
     return value
 
 
-WHOLE_BODY = 1_000_000
-"""Bytes up to which a body is parsed. Only the first ``PREFIX`` bytes of a longer body are read, as text."""
+WHOLE_BODY = 1_000_000  # Bytes of a body that is parsed. Of a longer one, the first `PREFIX` bytes are read as text.
 MAX_ITEMS = 8
 MAX_DEPTH = 10
 MAX_EVENTS = 64
 
 ENVELOPES = ("error", "Error", "Response", "ResponseMetadata", "response", "base_resp", "fault", "header")
-_EXCEPTION_KEY = re.compile(r"\w{0,40}[a-z]Exception")
-"""Bedrock names the event for the error, such as ``validationException``."""
+_EXCEPTION_KEY = re.compile(r"\w{0,40}[a-z]Exception")  # Bedrock's name for the event of an error
 
 # A successful response contains an error only if it has one of these fields, ...
 _ERROR_IN_SUCCESS = ("error", "Error", "errors", "base_resp", "Response", "ResponseMetadata", "fault", "header")
@@ -233,23 +228,16 @@ UNREADABLE = (ValueError, RecursionError, msgspec.DecodeError)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A part of a response that may be an error. ``value`` is its JSON, ``None`` if it isn't JSON.
-
-    ``event``: it is an event of a stream. ``failed``: the event's name, or else the status, is an error, so the whole
-    value describes it.
-    """
+    """A part of a response that may be an error."""
 
     text: str
-    value: object
-    failed: bool
-    event: bool = False
+    value: object  # its JSON, `None` if it isn't JSON
+    failed: bool  # the event's name, or else the status, is an error, so all of `value` describes it
+    event: bool = False  # it is an event of a stream
 
 
 def candidates(status: int, body: bytes) -> Iterator[Candidate]:
-    """Yield the parts of a response that may be errors: the JSON body, or the events of a stream.
-
-    ``body`` is a whole decompressed body, or the start of a stream. A failed body that is neither yields its text.
-    """
+    """Yield the parts of a response that may be errors: the JSON body, a stream's events, or an error's text."""
     text = body[: WHOLE_BODY if len(body) <= WHOLE_BODY else PREFIX].decode("utf-8", "replace").lstrip("\ufeff \r\n\t")
     failed = status >= 400
     if len(body) <= WHOLE_BODY and text[:1] in '{["' and (value := parse(text)) is not None:
@@ -351,14 +339,10 @@ def parse(text: str) -> object:
     return value
 
 
-PREFIX = 65_536
-"""Characters of a long text that are read."""
-SENTENCE = 8_192
-"""Characters of one error message that are read."""
-SHORT_QUOTE = 16
-"""Characters. A shorter quoted value is a name ("middle-out"), not a user's text."""
-MOST_HIDDEN = 8
-"""Hidden parts of a page that ``page_text`` removes, at most, for each tag."""
+PREFIX = 65_536  # characters of a long text that are read
+SENTENCE = 8_192  # characters of one error message that are read
+SHORT_QUOTE = 16  # Characters. A shorter quoted value is a name ("middle-out"), not a user's text.
+MOST_HIDDEN = 8  # hidden parts of a page that `page_text` removes, at most, for each tag
 
 _HIDDEN = ("style", "script")
 _QUOTED = re.compile(r"""(?P<key>['"]?\w{1,20}['"]?\s?[:=]\s?)?"(?P<text>[^"]*)["]""")
@@ -451,10 +435,7 @@ def message_site(value: object, depth: int = 0) -> MessageSite | None:
 
 
 def as_error(status: int, body: bytes) -> dict[str, Any] | None:
-    """Return the error in a response, in OpenAI's envelope and the upstream's words; ``None`` if there is none.
-
-    ``body`` is a whole decompressed body, or the start of a stream. An error in OpenAI's envelope stays unchanged.
-    """
+    """Return the error in a response, in OpenAI's envelope and the upstream's words; ``None`` if there is none."""
     for candidate in candidates(status, body):
         failed = candidate.failed or status >= 400
         if candidate.value is not None:

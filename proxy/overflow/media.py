@@ -10,14 +10,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-STATUS = frozenset({200, 400, 413, 422})
-"""The statuses of such refusals. 200 is that of a stream whose first event is an error."""
-
-MANY_IMAGES = 20
-"""Images above which Anthropic takes only smaller ones, by "Vision" in its documentation."""
-
-DATA = re.compile(rb"[\w+/=-]{1000,}")
-"""The data of an image in a request."""
+STATUS = frozenset({200, 400, 413, 422})  # of such refusals. 200 is a stream whose first event is an error.
+MANY_IMAGES = 20  # images above which Anthropic takes only smaller ones, by "Vision" in its documentation
+DATA = re.compile(rb"[\w+/=-]{1000,}")  # the data of an image in a request
 
 _MANY = re.compile(r"\bpixels\b[^.]{0,60}many[- ]image|many[- ]image\b[^.]{0,60}\bpixels")
 _SEVERAL = r"(?:s\b|\(s\)|(?=[ _-](?:items?|inputs?|parts?|blocks?|count|limit|number|pages)\b))"

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from proxy.overflow import general
-from proxy.overflow.figures import Kind, OverflowReading, Remedy, Scope, amount
+from proxy.overflow.general import Kind, OverflowReading, Remedy, Scope, amount
 
 _NUMBER = r"\d++(?:[,_]\d{3}(?!\d)){0,9}+(?:\.\d++)?+(?![km]\b)"
 _PLACEHOLDERS = {
@@ -280,20 +280,11 @@ def _sum(parts: str) -> tuple[int | None, int | None]:
     return counted, output
 
 
-NEVER_STATUS = frozenset({401, 402, 404, 405, 408, 504})
-"""Statuses for keys, credit, names, methods, and timeouts. They never mean a long prompt."""
-
-FORBIDDEN_STATUS = frozenset({403})
-"""Permission errors. Together also uses this status for long prompts and then names the context."""
-
-AMBIGUOUS_STATUS = frozenset({429, 499, 503, 529})
-"""Statuses for rates, load, and disconnected clients. They mean an overflow only if a message names a window."""
-
-RATE_STATUS = frozenset({413, 429})
-"""Statuses of rate limits."""
-
-TIER_LIMIT = 200_000
-"""Tokens. Providers sell longer prompts apart: to some plans, or for usage that costs extra."""
+NEVER_STATUS = frozenset({401, 402, 404, 405, 408, 504})  # keys, credit, names, methods, and timeouts
+FORBIDDEN_STATUS = frozenset({403})  # Permissions. Together also uses it for long prompts, and names the context.
+AMBIGUOUS_STATUS = frozenset({429, 499, 503, 529})  # an overflow only if a message names a window
+RATE_STATUS = frozenset({413, 429})  # statuses of rate limits
+TIER_LIMIT = 200_000  # Tokens. Providers sell longer prompts apart: to some plans, or for usage that costs extra.
 
 TIER_GATE = re.compile(
     r"^(?=.*\b(?:available|access|enabled?|subscriptions?|plans?|tiers?|usage|credits?|upgrade|require[sd]?|eligible"

@@ -22,65 +22,43 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.overflow.figures import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
+from proxy.overflow.general import LARGEST_LIMIT, SMALLEST_LIMIT, Overflow
 
 WINDOW_REASONS = frozenset({"model_context_window_exceeded", "context_window_exceeded", "context_length_exceeded"})
 """Finish reasons for a full window: Anthropic's since Claude 4.5, and the variants of gateways."""
 LENGTH_REASONS = frozenset({"length", "max_tokens", "max_output_tokens", "incomplete"})
 ABORT_REASONS = frozenset({"abort", "error"})
 
-FAR_BELOW = 0.6
-"""Share of our own count that a prompt's reported size plus its cached tokens must stay below to mean a cut."""
-FAR_ABOVE = 1.6
-"""Times a known window from which our own count exceeds it with any tokenizer."""
-WORTH_A_DOUBT = 0.125
-"""Share of a known window from which a stream without any event may mean that the real window is smaller."""
-JUST_UNDER = 0.02
-"""Share of a window that stays free when the upstream drops whole messages until the rest fits."""
-SAME = 0.01
-"""Share by which the reported sizes of a prompt that is always cut differ."""
-EXACTLY = 0.001
-"""Share by which the totals of answers that filled the same window differ."""
-OTHER = 1.03
-"""Times by which two prompts must differ by our count for the same total to mean a window."""
-GROWN = 1.1
-"""Times by which our own count must have grown for an unchanged reported size to mean something."""
-PAST_LOOSE = 1.6
-"""Times the text that a template may drop that a conversation must have gained since."""
-PAST_CACHE = 1.6
-"""Times the newest text that a reported size must exceed. A smaller one may be the part that no cache held."""
-CACHE_BLOCK = 128
-"""Tokens by which the part that no cache held exceeds the newest text: caches store whole blocks."""
-HALF = 0.5
-"""Share of a published window below which one sign never proves a smaller window."""
-NOTHING_WRITTEN = 16
-"""Output tokens. An answer that stopped for its length and has at most this many had no room."""
+FAR_BELOW = 0.6  # share of our own count below which a prompt's reported size with its cached tokens means a cut
+FAR_ABOVE = 1.6  # times a known window from which our own count exceeds it with any tokenizer
+WORTH_A_DOUBT = 0.125  # share of a known window from which a stream without any event may mean a smaller window
+JUST_UNDER = 0.02  # share of a window that stays free when the upstream drops whole messages until the rest fits
+SAME = 0.01  # share by which the reported sizes of a prompt that is always cut differ
+EXACTLY = 0.001  # share by which the totals of answers that filled the same window differ
+OTHER = 1.03  # times by which two prompts must differ by our count for the same total to mean a window
+GROWN = 1.1  # times by which our own count must have grown for an unchanged reported size to mean something
+PAST_LOOSE = 1.6  # times the text that a template may drop that a conversation must have gained since
+PAST_CACHE = 1.6  # Times the newest text that a reported size must exceed. Less may be the part that no cache held.
+CACHE_BLOCK = 128  # tokens by which the part that no cache held exceeds the newest text: caches store whole blocks
+HALF = 0.5  # share of a published window below which one sign never proves a smaller window
+NOTHING_WRITTEN = 16  # Output tokens. An answer that stopped for its length and has at most this many had no room.
 LARGEST_FIGURE = 1_000_000_000
 """Tokens. A larger figure in a usage object is an error of the upstream, and counts as not reported."""
-SNAP = 0.0001
-"""Share of a full window that some models leave unused. A total this close to a multiple of 1,000 or 1,024 is one."""
+SNAP = 0.0001  # share of a full window that some models leave unused, close to a multiple of 1,000 or 1,024
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A finished answer of status 200.
-
-    ``prompt`` and ``output`` are the reported tokens, ``None`` or 0 if the upstream reports none. ``prompt`` includes
-    cached tokens, ``output`` includes reasoning. ``empty``: the answer has no text, calls, or reasoning. ``cache_read``
-    and ``cache_write`` are the tokens of the prompt that were read from a cache and written to it, ``None`` if the
-    upstream doesn't report them. Some upstreams include them in the prompt and some don't. ``usage`` is the upstream's
-    usage object, ``tier`` the service tier that it states elsewhere, and ``searches`` the number of web searches in the
-    answer's content.
-    """
+    """A finished answer of status 200. Figures that the upstream doesn't report are ``None`` or 0."""
 
     finish_reason: str | None
-    prompt: int | None
-    output: int | None
-    empty: bool
-    cache_read: int | None = None
+    prompt: int | None  # tokens with cached ones
+    output: int | None  # tokens with reasoning
+    empty: bool  # no text, calls, or reasoning
+    cache_read: int | None = None  # tokens of the prompt. Some upstreams include them in it, and some don't.
     cache_write: int | None = None
-    usage: Mapping[str, object] = {}
-    tier: object = None
-    searches: int = 0
+    usage: Mapping[str, object] = {}  # the upstream's object
+    tier: object = None  # the service tier that it states elsewhere
+    searches: int = 0  # web searches in the answer's content
 
     @property
     def cached(self) -> int:
@@ -90,19 +68,13 @@ class Finished(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SentPrompt:
-    """An earlier prompt of a conversation, in the upstream's tokens.
+    """An earlier prompt of a conversation, in the upstream's tokens."""
 
-    ``reported`` is its size as the upstream reported it. ``grown`` is our own count of the text that the conversation
-    has gained since and that every chat template keeps (see ``dialects.counting.Evidence``). ``full`` says that the
-    upstream counted the whole prompt. ``loose`` is our own count of its text that a template may drop later.
-    ``share`` is the part of our own count of the prompt that was reported, 0 if it isn't known.
-    """
-
-    reported: int
-    grown: int
-    full: bool = False
-    loose: int = 0
-    share: float = 0
+    reported: int  # its size, as the upstream reported it
+    grown: int  # our count of the text gained since that templates keep (see `dialects.counting.Evidence`)
+    full: bool = False  # the upstream counted the whole prompt
+    loose: int = 0  # our count of its text that a template may drop later
+    share: float = 0  # the part of our own count that was reported, 0 if unknown
 
     def exceeds(self, reported: int) -> bool:
         """Return whether a prompt that begins with this one and was reported with this size was cut."""
@@ -190,10 +162,7 @@ def silent_overflow(
 
 
 def seems_full(answer: Finished, asked: int | None) -> bool:
-    """Return whether an answer seems to have filled its window, by its finish reason or because it wrote nothing.
-
-    Hidden reasoning fills a small output, too. So an empty answer alone proves nothing.
-    """
+    """Return whether an answer seems to have filled its window, by its finish reason or because it wrote nothing."""
     if answer.finish_reason in WINDOW_REASONS:
         return True
     output = answer.output or 0
@@ -249,10 +218,7 @@ def counts_in_full(counted: int, reported: int) -> bool:
 
 
 def empty_stream(counted: int, *, window: int | None = None) -> Overflow | None:
-    """Return the overflow that may explain a stream of status 200 without events; ``None`` for a small prompt.
-
-    The overflow has no limit. If no ``window`` is known, any prompt larger than the smallest windows may be the cause.
-    """
+    """Return the overflow that may explain a stream of status 200 without events; ``None`` for a small prompt."""
     least = SMALLEST_LIMIT if window is None else window * WORTH_A_DOUBT
     return _silent(None, None) if counted >= least else None
 

@@ -17,23 +17,20 @@ import structlog
 
 from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
-from proxy.pipeline.budget import TokenBudget, TokenBudgets
+from proxy.pipeline.budget import TokenBudget, TokenBudgets, request_rules
 from proxy.pipeline.costs import Costs, reserve, size
 from proxy.pipeline.exchange import Exchange
-from proxy.pipeline.features.item_references import item_reader, resolve
 from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
-from proxy.pipeline.features.recall import Recall, RecallState, reserved
+from proxy.pipeline.features.recall import Recall, reserved
 from proxy.pipeline.features.server_state import ServerState
 from proxy.pipeline.features.traits import CAUSE, EDITS, Traits
 from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome
-from proxy.pipeline.response_start import ResponseStart, is_encoded
-from proxy.pipeline.rules import request_rules
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.sending import describe_call, milliseconds_since, outgoing, resend, send
+from proxy.pipeline.sending import Tap, Watch, describe_call, milliseconds_since, outgoing, resend, send
 from proxy.pipeline.summaries import ExchangeModels
-from proxy.pipeline.watching import Tap, Watch
 from proxy.summary.writer import SummaryWriter
 from proxy.summary.writers import WRITERS
 from proxy.upstream.transport import Outgoing, Transport
@@ -51,7 +48,7 @@ class Answering:
         self.reasoning = Reasoning(runtime.stores.sent_prompts, runtime.compactor, runtime.traits)
         self.traits = Traits(runtime.traits)
         self.recall = Recall(runtime.archive_reader, runtime.stores.hidden_rounds, runtime.compactor)
-        self.server_state = ServerState(runtime, partial(resolve, runtime))
+        self.server_state = ServerState(runtime)
         self.overflows = Overflows(self.budgets, runtime.compactor, self.reasoning.stale_after_overflow)
         self.feedback = UsageFeedback(runtime, self.budgets)
         self.recoveries = (
@@ -59,8 +56,8 @@ class Answering:
             Recovery("reasoning", self.reasoning.recover, most=1),
             Recovery("roles", self.traits.roles, most=1),
             # Of any other refusal, the proxy's own words are the first suspect.
-            Recovery(CAUSE, self._in_other_words, most=EDITS),
-            Recovery("tool", self._without_tool),
+            Recovery(CAUSE, self.traits.recover, most=EDITS),
+            Recovery("tool", self.recall.recover),
             # An early end may be an accident. Only the second one counts as an overflow.
             Recovery("empty", self.overflows.early_end, most=1),
             # The size of a request that continues a history at the server says nothing about a limit.
@@ -68,14 +65,7 @@ class Answering:
             Recovery("overflow", self.overflows.recover),
         )
         # What this endpoint remembers of tenants, so that maintenance can make it forget them.
-        self.holders = (
-            self.budgets,
-            self.costs,
-            self.traits,
-            self.recall,
-            self.overflows,
-            self.feedback,
-        )
+        self.holders = (self.budgets, self.costs, self.traits, self.recall, self.overflows, self.feedback)
 
     async def answer(self, exchange: Exchange) -> Reply:
         """Send a request, compacted if needed, and return the response that the client gets."""
@@ -86,7 +76,9 @@ class Answering:
     async def through(self, transport: Transport, exchange: Exchange) -> Reply:
         run = _Run(self, exchange)
         try:
-            await self.runtime.records.tags.describe(exchange)
+            if exchange.configuration.settings.record_count:
+                tags = self.runtime.records.tags
+                await tags.describe(exchange.record, exchange.caller, exchange.body, exchange.counter)
             attempt = None if exchange.counter is None else await self._first(run)
         except Exception as error:
             if isinstance(error, ProxyError) and not isinstance(error, ConfigurationError):
@@ -115,14 +107,11 @@ class Answering:
                 return Reply(run.refused, attempt, run)
 
     async def compacted(self, exchange: Exchange, adapted: Callable[[CompactionInput], CompactionInput]) -> Attempt:
-        """Return a request's first attempt without sending it, for a caller that sends it itself.
-
-        The exchange must have a counter. ``adapted`` changes the input of the compaction.
-        """
+        """Return a first attempt without sending it. Needs a counter. ``adapted`` changes the compaction's input."""
         run = _Run(self, exchange)
         await self.runtime.limits.load(*exchange.place)
         budget = self.budgets.of(exchange)
-        return await run.attempt(budget, adapted(run.input(budget)))
+        return await run.attempt(budget, adapted(run.case(budget)))
 
     def _outgoing(self, exchange: Exchange, attempt: Attempt) -> Outgoing:
         async def count() -> int | None:
@@ -158,14 +147,14 @@ class Answering:
         """Return the first attempt, with what earlier requests left: limits, items, hidden rounds, summaries."""
         exchange = run.exchange
         await self.runtime.limits.load(*exchange.place)
-        await resolve(self.runtime, exchange)
+        await self.server_state.resolve(exchange)
         budget = self.budgets.of(exchange)
-        input = run.input(budget)
-        run.recall = await self.recall.begin(exchange, input)
+        case = run.case(budget)
+        run.recall = await self.recall.begin(exchange, case)
         if run.recall is not None:
-            input = run.input(budget)  # `begin` may have replaced the body, and the writers need the tool
+            case = run.case(budget)  # `begin` may have replaced the body, and the writers need the tool
         if exchange.body.units and not exchange.body.continues:
-            attempt = await run.attempt(budget, input)
+            attempt = await run.attempt(budget, case)
         else:  # new items alone aren't a conversation: the calls of their results, for example, are at the upstream
             outcome = Outcome("none" if exchange.mode == "enforce" else exchange.mode)
             attempt = await self.server_state.first(run, run.unchanged(budget, outcome))
@@ -175,7 +164,7 @@ class Answering:
 
     async def _recover(self, run: _Run, attempt: Attempt, start: ResponseStart) -> tuple[str | None, Attempt]:
         """Return the next attempt and its cause; no cause if the client gets this response."""
-        if start.written and not is_encoded(start.answer):
+        if start.written and not start.answer.is_encoded:
             return None, attempt
         try:
             for recovery in self.recoveries:
@@ -199,8 +188,8 @@ class Answering:
             if not attempt.changes and exchange.record.never_overflowed:
                 exchange.record.fits = True  # whatever the proxy knows of the limit
             self.budgets.succeeded(exchange)
-            self.overflows.succeeded(exchange, attempt.input)
-            self.reasoning.succeeded(exchange, attempt.outcome, kept=attempt.input.keeps_reasoning)
+            self.overflows.succeeded(exchange, attempt.case)
+            self.reasoning.succeeded(exchange, attempt.outcome, kept=attempt.case.keeps_reasoning)
         refused = self.traits.answered(run, attempt, start)
         if run.refused is not None and run.took_tool and (refused or (run.recall and run.recall.found)):
             self.recall.refuse(exchange, run.refused.answer.status)  # or its rounds, which stay without the tool
@@ -210,27 +199,17 @@ class Answering:
         again = partial(resend, exchange, transport, request)
         return await self.recall.response(exchange, run.recall, attempt, start, request.body, again)
 
-    async def _in_other_words(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
-        following = await self.traits.recover(run, attempt, start)
-        if following is not None and run.took_tool and isinstance(run, _Run) and run.recall is not None:
-            run.recall.refused = True
-        return following
-
-    async def _without_tool(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
-        recall = run.recall if isinstance(run, _Run) else None
-        return self.recall.recover(run.exchange, recall, attempt, start)
-
     def watch(self, exchange: Exchange, reply: Reply) -> Watch:
         """Return what learns from the rest of a response. No recovery follows. ``release`` says which bodies stay."""
         start, sent, held = reply.start, reply.sent, 0
         sent.describe(exchange.record)
         room = self.runtime.stores.archive.writes.room if sent.outcome.verdict == "compacted" else None
-        reader = item_reader(self.runtime, exchange, start, sent.outcome)
+        reader = self.server_state.item_reader(exchange, start, sent.outcome)
         watch = Watch(exchange, Tap(reader, start.answer, room) if reader or room else None)
         if start.answer.status == 200:
             if reply.run.learns and (feedback := self.feedback.prepare(exchange, start, sent)) is not None:
                 held = feedback.size
-                watch.later(partial(self.feedback.record, feedback))
+                watch.lesson = partial(self.feedback.record, feedback)
             self.costs.price(exchange, sent)
             self.server_state.watch(exchange, start, watch)
         watch.release(start, sent, held)
@@ -243,12 +222,11 @@ class _Run(Run):
     def __init__(self, answering: Answering, exchange: Exchange) -> None:
         super().__init__(exchange)
         self._answering = answering
-        self.recall: RecallState | None = None
         answering.traits.begin(exchange)
         self.asks_usage = answering.traits.asks_usage(exchange)
         answering.overflows.apply(exchange)
 
-    def input(self, budget: TokenBudget) -> CompactionInput:
+    def case(self, budget: TokenBudget) -> CompactionInput:
         """See ``Run``. The request must have a counter."""
         exchange, caller, runtime = self.exchange, self.exchange.caller, self._answering.runtime
         assert exchange.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
@@ -283,25 +261,25 @@ class _Run(Run):
         return tuple(writer(models) for writer in WRITERS[exchange.caller.policy.summary.method])
 
     def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
-        """Return the attempt to send the request as it came."""
         edits = self.exchange.edits
-        return Attempt(
-            budget=budget, input=self.input(budget), outcome=outcome, asks_usage=self.asks_usage, edits=edits
-        )
+        return Attempt(budget=budget, case=self.case(budget), outcome=outcome, asks_usage=self.asks_usage, edits=edits)
 
-    async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
+    async def attempt(self, budget: TokenBudget, case: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """See ``Run``. If the compaction fails, log the error and send the request unchanged."""
-        output, runtime, record, began = None, self._answering.runtime, self.exchange.record, perf_counter()
+        exchange, compactor, record = self.exchange, self._answering.runtime.compactor, self.exchange.record
+        output, began = None, perf_counter()
         try:
-            outcome = runtime.compactor.untouched(input)
+            outcome = compactor.untouched(case)
             if outcome is None:
-                outcome = await self._answering.reasoning.compact(self.exchange, input, may_ask=may_ask)
-            if self._answering.traits.takes_output(self.exchange):
-                output = await self._answering.budgets.output(budget, input, outcome, outcome.after)
+                stale, seconds = partial(self._answering.reasoning.newly_stale, exchange), exchange.time.seconds / 2
+                work = partial(compactor.compact, case, may_ask=may_ask, seconds=seconds, newly_stale=stale)
+                outcome = await exchange.in_time(work, case.mode)
+            if self._answering.traits.takes_output(exchange):
+                output = await self._answering.budgets.output(budget, case, outcome, outcome.after)
         except UpstreamTimeout:
             raise
         except Exception as error:  # noqa: BLE001 - a client gets its answer even if the compaction has a bug
-            self._answering.failed(self.exchange, error)
+            self._answering.failed(exchange, error)
             outcome = Outcome("failed")
         finally:
             record.spent("compaction", milliseconds_since(began))
@@ -311,10 +289,10 @@ class _Run(Run):
         tool = None if self.recall is None else self.recall.tool_for(outcome)
         return Attempt(
             budget=budget,
-            input=input,
+            case=case,
             outcome=outcome,
             output=output,
             tool=tool,
             asks_usage=self.asks_usage,
-            edits=tuple(dict.fromkeys((*self.exchange.edits, *self.tried))),
+            edits=tuple(dict.fromkeys((*exchange.edits, *self.tried))),
         )

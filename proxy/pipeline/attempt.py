@@ -5,19 +5,22 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
+from proxy.dialects.rounds import HiddenRound, HiddenTool
 from proxy.pipeline.budget import TokenBudget
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.telemetry.record import Reason, RequestRecord, Window
 from proxy.upstream.traits import Edit
+from proxy.upstream.transport import Answer
 
-UNLOADED = 20
-"""Tools that a record names."""
+UNLOADED = 20  # tools that a record names
 
 LONGEST_NAME = 64
 
@@ -30,18 +33,13 @@ class Tool(NamedTuple):
 
 
 class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
-    """A request as it leaves.
-
-    ``output`` is the lower output limit to send, in tokens, if the requested one doesn't fit. ``tool`` is a tool of the
-    proxy, and ``asks_usage`` is true if the proxy asks for the usage of a stream whose client didn't. ``edits`` are
-    those of the proxy's own words.
-    """
+    """A request as it leaves."""
 
     outcome: Outcome
-    output: int | None = None
-    tool: Tool | None = None
-    asks_usage: bool = False
-    edits: tuple[Edit, ...] = ()
+    output: int | None = None  # the lower output limit to send, in tokens, if the requested one doesn't fit
+    tool: Tool | None = None  # the proxy's own
+    asks_usage: bool = False  # whether the proxy asks for the usage of a stream whose client didn't
+    edits: tuple[Edit, ...] = ()  # those of the proxy's own words
 
     @property
     def after(self) -> int | None:
@@ -61,7 +59,6 @@ class Departure(msgspec.Struct, eq=False, frozen=True, kw_only=True):
         return tuple(name for name, there in parts.items() if there)
 
     def describe(self, record: RequestRecord) -> None:
-        """Add what the proxy did to a request's record."""
         outcome, summary = self.outcome, self.outcome.summary
         record.verdict = outcome.verdict
         record.reason = record.reason or outcome.reason
@@ -83,7 +80,7 @@ class Attempt(Departure, eq=False, frozen=True, kw_only=True):
     """One way to send a request that the proxy can measure, with its limits and the input of its compaction."""
 
     budget: TokenBudget
-    input: CompactionInput
+    case: CompactionInput
 
     def describe(self, record: RequestRecord) -> None:
         super().describe(record)
@@ -99,27 +96,60 @@ class Attempt(Departure, eq=False, frozen=True, kw_only=True):
         return Window(size, received.head + received.told, tools, self.outcome.replacement, budget.free)
 
 
-class Run(ABC):
-    """One request on the way to its answer.
+class RecallState(msgspec.Struct, eq=False):
+    """The state of a request that may get the tool, or has hidden rounds."""
 
-    ``retries`` are the causes of the retries so far. ``advice`` is a header value for a client whose request can't be
-    recovered. ``asks_usage`` is that of the next attempt. ``learns`` is false if the answer doesn't show how the
-    upstream counts the request as received. ``refused`` is the refusal after which the edits ``tried`` were made.
-    """
+    hidden: HiddenTool  # writes the API's form of the tool
+    conversation: tuple[str, str]
+    rounds: list[HiddenRound]  # the conversation's
+    found: bool  # whether some were put back
+    prefix: str  # a digest of the client's messages
+    messages: int  # the number of the client's messages
+    tool: Tool | None  # `None` if the request can't get it
+    refused: bool = False  # whether the upstream has refused the tool in this request
+    usage: dict[str, Any] = {}  # the sum of the usage objects of the response's finished rounds, as the API has them
+
+    @property
+    def offered(self) -> Tool | None:
+        """Return the tool for the next attempt; ``None`` if the request gets none."""
+        return None if self.refused else self.tool
+
+    @property
+    def adding(self) -> Callable[[bytes], bytes] | None:
+        """Return a function that adds the tool to a body; ``None`` if the request gets none."""
+        return None if self.offered is None else partial(self.hidden.with_tool, tool=self.offered.definition)
+
+    def tool_for(self, outcome: Outcome) -> Tool | None:
+        """Return the tool for a compacted request. The first checkpoint breaks the prompt cache anyway."""
+        return self.offered if outcome.messages and outcome.checkpoints else None
+
+
+class Run(ABC):
+    """One request on the way to its answer."""
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        self.retries: list[str] = []
-        self.advice: str | None = None
-        self.asks_usage = False
-        self.learns = True
-        self.refused: ResponseStart | None = None
+        self.retries: list[str] = []  # their causes
+        self.advice: str | None = None  # a header value for a client whose request can't be recovered
+        self.asks_usage = False  # that of the next attempt
+        self.learns = True  # the answer shows how the upstream counts the request as received
+        self.refused: ResponseStart | None = None  # the refusal after which the edits `tried` were made
         self.tried: tuple[Edit, ...] = ()
+        self.recall: RecallState | None = None
 
     @property
     def took_tool(self) -> bool:
         """Return whether the proxy took its tool back after a refusal."""
         return ("added", "tool") in [edit[:2] for edit in self.tried]
+
+    def edit(self, start: ResponseStart, edits: tuple[Edit, ...]) -> None:
+        """Note the edits of the next attempt, which follows a refusal. The client can still get the first refusal."""
+        if self.refused is None:
+            answer = start.answer
+            self.refused = replace(start, answer=Answer.whole(answer.status, answer.headers, b""), complete=True)
+        self.tried += edits
+        if self.took_tool and self.recall is not None:
+            self.recall.refused = True
 
     @property
     def next_number(self) -> int:
@@ -137,11 +167,11 @@ class Run(ABC):
         record.reason = reason
 
     @abstractmethod
-    def input(self, budget: TokenBudget) -> CompactionInput:
+    def case(self, budget: TokenBudget) -> CompactionInput:
         """Return the input of the request's compaction."""
 
     @abstractmethod
-    async def attempt(self, budget: TokenBudget, input: CompactionInput, *, may_ask: bool = True) -> Attempt:
+    async def attempt(self, budget: TokenBudget, case: CompactionInput, *, may_ask: bool = True) -> Attempt:
         """Compact the request if needed. Raises ``UpstreamTimeout`` when the deadline passes, and no other error.
 
         With ``may_ask`` false, an extract replaces a summary that isn't stored yet.
@@ -149,15 +179,11 @@ class Run(ABC):
 
 
 class Recovery(NamedTuple):
-    """A way to go on after a response that the client shouldn't get.
+    """A way to go on after a response that the client shouldn't get."""
 
-    ``cause`` is its name in records. ``next`` returns the next attempt, or ``None`` if it can't help. It isn't asked
-    once a request had ``most`` retries with the same cause.
-    """
-
-    cause: str
-    next: Callable[[Run, Attempt, ResponseStart], Awaitable[Attempt | None]]
-    most: int = sys.maxsize
+    cause: str  # its name in records
+    next: Callable[[Run, Attempt, ResponseStart], Awaitable[Attempt | None]]  # returns `None` if it can't help
+    most: int = sys.maxsize  # retries with the same cause after which it isn't asked
 
 
 class Reply(NamedTuple):

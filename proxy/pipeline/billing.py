@@ -3,6 +3,10 @@
 Each call has a meter, which sees its answer as it passes. The usage that the upstream reports counts. If a part of it
 is missing, the proxy's own count of what it sent and of what arrived takes its place. Then the usage is marked as
 estimated.
+
+Without the proxy, the provider's prompt cache would have served the part of the prompt that the conversation's last
+request already had, if that was recent. So the estimate charges that part at the cache's price. A negative saving is
+possible: a checkpoint changes the prompt, and the next request can't use the cache.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -23,8 +29,10 @@ from proxy.dialects.apis import DIALECTS
 from proxy.dialects.usage import models_of, usage_of
 from proxy.errors import UpstreamError, UpstreamInterrupted, UpstreamUnreachable
 from proxy.http.decompression import Unpacking
+from proxy.limits.prices import NO_OTHERS, Price
 from proxy.overflow.silent import Finished
-from proxy.pipeline.response_start import ResponseStart, error_names, header, is_encoded
+from proxy.pipeline.job import Forecast
+from proxy.pipeline.response_start import ResponseStart, error_names
 from proxy.store import Store, StoreFailed
 from proxy.store.accounts import Amount
 from proxy.store.replicated_map import FIRST_READ_SECONDS, ReplicatedMap, SharedValue, name_of
@@ -33,20 +41,12 @@ from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
 
-BYTES_A_TOKEN = 4
-"""Bytes per token where nothing can be counted."""
-
-EXPECTED_OUTPUT = 500
-"""Output tokens to reserve for a call that may write more."""
-
-RESPONSES = 10_000
-"""Responses in the background that are in memory, the most recently used ones."""
-
-BACKGROUND_SECONDS = DAY
-"""Seconds for which a response in the background is remembered."""
-
-UNPACKED_BYTES = 1_000_000
-"""Bytes that a chunk of a compressed answer may become."""
+BYTES_A_TOKEN = 4  # bytes per token where nothing can be counted
+EXPECTED_OUTPUT = 500  # output tokens to reserve for a call that may write more
+RESPONSES = 10_000  # responses in the background that are in memory, the most recently used ones
+BACKGROUND_SECONDS = DAY  # seconds for which a response in the background is remembered
+UNPACKED_BYTES = 1_000_000  # bytes that a chunk of a compressed answer may become
+CACHE_SECONDS = 300.0  # lifetime of an entry in a provider's prompt cache after its last use, at most providers
 
 _FAILS = re.compile(
     rb'"error"(?!\s{0,9}:\s{0,9}null)|^(?:event: ?\S{0,64}(?:error|exception)|error:)|"response\.failed"', re.I | re.M
@@ -54,57 +54,29 @@ _FAILS = re.compile(
 _WITHOUT_NAMES = re.compile(rb'"finish_reason"\s{0,9}:\s{0,9}"error"|"type"\s{0,9}:\s{0,9}"response\.failed"')
 """The events that end a failed answer: a search that finds more, and those that may have no error object."""
 
-INLINE_BYTES = 32_768
-"""Characters that are counted on the event loop. More are counted in a thread."""
+INLINE_BYTES = 32_768  # Characters that are counted on the event loop. More are counted in a thread.
 
 _TAILS = {dialect.path: dialect.answers.tail for dialect in DIALECTS.values()}
 
-PriceOf = Callable[[Usage, bool], Cost]
-"""Returns the price of a usage. The second argument is true for the call that the client gets the answer of."""
 
-
+@dataclass(slots=True, eq=False)
 class Meter:
-    """One call to an upstream. ``sent`` is the bytes of its body, ``tokens`` the proxy's count, if it has counted.
+    """One call to an upstream."""
 
-    ``complete`` is true once the answer has arrived. ``free`` is true if the call certainly costs nothing. ``status``
-    is that of the answer, 0 before it begins. ``place`` is the index of the call in the record. ``error`` has the names
-    of the error that the answer is, or ends with, despite a success status.
-    ``writes`` is false if the answer has no text that was generated, ``draws`` is true if its output is images. If a
-    bridge translates the answer, ``_source`` is the meter of the upstream's own one, whose usage and text count.
-    """
-
-    __slots__ = (
-        "_body",
-        "_end",
-        "_source",
-        "_tail",
-        "_unpacking",
-        "complete",
-        "draws",
-        "error",
-        "free",
-        "place",
-        "sent",
-        "status",
-        "tokens",
-        "writes",
-    )
-
-    def __init__(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> None:
-        self.sent = sent
-        self.tokens = tokens
-        self.complete = False
-        self.draws = False
-        self.error: UpstreamErrorNames | None = None
-        self.free = False
-        self.place: int | None = None
-        self.status = 0
-        self.writes = True
-        self._tail = tail
-        self._body: AsyncIterator[bytes] | None = None
-        self._source: Meter | None = None
-        self._unpacking: Unpacking | None = None
-        self._end: Finished | None = None
+    _tail: AnswerTail
+    sent: int  # the bytes of its body
+    tokens: int | None = None  # the proxy's count, if it has counted
+    complete: bool = False  # whether the answer has arrived
+    draws: bool = False  # whether its output is images
+    error: UpstreamErrorNames | None = None  # names of the error that the answer is, or ends with, despite its status
+    free: bool = False  # whether the call certainly costs nothing
+    place: int | None = None  # the index of the call in the record
+    status: int = 0  # that of the answer, 0 before it begins
+    writes: bool = True  # whether the answer has text that was generated
+    _body: AsyncIterator[bytes] | None = None
+    _source: Meter | None = None  # the meter of the upstream's own answer, which counts, if a bridge translates it
+    _unpacking: Unpacking | None = None
+    _end: Finished | None = None
 
     def __enter__(self) -> Meter:
         return self
@@ -114,10 +86,7 @@ class Meter:
             self.free = True
 
     def response_started(self, start: ResponseStart) -> None:
-        """Note that the proxy has read the start of the answer.
-
-        An error costs nothing, also with status 200, unless it reports a usage itself.
-        """
+        """Note that the start of the answer is read. An error costs nothing unless it reports a usage itself."""
         self.complete = self.complete or start.complete
         self.error = start.error
         self._end = start.end
@@ -133,8 +102,8 @@ class Meter:
             return
         self.status, self._body = answer.status, answer.body
         self.free = answer.status >= 300
-        if is_encoded(answer):
-            self._unpacking = Unpacking(header(answer, "content-encoding"), UNPACKED_BYTES)
+        if answer.is_encoded:
+            self._unpacking = Unpacking(answer.header("content-encoding"), UNPACKED_BYTES)
         answer.body = _Watched(answer.body, self)
 
     @property
@@ -216,8 +185,6 @@ def _may_fail(part: bytes) -> bool:
 class _Watched:
     """The body of an answer, which its meter sees."""
 
-    __slots__ = ("_meter", "_next")
-
     def __init__(self, body: AsyncIterator[bytes], meter: Meter) -> None:
         self._next = body.__anext__
         self._meter = meter
@@ -236,25 +203,19 @@ class _Watched:
 
 
 class Bill:
-    """The calls of one request. ``price_of`` is ``None`` if their price isn't known.
-
-    ``background`` is the id of a response that the upstream makes in the background. The request owns the answer to its
-    newest call, and closes it at its end.
-    """
+    """The calls of one request, which owns the answer to its newest call, and closes it at its end."""
 
     def __init__(self) -> None:
-        self.price_of: PriceOf | None = None
-        self.background: str | None = None
+        self.price_of: Pricing | None = None
+        self.background: str | None = None  # the id of a response that the upstream makes in the background
         self._meters: list[Meter] = []
         self._answer: Answer | None = None
 
     def opened(self, answer: Answer, meter: Meter) -> None:
-        """Own the answer to the newest call, and watch it."""
         self._answer = answer
         meter.watch(answer)
 
     async def close(self) -> None:
-        """Close the answer to the newest call, if it's open."""
         answer, self._answer = self._answer, None
         if answer is not None:
             await answer.close()
@@ -280,7 +241,7 @@ class Bill:
 
     def amount(self, usage: Usage) -> Amount:
         """Return the tokens and the price of a usage, to reserve or to count them."""
-        cost = 0 if self.price_of is None else self.price_of(usage, False).sent
+        cost = 0 if self.price_of is None else self.price_of.cost(usage, answers=False).sent
         return Amount((usage.input or 0) + (usage.output or 0), cost)
 
     def call(self, tail: AnswerTail, sent: int, tokens: int | None = None) -> Meter:
@@ -323,18 +284,88 @@ class Bill:
             if call is not None and len(record.calls) > 1:
                 record.calls[meter.place or 0] = replace(call, usage=usage)
             if self.price_of is not None:
-                cost = self.price_of(usage, meter is last)
+                cost = self.price_of.cost(usage, answers=meter is last)
                 record.cost = cost if record.cost is None else record.cost.plus(cost)
 
 
+class Basis(msgspec.Struct, frozen=True):
+    """The facts about a request that its price depends on, without its content."""
+
+    before: int | None = None
+    sent: int | None = None
+    shared: int | None = None
+    forecast: Forecast | None = None
+    recent: bool = False  # the conversation's last request is at most `CACHE_SECONDS` old
+    new_checkpoint: bool = False  # this request is the first after a checkpoint
+    fits: bool = True  # the request as received wasn't too large
+
+
+NO_BASIS = Basis()
+
+
+class Pricing(msgspec.Struct, frozen=True):
+    """How to price the calls of a request."""
+
+    price: Price
+    basis: Basis = NO_BASIS  # that of the call whose answer the client gets
+    others: Mapping[str, Price | None] = {}  # those of models that the provider called, `None`: as `price`
+
+    def cost(self, usage: Usage, *, answers: bool) -> Cost:
+        if answers:
+            return cost_of(self.price, usage, self.basis, self.others)
+        # Without the proxy there would have been no other call.
+        return replace(cost_of(self.price, usage, NO_BASIS, self.others), as_received=0)
+
+
+def pricing(price: Price | None) -> Pricing | None:
+    return None if price is None else Pricing(price)
+
+
+def cost_of(price: Price, usage: Usage, basis: Basis, others: Mapping[str, Price | None] = NO_OTHERS) -> Cost:
+    """Return the price of a request by its reported usage, and the estimates. For ``others`` see ``Price.cost``."""
+    answer = usage.without_compactions
+    sent = price.cost(usage, others)
+    extra = sent - price.cost(answer) if usage.compactions else 0
+    # The use of a cache matters only if it has a price of its own.
+    estimated = usage.estimated or (usage.cache_read is None and price.rates(usage.input or 0).cache_read is not None)
+    if basis.before is None or basis.sent is None or not basis.sent:
+        return Cost(sent, sent, estimated=estimated)
+    ratio = (answer.input or 0) / basis.sent
+    as_received = sent
+    if basis.before != basis.sent and basis.fits:
+        shared = (basis.shared or 0) * ratio
+        as_received = _prompt_cost(price, answer, basis, round(basis.before * ratio), shared) + extra
+    forecast = None
+    if basis.forecast is not None:
+        forecast = _forecast_cost(price, answer, basis, basis.forecast, ratio) + extra
+    return Cost(sent, as_received, forecast, estimated)
+
+
+def _prompt_cost(price: Price, usage: Usage, basis: Basis, prompt: int, shared: float) -> int:
+    """Return the price of the same answer to another prompt, of which the cache would have served ``shared`` tokens."""
+    caches = usage.cache_read is not None and (basis.recent or bool(usage.cache_read))
+    read = min(prompt, round(shared)) if caches else 0
+    written = prompt - read if usage.cache_write else 0
+    lasting = round(written * (usage.cache_write_1h or 0) / usage.cache_write) if usage.cache_write else 0
+    return price.cost(replace(usage, input=prompt, cache_read=read, cache_write=written, cache_write_1h=lasting))
+
+
+def _forecast_cost(price: Price, usage: Usage, basis: Basis, forecast: Forecast, ratio: float) -> int:
+    """Return the price of a request in shadow mode if the policy enforced compaction, with a new summary's price."""
+    added = (basis.before or 0) - (basis.shared or 0)
+    shared = 0 if basis.new_checkpoint else max(0, forecast.after - added)
+    cost = _prompt_cost(price, usage, basis, round(forecast.after * ratio), shared * ratio)
+    if basis.new_checkpoint and forecast.summarized:
+        asked = round(forecast.summarized * ratio)
+        cost += price.cost(Usage(asked, round(forecast.written * ratio), tier=usage.tier, region=usage.region))
+    return cost
+
+
 class Pending(SharedValue, frozen=True):
-    """The estimate that was counted for a response in the background, until its usage is seen.
+    """The estimate that was counted for a response in the background, until its usage is seen."""
 
-    ``until`` is when the estimate is forgotten, ``model`` the upstream's name for the model.
-    """
-
-    until: float
-    model: str
+    until: float  # when the estimate is forgotten
+    model: str  # the upstream's name
     usage: Usage
     cost: Cost | None = None
     seen: bool = False
@@ -347,15 +378,13 @@ class Pending(SharedValue, frozen=True):
 class BackgroundResponses:
     """The responses that upstreams make in the background. The first usage that a caller reads replaces an estimate."""
 
-    def __init__(self, store: Store | None, clock: Callable[[], float] = time.time) -> None:
-        """``clock`` returns seconds since 1970."""
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._clock = clock
-        self._pending = ReplicatedMap(store, "background", Pending, RESPONSES, clock)
+        self._pending = ReplicatedMap(store, "background", Pending, RESPONSES)
 
     def begin(self, tenant: str, id: str, model: str, record: RequestRecord) -> None:
         if record.usage is not None and record.usage.estimated:
-            until = self._clock() + BACKGROUND_SECONDS
+            until = time.time() + BACKGROUND_SECONDS
             self._pending.put(tenant, "", id, Pending(until, model, record.usage, record.cost))
 
     async def find(self, tenant: str, id: str) -> Pending | None:
@@ -377,24 +406,17 @@ class BackgroundResponses:
         known = self._pending.get(tenant, "", id)
         if not ended or usage is None or usage.estimated or known is None or known.seen:
             return
-        if not await self._is_first(tenant, id):
-            return
+        try:
+            ours = secrets.token_bytes(16)
+            if await self._store.add(tenant, "background.seen", name_of("", id), ours, BACKGROUND_SECONDS) != ours:
+                return
+        except StoreFailed as failure:
+            log.warning("background.not_shared", reason=str(failure))
         self._pending.put(tenant, "", id, replace(pending, seen=True))
         record.usage = usage.plus(pending.usage.negative())
         if cost is not None:
             before = pending.cost or Cost()
             record.cost = cost.plus(Cost(-before.sent, -before.as_received))
-
-    async def _is_first(self, tenant: str, id: str) -> bool:
-        if self._store is None:
-            return True
-        ours = secrets.token_bytes(16)
-        try:
-            name = name_of("", id)
-            return await self._store.add(tenant, "background.seen", name, ours, BACKGROUND_SECONDS) == ours
-        except StoreFailed as failure:
-            log.warning("background.not_shared", reason=str(failure))
-            return True
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
         return self._pending.forget(forgotten)

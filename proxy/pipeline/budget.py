@@ -1,7 +1,11 @@
-"""Compute the token budget of a request from its model's limits, learned limits, and reserved output."""
+"""Compute what bounds a request: its token budget, and the rules of ``proxy.compaction`` by its policy.
+
+A budget follows from the model's limits, learned limits, and reserved output.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -9,6 +13,12 @@ import msgspec
 from cachetools import LRUCache, TTLCache
 from msgspec.structs import replace
 
+from proxy.compaction import keeps
+from proxy.compaction.pressure import UNBOUNDED, Bounds
+from proxy.compaction.rules import Pins, Rules
+from proxy.compaction.settings import TRIGGER, Clause, IndexRules, Trigger, UserMessageRules, with_step
+from proxy.compaction.stages import STAGES
+from proxy.compaction.stages.stage import StageRules
 from proxy.config import Policy
 from proxy.constants import DAY
 from proxy.dialects.request import Request
@@ -21,56 +31,33 @@ from proxy.limits.budget import (
     output_reserve,
     reserved_output,
 )
-from proxy.limits.learned import (
-    BLIND_FACTOR,
-    GUESS_SECONDS,
-    SMALLEST_PART,
-    LearnedLimit,
-    for_others,
-    limit_from_overflow,
-    lower,
-    published,
-)
+from proxy.limits.learned import GUESS_SECONDS, LearnedLimit, for_others, limit_from_overflow, lower, published
+from proxy.limits.prices import below_step
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
 from proxy.overflow.silent import Filled, Finished, seems_full, silent_overflow
-from proxy.pipeline.exchange import Exchange, Provisional
+from proxy.pipeline.exchange import Exchange, Provisional, compacts_itself, shortened_upstream
 from proxy.pipeline.job import CompactionInput, Outcome, tokens_at_most
 from proxy.pipeline.runtime import Runtime
 from proxy.store.forgetting import drop
 
-PLACES = 1_000
-"""Combinations of upstream, model, and tenant with uncertain responses that are remembered, the latest ones."""
-
-UNKNOWN_OUTPUT = 4_096
-"""Tokens of output to state in place of an upstream's default if its refusal names no window."""
-
-FILLED = 4
-"""Responses that seemed to fill their window and are remembered for each of these."""
-
-BUDGETS = 1_000
-"""Budgets that are remembered, by the model's profile, the policy, and the output that a request states."""
+PLACES = 1_000  # upstreams with a model and tenant whose uncertain responses are remembered
+UNKNOWN_OUTPUT = 4_096  # tokens of output to state in place of an upstream's default if its refusal names no window
+FILLED = 4  # responses that seemed to fill their window and are remembered for each of these
+BUDGETS = 1_000  # budgets that are remembered, by the model's profile, the policy, and the output that a request states
 
 
 class TokenBudget(msgspec.Struct, frozen=True):
-    """The token limits of one attempt.
+    """The token limits of one attempt. ``None`` means unknown."""
 
-    ``window`` is the smaller of the published and the learned window, and ``shared_window`` the same if the proxy may
-    lower the requested output. Both are in the upstream's tokens. ``input`` is the tokens that the prompt may use, and
-    ``reserved`` those of the response, both as the proxy counts them. ``None`` means unknown. ``factor`` is the
-    upstream's tokens per token that the proxy counts. ``largest_input`` is the tokens that the prompt may use if the
-    upstream doesn't count the requested output. ``free`` is the tokens that ``input`` leaves free for the response.
-    ``default`` is the output that the upstream was found to add to a request without one.
-    """
-
-    window: int | None
-    shared_window: int | None
-    input: int | None
-    reserved: int
-    factor: float
-    largest_input: int | None = None
-    free: int = 0
-    default: int | None = None
+    window: int | None  # the smaller of the published and the learned one, in the upstream's tokens
+    shared_window: int | None  # the same, if the proxy may lower the requested output
+    input: int | None  # tokens that the prompt may use, as the proxy counts them
+    reserved: int  # tokens of the response, as the proxy counts them
+    factor: float  # the upstream's tokens per token that the proxy counts
+    largest_input: int | None = None  # as `input`, if the upstream doesn't count the requested output
+    free: int = 0  # tokens that `input` leaves free for the response
+    default: int | None = None  # the output that the upstream was found to add to a request without one
 
 
 def token_budget(
@@ -96,10 +83,8 @@ def token_budget(
 class TokenBudgets:
     """Compute the token budgets of requests, and learn the limits of upstreams."""
 
-    def __init__(self, runtime: Runtime, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` returns seconds."""
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._clock = clock
         self._unconfirmed: LRUCache[tuple[object, ...], float] = LRUCache(PLACES)
         self._filled: LRUCache[tuple[str, str, str], tuple[Filled, ...]] = LRUCache(PLACES)
         self._defaults: TTLCache[tuple[str, str, str], int] = TTLCache(PLACES, DAY)
@@ -113,7 +98,6 @@ class TokenBudgets:
         )
 
     def of(self, exchange: Exchange) -> TokenBudget:
-        """Return the budget of a request with the limits that are known now."""
         learned, factor = self._learned(exchange), self.factor(exchange)
         profile, policy, asked = exchange.profile, exchange.caller.policy, exchange.body.max_output
         fixed = exchange.body.fixed_thinking if may_lower(exchange.body.max_output, policy.output) else 0
@@ -198,30 +182,23 @@ class TokenBudgets:
         return found
 
     def learn(self, exchange: Exchange, limit: LearnedLimit) -> None:
-        """Store a limit if it's below the known limits."""
         self._runtime.limits.learned.learn(*exchange.place, limit, published(exchange.profile, self.factor(exchange)))
 
     def succeeded(self, exchange: Exchange) -> None:
-        """Store a provisional limit, because a request that respects it succeeded.
-
-        A limit from an empty response, or one that an earlier answer contradicts, must occur twice within an hour.
-        """
+        """Store a provisional limit, because a request within it succeeded. A doubtful one must occur twice."""
         provisional = exchange.provisional
         if provisional is None:
             return
         limit, silent, contradicted = provisional
-        if (silent or contradicted) and not self._again(exchange, limit):
-            return
+        if silent or contradicted:  # one empty or odd response may be an accident
+            key = (*exchange.place, limit.named)
+            before = self._unconfirmed.get(key)
+            self._unconfirmed[key] = now = time.monotonic()
+            if before is None or now - before >= GUESS_SECONDS:
+                return
         if contradicted:
             self._runtime.limits.learned.outdate(*exchange.place)
         self.learn(exchange, for_others(limit) if limit.source == "guess" else limit)
-
-    def _again(self, exchange: Exchange, limit: LearnedLimit) -> bool:
-        """Return whether the same limit occurred recently. One empty or odd response may be an accident."""
-        key = (*exchange.place, limit.named)
-        before = self._unconfirmed.get(key)
-        self._unconfirmed[key] = now = self._clock()
-        return before is not None and now - before < GUESS_SECONDS
 
     def overflowed(self, exchange: Exchange, overflow: Overflow, sent: int, reserved: int) -> LearnedLimit:
         """Return the limit that an overflow indicates. Store it, or use it for this request until it's confirmed.
@@ -238,18 +215,102 @@ class TokenBudgets:
         return limit
 
 
-def leaves_no_prompt(exchange: Exchange, limit: LearnedLimit, budget: TokenBudget, output: int) -> bool:
-    """Return whether no prompt is small enough for a limit with an output of these tokens."""
-    # The default reserve is smaller in the window that the overflow indicates.
-    body, most = exchange.body, exchange.profile.max_output_tokens
-    free = output_reserve(budget.shared_window, output, most, body.thinking, body.fixed_thinking)
-    return limit.total is not None and limit.total - free < limit.total // SMALLEST_PART
+MUST_FIT = Clause(fraction=keeps.FULL)  # with any trigger, a conversation is compacted before it exceeds the budget
+AFTER_REFUSAL = TRIGGER  # If a policy has no trigger. Others keep theirs, so that the next request reuses the summary.
+LATE: Trigger = (Clause(fraction=0.97),)  # for clients that compact their own conversations
+
+# The key is the fingerprint, because hashing a policy is slow.
+_made: dict[tuple[str, bool, bool, Bounds, Trigger | None, int | None], Rules] = {}
+_MOST = 10_000  # rules to remember, because policy files can change any number of times
 
 
-def smaller_input(case: CompactionInput, room: int | None, sent: int) -> int:
-    """Return the input tokens for the next attempt after an overflow of a prompt with ``sent`` tokens."""
-    most = min(sent, case.budget or sent)
-    if room is None or room >= most:
-        # By our count, the request fit the indicated or the known limit, so our count is too low.
-        return int(most * BLIND_FACTOR)
-    return room
+def bounds_of(profile: Profile) -> Bounds:
+    """Return the bounds on a request's messages and bytes for a model."""
+    return Bounds(profile.max_messages, profile.max_bytes)
+
+
+def rules_for(
+    policy: Policy,
+    *,
+    window_known: bool,
+    refused: bool = False,
+    bounds: Bounds = UNBOUNDED,
+    only: Trigger | None = None,
+    price_step: int | None = None,
+) -> Rules:
+    """Return the rules of a policy. ``window_known`` false selects the policy's ``unknown_model`` settings.
+
+    With ``refused``, the upstream reported an overflow, so there is always a trigger. ``bounds`` apply if the policy
+    has a trigger, which ``only`` replaces, also those of stages. ``price_step`` is the tokens at which
+    ``price_step: true`` compacts, ``None`` if the model's price has no step.
+    """
+    key = (policy.fingerprint, window_known, refused, bounds, only, price_step)
+    rules = _made.get(key)
+    if rules is None:
+        if len(_made) >= _MOST:
+            _made.clear()
+        rules = _rules(policy, window_known=window_known, refused=refused, bounds=bounds, price_step=price_step)
+        if only is not None and rules.trigger:
+            stages = tuple(dataclasses.replace(stage, trigger=only) for stage in rules.stages)
+            rules = dataclasses.replace(rules, trigger=only, prepare=(), stages=stages)
+        _made[key] = rules
+    return rules
+
+
+def request_rules(exchange: Exchange, budget: TokenBudget, *, refused: bool = False) -> Rules:
+    """Return the rules for a request within its budget. ``refused`` is true after an overflow.
+
+    Until then, an upstream that removes content itself decides what fits.
+    """
+    only = None
+    if not refused:
+        only = () if shortened_upstream(exchange) else LATE if compacts_itself(exchange) else None
+    price = exchange.configuration.price(exchange.route, exchange.profile)
+    return rules_for(
+        exchange.caller.policy,
+        window_known=refused or budget.input is not None,
+        refused=refused,
+        bounds=bounds_of(exchange.profile),
+        only=only,
+        price_step=below_step(price, budget.factor),
+    )
+
+
+def _rules(policy: Policy, *, window_known: bool, refused: bool, bounds: Bounds, price_step: int | None) -> Rules:
+    stated, keep = policy.trigger, policy.keep
+    if not window_known:  # a fraction has no meaning
+        unknown = policy.unknown_model
+        stated = (*[clause for clause in stated if clause.fraction is None], *unknown.trigger)
+        keep = keep if keep.fraction is None else unknown.keep
+    trigger = with_step(stated, price_step)
+    if stated and window_known:
+        trigger = (*trigger, MUST_FIT)
+    elif refused:
+        trigger = AFTER_REFUSAL
+
+    def with_conditions(own: StageRules) -> StageRules:
+        """Return a stage with its own trigger and keep, or with the policy's in this case."""
+        return dataclasses.replace(
+            own,
+            trigger=trigger if own.trigger == policy.trigger else with_step(own.trigger, price_step),
+            keep=keep if own.keep == policy.keep else own.keep,
+        )
+
+    summary = policy.summary
+    sections = ((kind, getattr(policy, kind.SECTION)) for kind in STAGES)
+    stages = (kind(**dict(section)) for kind, section in sections if section is not None)
+    return Rules(
+        trigger=trigger,
+        keep=keep,
+        prepare=with_step(policy.prepare, None if price_step is None else price_step * 15 // 17),
+        stages=tuple(with_conditions(stage) for stage in stages),
+        summary_tokens=summary.max_tokens,
+        user_messages=UserMessageRules(**dict(policy.user_messages)),
+        index=IndexRules(**dict(policy.index)),
+        shorten_last_user_message=policy.shorten_last_user_message,
+        pins=Pins(policy.pinned),
+        keep_newest=frozenset(policy.keep_newest),
+        archive=policy.archive is not None,
+        role=summary.role,
+        bounds=bounds if trigger else UNBOUNDED,
+    )

@@ -24,34 +24,25 @@ log = structlog.get_logger(__name__)
 
 
 class Part(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A part of the prompt that was sent.
-
-    Without ``new`` it's the received messages from ``start`` to ``end``, unchanged. ``new`` is the archive id of a
-    message in place of message ``start``, or of a summary if ``start`` and ``end`` are equal. ``tokens`` is its size.
-    """
+    """A part of the prompt that was sent: received messages, or one new message."""
 
     start: int
-    end: int
-    new: str | None = None
-    tokens: int | None = None
+    end: int  # equal to `start` for a summary
+    new: str | None = None  # the archive id of a message in place of message `start`
+    tokens: int | None = None  # the new one's
 
 
 class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a request was changed. Positions are those of the received messages, ``count`` in all.
+    """How a request was changed. Positions are those of the received messages."""
 
-    The messages from ``head`` to ``cut`` were replaced by a summary and are archived under ``removed``. ``shortened``
-    has the archive ids of other replaced messages, by position. ``sizes`` has the tokens of each received message, and
-    ``kinds`` the first letter of its ``Kind``, or a space.
-    """
-
-    count: int
+    count: int  # of the received messages
     head: int
-    cut: int
-    removed: str | None
+    cut: int  # a summary replaced the messages from `head` to here
+    removed: str | None  # their archive id
     parts: list[Part]
-    shortened: dict[int, str]
-    sizes: list[int] = []
-    kinds: str = ""
+    shortened: dict[int, str]  # the archive ids of other replaced messages, by position
+    sizes: list[int] = []  # tokens of each received message
+    kinds: str = ""  # the first letter of each message's `Kind`, or a space
 
 
 def changes_key(request: str, attempt: int) -> str:
@@ -119,17 +110,14 @@ Fate = Literal["kept", "shortened", "summarized", "left out", "added"]
 
 
 class Message(msgspec.Struct):
-    """A message of a changed request. ``None``: unknown, not in the archive, or the proxy's own.
-
-    ``position`` is that of the received message. ``size`` and ``sent_size`` are in tokens.
-    """
+    """A message of a changed request. ``None``: unknown, not in the archive, or the proxy's own."""
 
     fate: Fate
-    position: int | None = None
+    position: int | None = None  # that of the received message
     kind: str | None = None
-    size: int | None = None
+    size: int | None = None  # tokens
     received: bytes | None = None
-    sent_size: int | None = None
+    sent_size: int | None = None  # tokens
     sent: bytes | None = None
 
     @property
@@ -139,14 +127,11 @@ class Message(msgspec.Struct):
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """The messages of a changed request in their order, without the summary message.
-
-    ``archived`` is the archive id of the summarized messages.
-    """
+    """The messages of a changed request in their order, without the summary message."""
 
     messages: list[Message]
     summary: Message | None = None
-    archived: str | None = None
+    archived: str | None = None  # the archive id of the summarized messages
 
 
 async def read_prompt(archive: Archive, record: RequestRecord) -> Prompt | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
@@ -54,6 +54,9 @@ SLOW_BYTES = 4 * INLINE_BYTES
 HOPELESS = 1.5
 """A last user message of this many budgets can't fit, even if the count is too high and no output is reserved."""
 
+NewlyStale = Callable[[CompactionInput, Outcome], Awaitable[int]]
+"""Returns the number of first units whose reasoning became invalid, 0 if an outcome has none of it."""
+
 
 class Compactor:
     """Compact requests. Each process has one compactor, which keeps counts and the summaries in progress."""
@@ -79,13 +82,26 @@ class Compactor:
             return Outcome("none" if case.mode == "enforce" else "shadow")
         return None
 
-    async def compact(self, case: CompactionInput, *, may_ask: bool = True, seconds: float = math.inf) -> Outcome:
+    async def compact(
+        self,
+        case: CompactionInput,
+        *,
+        may_ask: bool = True,
+        seconds: float = math.inf,
+        newly_stale: NewlyStale | None = None,
+    ) -> Outcome:
         """Bring a request below its trigger and within its budget. Call ``untouched`` first.
 
         With ``may_ask`` false, a digest replaces a summary that isn't stored yet. The model writes that summary in the
         background for the next turn. If everything but the wait for a summary takes ``seconds``, the request stays
-        unchanged.
+        unchanged. If ``newly_stale`` finds invalid reasoning in the outcome, compact once more without it.
         """
+        outcome = await self._within(seconds, case, may_ask=may_ask)
+        if newly_stale is not None and (stale := await newly_stale(case, outcome)):
+            return await self._within(seconds, replace(case, stale_reasoning=stale), may_ask=may_ask)
+        return outcome
+
+    async def _within(self, seconds: float, case: CompactionInput, *, may_ask: bool) -> Outcome:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:

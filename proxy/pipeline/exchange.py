@@ -21,41 +21,33 @@ from proxy.http.headers import without_choices
 from proxy.http.request_body import MemoryLease, header, next_via
 from proxy.http.sse import Heartbeat
 from proxy.limits.learned import LearnedLimit
-from proxy.limits.profiles import Profile
-from proxy.limits.profiles.lookup import LONG_SUFFIX
+from proxy.limits.profiles import LONG_SUFFIX, Profile
 from proxy.pipeline.billing import Bill
-from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.snapshot import ConfigSnapshot
+from proxy.pipeline.runtime import ConfigSnapshot, Runtime
 from proxy.telemetry.record import RequestRecord, record_of, shown_client
 from proxy.upstream.traits import Edit
 from proxy.upstream.transport import CHAT_PATH
 
 Mode = Literal["enforce", "shadow", "off"]
 
-CONVERSATION_UNITS = 2
-"""The first units, which name a conversation."""
+CONVERSATION_UNITS = 2  # the first units, which name a conversation
 
 DEADLINE = "The request's deadline has passed. Try again, or have server.deadline raised."
 
 _Result = TypeVar("_Result")
 
-_COMPACTING_AGENTS = ("claude-cli", "claude-code", "codex")
-"""The beginnings of user agents of clients that compact their own conversations."""
+_COMPACTING_AGENTS = ("claude-cli", "claude-code", "codex")  # user agents that compact themselves
 
 
 class RequestContext(msgspec.Struct, eq=False):
-    """One request to any endpoint, from its arrival to the end of its response.
+    """One request to any endpoint, from its arrival to the end of its response."""
 
-    ``record`` has the request's id, the value of ``x-compaction-id``. ``via`` is the value of ``x-compaction-via`` for
-    the upstream. ``configuration`` is the snapshot at the request's arrival. ``bill`` counts the calls to upstreams.
-    """
-
-    record: RequestRecord
-    configuration: ConfigSnapshot
+    record: RequestRecord  # has the value of `x-compaction-id`
+    configuration: ConfigSnapshot  # the snapshot at the request's arrival
     scope: Scope
-    via: str
+    via: str  # the value of `x-compaction-via` for the upstream
     caller: Caller
-    bill: Bill
+    bill: Bill  # counts the calls to upstreams
 
 
 def begin_request(runtime: Runtime, scope: Scope, *, forwarded: bool = True) -> RequestContext:
@@ -84,49 +76,32 @@ class TimeLeft(NamedTuple):
         return self.end - asyncio.get_running_loop().time()
 
     def limit(self) -> asyncio.Timeout:
-        """Return the deadline for a block of work."""
         return asyncio.timeout_at(self.end)
-
-    @classmethod
-    def from_now(cls, seconds: float) -> TimeLeft:
-        """Return the time until a deadline of its own."""
-        return cls(asyncio.get_running_loop().time() + seconds)
 
 
 class Provisional(NamedTuple):
-    """A limit for one request alone: a guess (see ``Source``), or a limit that a recent answer contradicts.
-
-    The proxy stores it once a request succeeds. If ``silent`` (the response was empty) or ``contradicted`` (an earlier
-    response contradicts the limit) is true, that must happen twice.
-    """
+    """A limit for one request alone: a guess (see ``Source``), or one that a recent answer contradicts."""
 
     limit: LearnedLimit
-    silent: bool
-    contradicted: bool
+    silent: bool  # the response was empty, so the limit must be found twice
+    contradicted: bool  # an earlier response contradicts the limit, so it must be found twice
 
 
 class Exchange(RequestContext):
-    """One conversation request, and the way to its answer.
-
-    ``caller`` has the policy for the model. ``body`` is the conversation to compact, and ``original`` the request that
-    leaves if compaction changes nothing. Set both with ``replace``. ``counter`` counts as the model's provider does.
-    If it's ``None``, the proxy can't measure the request and sends it unchanged. ``memory`` holds the memory of the
-    bodies. ``heartbeat`` is for a client that wants a stream. ``refused_bytes`` is the size of the last request that
-    the upstream refused for its bytes. ``edits`` are those that the upstream is known to need.
-    """
+    """One conversation request, and the way to its answer. Set its bodies with ``replace``."""
 
     dialect: Dialect
-    body: Request
-    original: Request
+    body: Request  # the conversation to compact
+    original: Request  # the request that leaves if compaction changes nothing
     route: Route
     profile: Profile
-    counter: Counter | None
-    memory: MemoryLease
+    counter: Counter | None  # `None`: the proxy can't measure the request and sends it unchanged
+    memory: MemoryLease  # that of the bodies
     time: TimeLeft
-    heartbeat: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None  # for a client that wants a stream
     provisional: Provisional | None = None
-    refused_bytes: int | None = None
-    edits: tuple[Edit, ...] = ()
+    refused_bytes: int | None = None  # of the last request that the upstream refused for its bytes
+    edits: tuple[Edit, ...] = ()  # those that the upstream is known to need
     _key: tuple[str, str] | None = None
 
     def replace(self, body: Request, *, original: Request | None = None) -> None:

@@ -38,15 +38,12 @@ ASKS_JSON = "The client asks for answers in JSON."
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The result that ``enforce`` would have: the tokens of the request, and the steps.
+    """The result that ``enforce`` would have."""
 
-    ``summarized`` is the tokens that the newest checkpoint's summary replaces, and ``written`` those of the summary.
-    """
-
-    after: int
+    after: int  # tokens of the request
     steps: tuple[str, ...]
-    summarized: int = 0
-    written: int = 0
+    summarized: int = 0  # tokens that the newest checkpoint's summary replaces
+    written: int = 0  # tokens of that summary
 
 
 class Prompt(msgspec.Struct, eq=False, frozen=True):
@@ -57,68 +54,48 @@ class Prompt(msgspec.Struct, eq=False, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """The size of a request as it came, in tokens.
-
-    ``sizes`` is the tokens of tools and framing, and those of each message, or ``None`` if the proxy didn't count them.
-    ``estimated`` is true if the request has images or audio, so that ``tokens`` contains an estimate, and ``None`` if
-    unknown. ``shared`` is the tokens that the conversation's last request already had, ``None`` if unknown. ``head`` is
-    the tokens of the system messages at the start, and ``told`` those of instructions outside the messages.
-    """
+    """The size of a request as it came, in tokens."""
 
     tokens: int
-    sizes: tuple[int, list[int]] | None = None
-    estimated: bool | None = None
-    shared: int | None = None
-    head: int = 0
-    told: int = 0
+    sizes: tuple[int, list[int]] | None = None  # those of tools and framing, and of each message, if counted
+    estimated: bool | None = None  # whether images or audio make `tokens` an estimate, if known
+    shared: int | None = None  # those that the conversation's last request already had, if known
+    head: int = 0  # those of the system messages at the start
+    told: int = 0  # those of instructions outside the messages
 
 
 class SummaryUse(msgspec.Struct, frozen=True):
-    """The summary in a prompt. ``origin`` is ``None`` if it wasn't worth it. ``cause`` is the reason for a digest, and
-    ``replaced`` that of the digest that was in its place before.
+    """The summary in a prompt."""
 
-    ``breaker_open`` is true if the circuit breaker kept the proxy from calling a summary model. ``waited`` is the
-    milliseconds that the request waited for the summary.
-    """
-
-    origin: Origin | None = None
-    cause: str | None = None
-    replaced: str | None = None
-    breaker_open: bool = False
-    waited: float = 0.0
+    origin: Origin | None = None  # `None` if it wasn't worth it
+    cause: str | None = None  # the reason for a digest
+    replaced: str | None = None  # the reason for the digest before
+    breaker_open: bool = False  # the circuit breaker kept the proxy from calling a summary model
+    waited: float = 0.0  # milliseconds that the request waited for the summary
 
 
 NO_SUMMARY = SummaryUse()
 
 
 class Outcome(msgspec.Struct, eq=False, frozen=True):
-    """The result of a request's compaction: the messages to send (``None``: unchanged), and figures to report.
-
-    ``received`` is ``None`` if only bytes decided. ``after`` is the tokens to send, ``None`` if unknown. ``parts`` are
-    the sizes of the parts of what is sent, if the proxy compacted it. ``forecast`` is set in shadow mode. ``prompt`` is
-    set if it matters for reasoning that is bound to the messages to send. ``checkpoints`` is the number of checkpoints
-    that the conversation has passed. ``reason`` is the condition that made the proxy compact the request,
-    ``replacement`` the tokens of the summary message, and ``archive`` the ids under which the archive keeps the removed
-    messages. ``retention`` counts the names in them. ``state`` is the tokens of what was put into effect before the
-    summary's end, and ``unloaded`` are the tools for which there was no room.
-    """
+    """The result of a request's compaction: the messages to send, and figures to report."""
 
     verdict: Verdict
-    messages: list[bytes] | None = None
-    received: Received | None = None
-    after: int | None = None
+    messages: list[bytes] | None = None  # `None`: unchanged
+    received: Received | None = None  # `None` if only bytes decided
+    after: int | None = None  # tokens to send, if known
     steps: tuple[str, ...] = ()
     summary: SummaryUse = NO_SUMMARY
-    parts: Mapping[str, int] = msgspec.field(default_factory=dict)
-    forecast: Forecast | None = None
-    prompt: Prompt | None = None
-    checkpoints: int = 0
-    reason: Reason | None = None
-    replacement: int = 0
-    archive: tuple[str, ...] = ()
-    retention: Mapping[str, Counts] = msgspec.field(default_factory=dict)
-    state: int = 0
-    unloaded: tuple[str, ...] = ()
+    parts: Mapping[str, int] = msgspec.field(default_factory=dict)  # the sizes of what is sent, if compacted
+    forecast: Forecast | None = None  # in shadow mode
+    prompt: Prompt | None = None  # if it matters for reasoning that is bound to the messages to send
+    checkpoints: int = 0  # the number that the conversation has passed
+    reason: Reason | None = None  # the condition that made the proxy compact
+    replacement: int = 0  # tokens of the summary message
+    archive: tuple[str, ...] = ()  # the ids under which the archive keeps the removed messages
+    retention: Mapping[str, Counts] = msgspec.field(default_factory=dict)  # counts the names in the removed messages
+    state: int = 0  # tokens of what was put into effect before the summary's end
+    unloaded: tuple[str, ...] = ()  # the tools for which there was no room
 
     @property
     def before(self) -> int | None:
@@ -143,67 +120,50 @@ class Explanation:
 PROMPT_VERSION = "14"
 """A part of every summary's key. Raise it when ``keeps``, a prompt's wording, or the summary message changes."""
 
-PROMPT_DIGEST = "14:7ea72c12044dcd7e"
-"""The version, and the digest of its numbers and forms, which a test compares."""
+PROMPT_DIGEST = "14:7ea72c12044dcd7e"  # the version, and the digest of its numbers and forms, which a test compares
 
 
 class CompactionInput(msgspec.Struct, eq=False):
-    """A request, and the settings and limits for its compaction.
-
-    ``budget`` is in tokens. ``writers`` are the ways to have a summary written, in the order to try them.
-    ``strict`` is true if the upstream requires user and assistant messages to alternate. ``stores_summaries`` is true
-    if the proxy may store summaries for the caller. ``allowance`` limits the tokens of the caller's summaries.
-    ``request`` is the request's id, and ``attempt`` the number of attempts before this one.
-    Bound reasoning in the first ``stale_reasoning`` units is removed, because an upstream refused it. With
-    ``keeps_reasoning`` none is removed, because the upstream demands it.
-    ``deadline`` is the seconds that a summary may take if no request waits for it. ``media`` are the known limits on
-    the number of images and files.
-    """
+    """A request, and the settings and limits for its compaction."""
 
     body: Request
     counter: Counter
     policy: Policy
     mode: Literal["enforce", "shadow", "off"]
-    budget: int | None
+    budget: int | None  # tokens
     tenant: str
     upstream: str
     rules: Rules
-    writers: Sequence[SummaryWriter] = ()
-    strict: bool = False
-    stores_summaries: bool = True
-    allowance: Allowance | None = None
-    stale_reasoning: int = 0
-    keeps_reasoning: bool = False
-    request: str = ""
-    attempt: int = 0
+    writers: Sequence[SummaryWriter] = ()  # the ways to have a summary written, in the order to try them
+    strict: bool = False  # the upstream requires user and assistant messages to alternate
+    stores_summaries: bool = True  # the proxy may store summaries for the caller
+    allowance: Allowance | None = None  # limits the tokens of the caller's summaries
+    stale_reasoning: int = 0  # the first units whose bound reasoning is removed, because an upstream refused it
+    keeps_reasoning: bool = False  # no bound reasoning is removed, because the upstream demands it
+    request: str = ""  # the request's id
+    attempt: int = 0  # the number of attempts before this one
     largest_budget: int | None = None
-    deadline: float = 0.0
-    media: tuple[MediaLimit, ...] = ()
+    deadline: float = 0.0  # seconds that a summary may take if no request waits for it
+    media: tuple[MediaLimit, ...] = ()  # the known limits on images and files
 
 
-FormKey = tuple[str, object]
-"""The key of a cached form: its name, and everything that it depends on."""
-
-PROMPTS = 1_000
-"""System prompts whose folders are remembered, by their digests."""
+FormKey = tuple[str, object]  # the key of a cached form: its name, and everything that it depends on
+PROMPTS = 1_000  # system prompts whose folders are remembered, by their digests
 
 _folders = ByDigest(lambda raw: tuple(project_folders([argument_text(value_of(raw))])), PROMPTS)
 
 
 @dataclass(slots=True)
 class CompactionJob:
-    """A request during its compaction. ``fixed`` is the tokens of tools and framing.
-
-    ``prompt`` has the JSON of the system prompt if it's outside the messages.
-    """
+    """A request during its compaction."""
 
     case: CompactionInput
     turns: list[Turn]
     head: int
-    fixed: int
+    fixed: int  # tokens of tools and framing
     before: int
     plan: Plan
-    prompt: Sequence[bytes] = ()
+    prompt: Sequence[bytes] = ()  # the JSON of the system prompt if it's outside the messages
     _checkpoints: dict[tuple[int, ...], list[Checkpoint]] = field(default_factory=dict)
 
     @property
@@ -358,10 +318,7 @@ class CompactionJob:
 
 
 def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, repair: bool) -> CompactionJob:
-    """Plan the compaction of a request, and compute the keys of its checkpoints.
-
-    ``repair`` is what ``needs_repair`` returned.
-    """
+    """Plan the compaction of a request, and compute the keys of its checkpoints."""
     if repair:
         # The proxy repairs a body only if it rewrites the body anyway. The upstream judges all others.
         turns = case.counter.format.repaired(turns)
@@ -372,10 +329,7 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, r
     envelope = Envelope(case.budget, overhead, head, around)
     plan = make_plan(turns[head:], case.rules, envelope, case.counter.format)
     stale = case.stale_reasoning - head
-    plan = dataclasses.replace(
-        plan,
-        stale_reasoning=0 if case.keeps_reasoning else max(plan.stale_reasoning, stale),
-    )
+    plan = dataclasses.replace(plan, stale_reasoning=0 if case.keeps_reasoning else max(plan.stale_reasoning, stale))
     work = CompactionJob(case, turns, head, fixed, before, plan, list(filter(None, case.body.instructions().overhead)))
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable
 
 import structlog
 
@@ -16,27 +16,22 @@ from proxy.dialects.apis import Dialect
 from proxy.dialects.counting import Counter
 from proxy.errors import ConfigurationError
 from proxy.limits.profiles import Profile, Profiles
-from proxy.limits.profiles.tables import CORRECTIONS
+from proxy.limits.tables import CORRECTIONS
 from proxy.tokens import encoding
 from proxy.tokens.text import check
 
 log = structlog.get_logger(__name__)
 
-TABLE = "table"
-"""The name of the table of models among the unavailable files. The others have the name of their tokenizer."""
-
-RETRY_SECONDS = 10.0
-"""Time between two attempts to read a table that is unreadable. An attempt can take 50 ms."""
+TABLE = "table"  # The name of the table of models among the unavailable files. The others are named by their tokenizer.
+RETRY_SECONDS = 10.0  # Time between two attempts to read a table that is unreadable. An attempt can take 50 ms.
 
 
 class Measures:
     """Profiles of models, and counters for them. Remembers which files are missing or damaged."""
 
-    def __init__(self, profiles: Profiles, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` returns seconds."""
+    def __init__(self, profiles: Profiles) -> None:
         self.profiles = profiles
         self.unavailable: dict[str, str] = {}
-        self._clock = clock
         self._counters: dict[Hashable, Counter] = {}
         self._error: ConfigurationError | None = None
         self._again = 0.0
@@ -45,12 +40,12 @@ class Measures:
         """Read the table of models in a thread, unless it is loaded. Raises ``ConfigurationError``."""
         if self.profiles.loaded:
             return
-        if self._error is not None and self._clock() < self._again:
+        if self._error is not None and time.monotonic() < self._again:
             raise ConfigurationError(self._error.message)
         try:
             await asyncio.to_thread(self.profiles.load)
         except ConfigurationError as error:
-            self._error, self._again = error, self._clock() + RETRY_SECONDS
+            self._error, self._again = error, time.monotonic() + RETRY_SECONDS
             self.fail(TABLE, error)
             raise
         self._error = None
@@ -93,12 +88,6 @@ def require(settings: Settings, profiles: Profiles) -> None:
     Raises ``ConfigurationError`` if anything is missing. Tokenizers aren't loaded: that takes up to 0.4 s each.
     """
     profiles.load()
-    for name in sorted(set(_tokenizers(settings))):
+    stated = [route.profile.tokenizer for route in settings.models if route.profile is not None]
+    for name in sorted({*(family.tokenizer for family in CORRECTIONS.families), *filter(None, stated)}):
         check(name)
-
-
-def _tokenizers(settings: Settings) -> Iterator[str]:
-    yield from (family.tokenizer for family in CORRECTIONS.families)
-    for route in settings.models:
-        if route.profile is not None and route.profile.tokenizer is not None:
-            yield route.profile.tokenizer

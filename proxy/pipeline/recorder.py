@@ -1,19 +1,33 @@
-"""Finish the records of requests, and write them in batches in the background."""
+"""Finish the records of requests, and write them in batches in the background. Tag them by keyed digests.
+
+The tags name the conversation and the end user. The turns of a conversation share their first messages, so a digest of
+these names it. The key is random, and all processes on a store share it. Without it, nobody can test a guess of a name
+or of a message against a tag.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import re
+import secrets
 import time
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from time import perf_counter
 
+import msgspec
 import structlog
 from starlette.types import Scope
 
+from proxy.access.authenticator import Caller
+from proxy.constants import DAY
+from proxy.dialects.counting import Counter
+from proxy.dialects.request import Request
 from proxy.http.request_body import Sent
 from proxy.records.model import RecordStore
-from proxy.store import Refused, StoreFailed
+from proxy.store import Refused, Store, StoreFailed
+from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.store.tenant_cache import Place, Waiting, WriteBehind
 from proxy.telemetry.metrics import RECORDS
 from proxy.telemetry.record import RECORD, Refusal, RequestRecord, current, new_id
@@ -21,20 +35,11 @@ from proxy.telemetry.trace_context import Trace
 
 log = structlog.get_logger(__name__)
 
-WAITING = 4_000
-"""Records that may wait to be written. The proxy drops further ones."""
-
-LARGEST_PRICE = 10**17
-"""US dollars times 10^12. A higher price of one request follows from a wrong figure, and counts as unknown."""
-
-TENANTS = 4_000
-"""Tenants to remember. The set starts again when it is full."""
-
-PAUSE_SECONDS = 0.5
-"""Seconds between two writes, unless many records wait."""
-
-WRITE_SECONDS = 5.0
-"""Timeout of a write."""
+WAITING = 4_000  # Records that may wait to be written. The proxy drops further ones.
+LARGEST_PRICE = 10**17  # US dollars times 10^12. A higher price follows from a wrong figure, and counts as unknown.
+TENANTS = 4_000  # Tenants to remember. The set starts again when it is full.
+PAUSE_SECONDS = 0.5  # seconds between two writes, unless many records wait
+WRITE_SECONDS = 5.0  # timeout of a write
 
 ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"})
 """Paths without ids."""
@@ -44,8 +49,7 @@ CLIENT_LEFT = "client_disconnected"
 Sink = Callable[[RequestRecord], None]
 """Takes a finished record. It must be quick. If it raises, the other sinks and the store still get the record."""
 
-BeginTrace = Callable[[Scope], Trace]
-"""Returns the trace of a request that has just arrived."""
+BeginTrace = Callable[[Scope], Trace]  # returns the trace of a request that has just arrived
 
 
 _WRITTEN, _DROPPED = RECORDS.labels(outcome="written"), RECORDS.labels(outcome="dropped")
@@ -121,7 +125,6 @@ class Recorder:
 
     @property
     def failing(self) -> bool:
-        """Return whether the last write failed."""
         return self._writes.failing
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
@@ -173,3 +176,82 @@ def _shown(path: str) -> str:
         return path
     names = path.split("/", 3)
     return "/".join([*names[:3], *("…" for _ in names[3:])])[:80]
+
+
+KIND = "record-tags"
+
+KEY_SECONDS = 400.0 * DAY  # Lifetime of the key. Records live for days, so a new key divides few conversations.
+STARTING_SECONDS = 2.0  # seconds that a start waits for the key at most
+RETRY_SECONDS = 60.0  # seconds between two attempts to read the key
+OPENING = 8  # Units before the model's first one that name a conversation. Further ones don't count.
+LARGE = 65_536  # bytes of a unit whose bytes count instead of its text, because decoding takes longer
+BEGINNING = 2_000  # Characters of a text that count, with its length. Digests of long system messages take longest.
+
+TAG = re.compile(r"[0-9a-f]{16}")
+
+
+class Tags:
+    """Makes the tags of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._key: bytes | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._began = 0.0
+
+    async def prepare(self) -> None:
+        """Read the key before the first request."""
+        await self._soon(STARTING_SECONDS)
+
+    async def describe(self, record: RequestRecord, caller: Caller, body: Request, counter: Counter | None) -> None:
+        """Add the tags to a request's record. Without a key or a stored identity, it gets none."""
+        if not caller.has_storage or (key := self._key or await self._soon()) is None:
+            return
+        user, session = body.sender
+        record.user = _tag(key, "user", user) if user else None
+        opening = [] if counter is None or body.continues else _opening(body, counter)
+        if opening:
+            record.conversation = _tag(key, "conversation", caller.tenant, user, session, *opening)
+
+    async def of_user(self, name: str) -> str | None:
+        """Return the tag of an end user's name, or a tag as it is. ``None`` if there is no key yet."""
+        if TAG.fullmatch(name):
+            return name
+        key = self._key or await self._store.get("", KIND, "key")
+        return None if key is None else _tag(key, "user", name)
+
+    async def _soon(self, seconds: float = FIRST_READ_SECONDS) -> bytes | None:
+        """Return the key. Requests wait for it only briefly, so that a failing store delays none."""
+        now = time.monotonic()
+        if self._reading is None or (self._reading.done() and now > self._began + RETRY_SECONDS):
+            self._began, self._reading = now, asyncio.create_task(self._read())
+        if not self._reading.done() and (left := self._began + seconds - now) > 0:
+            await asyncio.wait([self._reading], timeout=left)
+        return self._key
+
+    async def _read(self) -> None:
+        try:
+            self._key = await self._store.add("", KIND, "key", secrets.token_bytes(32), KEY_SECONDS)
+        except StoreFailed as failure:
+            log.warning("records.no_tags", reason=str(failure))
+
+
+def _opening(body: Request, counter: Counter) -> list[str]:
+    """Return the texts before the model's first unit. They stay the same when clients move cache breakpoints."""
+    texts: list[str] = []
+    for raw in body.units[:OPENING]:
+        text = counter.format.clients_text(raw) if len(raw) <= LARGE else bytes(raw).hex()
+        if text is None:
+            break
+        texts.append(text)
+    return texts
+
+
+def _tag(key: bytes, *parts: str) -> str:
+    short = [part if len(part) <= BEGINNING else f"{len(part)} {part[:BEGINNING]}" for part in parts]
+    try:
+        data = msgspec.msgpack.encode(short)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        data = ascii(short).encode()
+    # A stored key that somebody damaged may be longer.
+    return blake2b(data, key=key[: blake2b.MAX_KEY_SIZE], digest_size=8).hexdigest()

@@ -15,66 +15,51 @@ from proxy.overflow import EchoedRequest, Overflow, recognise
 from proxy.overflow.errors import as_error
 from proxy.overflow.silent import Finished
 from proxy.telemetry.record import UpstreamErrorNames
-from proxy.upstream.transport import Answer, Held
+from proxy.upstream.transport import Answer, Held, read_most
 
-ERROR_BYTES = 1_000_000
-"""Bytes of an error's body that the proxy reads."""
-
-INLINE_BYTES = 8_192
-"""An error's body of at most this many bytes is read on the event loop, a longer one in a thread."""
-
-HELD_BYTES = 65_536
-"""Bytes of a stream that the proxy holds until the first content."""
+ERROR_BYTES = 1_000_000  # bytes of an error's body that the proxy reads
+INLINE_BYTES = 8_192  # an error's body of at most this many bytes is read on the event loop, a longer one in a thread
+HELD_BYTES = 65_536  # bytes of a stream that the proxy holds until the first content
 
 
 _NAME = re.compile(r"[\w.:/\[\]-]{1,64}", re.ASCII)
 """The form of a code, a type, or the path of a parameter. Any other text may be content."""
 
-LARGE_REQUEST = 262_144
-"""Bytes of a request above which a thread compares an error with it."""
+LARGE_REQUEST = 262_144  # bytes of a request above which a thread compares an error with it
 
 
 class Asked(msgspec.Struct, eq=False, frozen=True):
-    """The body of a request, whether a rate limit that this request alone exceeds is an overflow, and its dialect.
-
-    ``seconds`` is for how long the proxy may hold the response; ``None``: for ``HELD_SECONDS``.
-    """
+    """The request that a response answers."""
 
     body: bytes = b""
-    rate_limits: bool = False
+    rate_limits: bool = False  # a rate limit that this request alone exceeds is an overflow
     answers: Answers = CHAT.answers
-    seconds: float | None = None
+    seconds: float | None = None  # for how long the proxy may hold the response, by default `HELD_SECONDS`
 
 
 NOTHING = Asked()
 
 
 class ResponseStart(msgspec.Struct, eq=False):
-    """A response whose start the proxy has read.
-
-    ``first`` is the bytes that it has read, ``answer.body`` the rest. ``complete`` is true if there is no rest.
-    ``overflow`` is set if the upstream refused the prompt as too long, ``error`` if the response is an error. ``ended``
-    is true if a stream ended without content, ``written`` if there is content. ``milliseconds`` is the time from the
-    request to this start. ``end`` is the usage and finish reason of a whole response with content.
-    """
+    """A response whose start the proxy has read."""
 
     answer: Answer
-    first: bytes
-    complete: bool
-    overflow: Overflow | None
+    first: bytes  # the bytes that it has read; `answer.body` has the rest
+    complete: bool  # there is no rest
+    overflow: Overflow | None  # set if the upstream refused the prompt as too long
     answers: Answers
-    ended: bool = False
-    written: bool = False
-    error: UpstreamErrorNames | None = None
-    milliseconds: float = 0.0
-    end: Finished | None = None
+    ended: bool = False  # a stream ended without content
+    written: bool = False  # there is content
+    error: UpstreamErrorNames | None = None  # set if the response is an error
+    milliseconds: float = 0.0  # from the request to this start
+    end: Finished | None = None  # the usage and finish reason of a whole response with content
 
     @property
     def empty(self) -> bool:
         """Return whether this is the whole of a successful response, without any content."""
         if self.written:
             return False
-        over = self.answer.status == 200 and (self.complete or self.ended) and not is_encoded(self.answer)
+        over = self.answer.status == 200 and (self.complete or self.ended) and not self.answer.is_encoded
         return over and self.usage.empty
 
     @property
@@ -104,42 +89,24 @@ class ResponseStart(msgspec.Struct, eq=False):
     @property
     def is_stream(self) -> bool:
         """Return whether the response is an uncompressed event stream."""
-        return content_type(self.answer).startswith("text/event-stream") and not is_encoded(self.answer)
-
-
-def content_type(answer: Answer) -> str:
-    """Return the response's media type in lower case."""
-    return header(answer, "content-type").lower()
-
-
-def is_encoded(answer: Answer) -> bool:
-    """Return whether the response is compressed."""
-    return header(answer, "content-encoding").lower() not in ("", "identity")
-
-
-def header(answer: Answer, name: str) -> str:
-    """Return the response's first header with a name, or an empty string."""
-    for key, value in answer.headers:
-        if key == name:
-            return value
-    return ""
+        return self.answer.is_stream and not self.answer.is_encoded
 
 
 async def read_start(answer: Answer, asked: Asked = NOTHING) -> ResponseStart:
     """Read the start of a response. Raises ``UpstreamInterrupted`` if the connection breaks before that."""
     body = Held(answer, asked.seconds)
     if answer.status >= 400:
-        first, complete = await _read(body, ERROR_BYTES)
+        first, whole = await read_most(body, ERROR_BYTES)
         overflow, error = await _error(answer, first, asked)
-        return ResponseStart(answer, first, complete, overflow, asked.answers, error=error)
-    if content_type(answer).startswith("text/event-stream"):
+        return ResponseStart(answer, first, whole and not body.late, overflow, asked.answers, error=error)
+    if answer.is_stream:
         return await _stream(answer, body, b"", asked)
     return await _whole(answer, body, asked)
 
 
 async def _whole(answer: Answer, body: Held, asked: Asked) -> ResponseStart:
     """Read a response that isn't labeled as a stream. If it's longer than ``ERROR_BYTES``, it's no error."""
-    length, packed = header(answer, "content-length"), is_encoded(answer)
+    length, packed = answer.header("content-length"), answer.is_encoded
     first, complete = bytearray(), False
     async for chunk in body:
         first += chunk
@@ -166,7 +133,7 @@ async def _stream(answer: Answer, body: Held, first: bytes, asked: Asked) -> Res
 
     An error event may exceed ``HELD_BYTES``, because some errors repeat the whole request.
     """
-    if is_encoded(answer):
+    if answer.is_encoded:
         return ResponseStart(answer, first, False, None, asked.answers)
     start = asked.answers.event_reader()
     found = start.feed(first)
@@ -193,10 +160,7 @@ async def _stream(answer: Answer, body: Held, first: bytes, asked: Asked) -> Res
 async def _error(
     answer: Answer, body: bytes, asked: Asked, plain: bytes = b""
 ) -> tuple[Overflow | None, UpstreamErrorNames | None]:
-    """Return the overflow in a response, and the names in its error. ``plain`` is its decompressed body, if known.
-
-    Long responses and large requests are compared in a thread.
-    """
+    """Return the overflow in a response, and the names in its error. ``plain`` is the decompressed body."""
     shown = plain or await readable(answer, body)
 
     def read() -> tuple[Overflow | None, UpstreamErrorNames | None]:
@@ -220,19 +184,9 @@ def error_names(status: int, body: bytes) -> UpstreamErrorNames | None:
     return UpstreamErrorNames(**{field: name for field, name in names.items() if _NAME.fullmatch(name)})
 
 
-async def _read(body: Held, at_least: int) -> tuple[bytes, bool]:
-    """Read at least this many bytes of a body, or what comes in time. Return the bytes, and whether they are all."""
-    read = bytearray()
-    async for chunk in body:
-        read += chunk
-        if len(read) >= at_least:
-            return bytes(read), False
-    return bytes(read), not body.late
-
-
 async def readable(answer: Answer, body: bytes, most: int = ERROR_BYTES) -> bytes:
     """Return a body decompressed, or as it is if it is invalid or would have over ``most`` bytes."""
-    encoding = header(answer, "content-encoding")
+    encoding = answer.header("content-encoding")
     if not encoding:
         return body
     try:

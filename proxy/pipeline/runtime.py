@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import time
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from proxy.access.admin import AdminLink, Sessions
 from proxy.access.admission import BodyMemory, ConcurrencyLimit
+from proxy.access.authenticator import Authenticator
 from proxy.access.quotas import Quotas, SharedQuotas
 from proxy.access.spending import Spending
+from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings
 from proxy.config.server import OtelSettings
 from proxy.dialects.apis import Dialect
@@ -19,16 +23,14 @@ from proxy.dialects.counting import Counter
 from proxy.errors import ConfigurationError
 from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimits
-from proxy.limits.profiles import Profile, Profiles
-from proxy.limits.profiles.lookup import ReportedWindow
+from proxy.limits.prices import Price, price_of
+from proxy.limits.profiles import Profile, Profiles, ReportedWindow
 from proxy.pipeline.billing import BackgroundResponses
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.measures import Measures
-from proxy.pipeline.recorder import Recorder, Sink
+from proxy.pipeline.recorder import Recorder, Sink, Tags
 from proxy.pipeline.sent_prompts import SentPrompts
-from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
-from proxy.pipeline.tags import Tags
 from proxy.recall.rounds import HiddenRounds
 from proxy.recall.tool import Reader
 from proxy.records import open_records
@@ -42,22 +44,125 @@ from proxy.summary.allowance import Allowances
 from proxy.summary.store import Summaries
 from proxy.telemetry import metrics
 from proxy.telemetry.logs import RequestLog
+from proxy.upstream.limit_discovery import LimitDiscovery
+from proxy.upstream.registry import Upstreams
 from proxy.upstream.traits import Memory
 
 if TYPE_CHECKING:
     from proxy.telemetry.otel_export import OtelExport
 
-INSTANCE = "COMPACTION_PROXY_INSTANCE"
-"""The environment variable by which the workers of one server share their id."""
+ONLY_AT_START = {
+    "server": ("host", "port", "drain", "cache_memory"),
+    "store": None,
+    "log": ("level", "format"),
+    "metrics": None,
+}
+"""Settings that need a restart, by section. ``None`` means the whole section."""
 
-MOST_MEASURED = 1_000
-"""Routes whose profile and counter are remembered."""
+OPTIONAL_AT_START = ("otel",)  # sections that need a restart and can be absent
+
+MOST_ROUTES = 1_000
+LONGEST_NAME = 200  # remember the routes of this many models, with names of at most this many characters
+
+CHAT, MESSAGES = "chat", "messages"
+
+
+class ConfigSnapshot:
+    """Settings, their teams, and the transports to their upstreams.
+
+    A snapshot doesn't change. A request keeps the one that was current when it arrived, even after a reload.
+    """
+
+    def __init__(self, settings: Settings, instance: str, before: ConfigSnapshot | None = None) -> None:
+        """Reuse the parts of ``before``, the configuration to replace, that are the same in both."""
+        self.settings = settings
+        self._routes: dict[tuple[str, str], Route | None] = {}
+        self.measured: dict[tuple[int, str, bool], tuple[Route, ReportedWindow | None, Profile, Counter]] = {}
+        """Profiles and counters, and the stated limits behind them, by route id, dialect, and long window."""
+        self.teams = Authenticator(settings)
+        self.web = WebRules(settings)
+        self.upstreams: Upstreams = Upstreams(settings.upstreams, None if before is None else before.upstreams)
+        self.limit_discovery: LimitDiscovery = LimitDiscovery(
+            settings.upstreams,
+            self.upstreams.relay,
+            instance,
+            before=None if before is None else before.limit_discovery,
+            kept=self.upstreams.unchanged,
+        )
+
+    def route(self, model: str, dialect: str = CHAT) -> Route | None:
+        """Return the route of a model, or ``None`` if routes are listed and none matches.
+
+        If no route names the model, requests in other dialects than chat go to the first upstream that has their API.
+        The proxy translates requests that their upstream doesn't take.
+
+        The same model has the same route object while it's remembered.
+        """
+        try:
+            return self._routes[model, dialect]
+        except KeyError:
+            route = self._route(model, dialect)
+            if len(self._routes) < MOST_ROUTES and len(model) <= LONGEST_NAME:
+                self._routes[model, dialect] = route
+            return route
+
+    def _route(self, model: str, dialect: str) -> Route | None:
+        route = self.settings.route(model)
+        if dialect == CHAT:
+            return route
+        if route is None:
+            return Route(self.upstreams.first(anthropic=dialect == MESSAGES), model, None)
+        if self._is_named(model) or self._has(route.upstream, dialect):
+            return route
+        having = (name for name in self.settings.upstreams if self._has(name, dialect))
+        found = next(having, route.upstream)
+        return route if found == route.upstream else Route(found, model, None)
+
+    def _is_named(self, model: str) -> bool:
+        """Return whether the first matching route is for certain models."""
+        return next((one.match != "*" for one in self.settings.models if fnmatchcase(model, one.match)), False)
+
+    def _has(self, upstream: str, dialect: str) -> bool:
+        """Return whether an upstream has an API. Most servers have ``/responses``, but few have ``/messages``."""
+        apis = self.settings.upstreams[upstream].certain_apis
+        return dialect != MESSAGES if apis is None else dialect in apis
+
+    def price(self, route: Route, profile: Profile) -> Price | None:
+        """Return the current price of a route's model: the operator's, or else that of the table."""
+        price = price_of(self.settings.prices, route.model, profile.price)
+        return None if price is None else price.at(time.time())
+
+    async def retire(self, successor: ConfigSnapshot) -> None:
+        """Close the parts that the successor doesn't use. Requests with this configuration can still finish."""
+        await self.upstreams.retire(successor.upstreams)
+        await self.limit_discovery.retire(successor.limit_discovery)
+
+    async def aclose(self) -> None:
+        await self.limit_discovery.aclose()
+        await self.upstreams.aclose()
+
+
+def apply_reloadable(running: Settings, new: Settings) -> tuple[Settings, list[str]]:
+    """Return the new settings without those that need a restart, and the names of these settings."""
+    kept, waiting = {}, []
+    for section, names in ONLY_AT_START.items():
+        ours, theirs = getattr(running, section), getattr(new, section)
+        fields = names or tuple(type(ours).model_fields)
+        kept[section] = theirs.model_copy(update={name: getattr(ours, name) for name in fields})
+        waiting += [f"{section}.{name}" for name in fields if getattr(ours, name) != getattr(theirs, name)]
+    for section in OPTIONAL_AT_START:
+        kept[section] = getattr(running, section)
+        waiting += [section] if kept[section] != getattr(new, section) else []
+    return new.model_copy(update=kept), waiting
+
+
+INSTANCE = "COMPACTION_PROXY_INSTANCE"  # the environment variable by which the workers of one server share their id
+MOST_MEASURED = 1_000  # routes whose profile and counter are remembered
 
 StoredCache = Archive | Calibration | HiddenRounds | ItemMemory | LearnedLimits | SentPrompts | Summaries
 """A cache of tenants' entries, in memory and in the store."""
 
-CurrentSettings = Callable[[], Settings]
-"""Returns the settings in force. A request uses those of its own configuration."""
+CurrentSettings = Callable[[], Settings]  # Returns the settings in force. A request uses its own.
 
 
 class Stores:
@@ -91,10 +196,7 @@ class ModelLimits:
             await asyncio.wait([read for read in (limits, ratios) if read is not None], timeout=FIRST_READ_SECONDS)
 
     async def profile(self, route: Route, configuration: ConfigSnapshot, *, long_context: bool = False) -> Profile:
-        """Return the profile of a route's model. If the configuration doesn't set its limits, query the upstream.
-
-        The route belongs to ``configuration``. For ``long_context`` see ``Profiles.find``.
-        """
+        """Return the profile of a route's model. For ``long_context`` see ``Profiles.find``."""
         if not self.measures.profiles.loaded:
             await self.measures.load()
         upstream = configuration.settings.upstreams[route.upstream]
@@ -232,7 +334,6 @@ class Runtime:
             await cache.settled()
 
     async def profile(self, route: Route) -> Profile:
-        """Return the profile of a route's model in the current configuration. See ``Limits.profile``."""
         return await self.limits.profile(route, self.configuration)
 
     async def reconfigure(self, settings: Settings) -> list[str]:
@@ -264,7 +365,6 @@ class Runtime:
         self.stores.facts.close()
 
     def _otel(self, settings: OtelSettings | None) -> OtelExport | None:
-        """Return the export of spans and metrics, or ``None`` if it's off."""
         if settings is None:
             return None
         # The packages are optional.

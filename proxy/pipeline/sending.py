@@ -1,29 +1,32 @@
-"""Send a conversation to its upstream, and read the start of the response."""
+"""Send a conversation to its upstream, read the start of the response, and watch the rest of it."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from time import perf_counter
 
 import structlog
 from msgspec.structs import replace
-from starlette.types import Scope
 
+from proxy.dialects.answers import ItemReader
 from proxy.dialects.chat.request import with_usage
 from proxy.errors import ProxyError, UpstreamTimeout
+from proxy.http.decompression import Unpacking
 from proxy.http.headers import VIA, client_query, for_other_request, for_upstream
+from proxy.overflow.silent import Finished
 from proxy.pipeline.attempt import Departure
+from proxy.pipeline.billing import UNPACKED_BYTES
 from proxy.pipeline.exchange import DEADLINE, Exchange, TimeLeft
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
 from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, UpstreamCall
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.connections import not_in_time
-from proxy.upstream.transport import Outgoing, Transport
+from proxy.upstream.transport import Answer, Outgoing, Transport
 
 log = structlog.get_logger(__name__)
 
-REFUSALS = frozenset({400, 404, 415, 422, 501})
-"""Statuses with which servers refuse a field."""
+REFUSALS = frozenset({400, 404, 415, 422, 501})  # statuses with which servers refuse a field
 
 STOPPED = "The upstream started its response and then stopped sending. Try again."
 
@@ -33,12 +36,13 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
     route, outcome = exchange.route, sent.outcome
     body = exchange.original if outcome.messages is None else exchange.body
     model = route.model if route.model != body.model and body.model is not None else None
-    headers = forwarded_headers(exchange.scope)
+    # The proxy reads the usage of all responses, and the beginning of a stream, so they must not be compressed.
+    headers = [pair for pair in for_upstream(exchange.scope["headers"]) if pair[0] != "accept-encoding"]
     remaining = exchange.time.seconds
     if remaining <= 0:
         raise UpstreamTimeout(DEADLINE)
     trace = exchange.record.trace
-    headers = [*headers, (VIA, exchange.via)]
+    headers.append((VIA, exchange.via))
     if trace is not None:
         headers = with_trace(headers, trace, trace.attempt())
     raw = body.rewritten(units=outcome.messages, model=model, max_output=sent.output)
@@ -63,19 +67,8 @@ def outgoing(exchange: Exchange, sent: Departure) -> Outgoing:
     )
 
 
-def forwarded_headers(scope: Scope) -> list[tuple[str, str]]:
-    """Return the client's headers for the upstream.
-
-    The proxy reads the usage of all responses, and the beginning of a stream, so they must not be compressed.
-    """
-    return [pair for pair in for_upstream(scope["headers"]) if pair[0] != "accept-encoding"]
-
-
 async def send(exchange: Exchange, transport: Transport, request: Outgoing, tokens: int | None) -> ResponseStart:
-    """Send a request, and read the start of its response before the request's deadline. Raises ``ProxyError``.
-
-    ``tokens`` is the proxy's count of the request, ``None`` if it hasn't counted it.
-    """
+    """Send a request, and read the start of its response. ``tokens`` is the proxy's count. Raises ``ProxyError``."""
     began = perf_counter()
     asked = Asked(exchange.body.raw, exchange.caller.policy.rate_limit_as_limit, exchange.dialect.answers)
     try:
@@ -141,18 +134,15 @@ def describe_call(exchange: Exchange, start: ResponseStart, result: str | None, 
     ``None`` means that the client gets the response.
     """
     limit = None if start.overflow is None else start.overflow.limit
-    result = result or _result(start)
+    if result is None and start.overflow is not None:
+        result = OVERFLOW
+    elif result is None:
+        result = ACCEPTED if start.answer.status < 400 and start.error is None else "error"
     call = UpstreamCall(result, start.answer.status, start.milliseconds, sent, limit, start.error)
     exchange.record.calls.append(call)
     log.debug("upstream.responded", result=call.result, status=call.status, ms=call.ms, tokens=sent, limit=limit)
     if start.overflow is not None:
         exchange.record.fits = False
-
-
-def _result(start: ResponseStart) -> str:
-    if start.overflow is not None:
-        return OVERFLOW
-    return ACCEPTED if start.answer.status < 400 and start.error is None else "error"
 
 
 def _describe_failure(
@@ -162,3 +152,78 @@ def _describe_failure(
     call = UpstreamCall(result or error.code, None, milliseconds_since(began), sent)
     exchange.record.calls.append(call)
     log.debug("upstream.not_responded", result=call.result, ms=call.ms, tokens=sent)
+
+
+class Tap:
+    """Reads the items of an answer as it passes, before the client gets it."""
+
+    def __init__(self, reader: ItemReader | None, answer: Answer, room: Callable[[], Awaitable[None]] | None) -> None:
+        """``room`` waits while too many removed messages wait to be archived."""
+        self._reader = reader
+        self._room = room
+        packed = reader is not None and answer.is_encoded
+        self._unpacking = Unpacking(answer.header("content-encoding"), UNPACKED_BYTES) if packed else None
+
+    async def begin(self, first: bytes) -> None:
+        """Add the first bytes. If the archive is behind, let the client wait for it, so that little can be lost."""
+        if self._room is not None:
+            await self._room()
+        self.add(first)
+
+    def add(self, chunk: bytes) -> None:
+        """Add a chunk, as it arrived from the upstream."""
+        if self._reader is None:
+            return
+        if self._unpacking is not None:
+            self._unpacking.feed(chunk)
+            chunk = self._unpacking.take()
+        self._reader.add(chunk)
+
+    def finish(self) -> None:
+        """Read what wasn't known before the end."""
+        if self._reader is not None and (self._unpacking is None or not self._unpacking.ended):
+            self._reader.finish()
+
+
+class Watch:
+    """The rest of a response. Call ``ended`` after its end, and ``learn`` once nothing waits for it.
+
+    ``note`` gets the usage of a complete response in ``ended``, before the costs are settled. ``lesson`` gets it in
+    ``learn``, unless the response had recalls: the usage of several rounds isn't the size of one prompt.
+    """
+
+    note: Callable[[Finished], None] | None = None
+    lesson: Callable[[Finished], Awaitable[None]] | None = None
+
+    def __init__(self, exchange: Exchange, tap: Tap | None) -> None:
+        self.tap = tap
+        self._exchange = exchange
+        self._end: Finished | None = None
+
+    def release(self, start: ResponseStart, sent: Departure, held: int) -> None:
+        """Drop the bodies that nothing needs anymore, because a stream may take hours. ``held`` is the bytes to keep.
+
+        A request that wasn't counted keeps its body, in case that the upstream reports no usage. A stream that may have
+        recalls keeps the bytes that the proxy sent, to send them again.
+        """
+        exchange = self._exchange
+        if exchange.original is not exchange.body:
+            exchange.original.release()
+        if sent.after is not None or exchange.counter is None:
+            exchange.body.release()
+        if not start.answer.keeps_request:
+            exchange.memory.shrink(exchange.body.size + held)
+
+    def ended(self) -> None:
+        """Take note of the end of a response."""
+        meter = self._exchange.bill.last
+        if meter is None or (self.note is None and self.lesson is None) or (end := meter.end) is None:
+            return
+        if self.note is not None:
+            self.note(end)
+        self._end = None if self._exchange.record.recalls else end
+
+    async def learn(self) -> None:
+        """Learn how the upstream counts."""
+        if self._end is not None and self.lesson is not None:
+            await self.lesson(self._end)

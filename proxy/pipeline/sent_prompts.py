@@ -21,38 +21,23 @@ from proxy.store.tenant_cache import Codec, Place, TenantCache
 
 KIND = "prompt"
 
-MOST = 10_000
-"""Conversations that one process remembers."""
-
-SECONDS = DAY
-"""Seconds that a prompt is stored. Clients rarely continue a conversation later."""
-
-PENDING_BYTES = 16_000_000
-"""Maximum bytes of prompts that wait to be written."""
-
-SIZE = 500
-"""Approximate bytes of a prompt in memory."""
-
-Conversation = tuple[str, str]
-"""A tenant, and the key of one of its conversations."""
+MOST = 10_000  # conversations that one process remembers
+SECONDS = DAY  # Seconds that a prompt is stored. Clients rarely continue a conversation later.
+PENDING_BYTES = 16_000_000  # maximum bytes of prompts that wait to be written
+SIZE = 500  # approximate bytes of a prompt in memory
+Conversation = tuple[str, str]  # a tenant, and the key of one of its conversations
 
 
 class SentPrompt(msgspec.Struct, frozen=True):
-    """A prompt that was answered.
+    """A prompt that was answered."""
 
-    ``messages`` is the number of the client's messages. ``length`` and ``digest`` are those of the messages sent, if
-    they were measured. ``changed`` is true if they weren't the client's own. The reasoning in the client's first
-    ``stale`` messages is invalid. ``mark`` is the conversation's after its first ``marked`` messages, because two
-    conversations can have the same key. See ``Exchange.mark``.
-    """
-
-    messages: int
-    length: int = 0
-    digest: str | None = None
-    changed: bool = False
-    stale: int = 0
+    messages: int  # the number of the client's
+    length: int = 0  # of the messages sent, if they were measured
+    digest: str | None = None  # of the messages sent
+    changed: bool = False  # the messages sent weren't the client's own
+    stale: int = 0  # the client's first messages whose reasoning is invalid
     marked: int = 0
-    mark: str = ""
+    mark: str = ""  # that after the first `marked` messages: two conversations can share a key. See `Exchange.mark`.
 
 
 CODEC = Codec(lambda prompts: list(map(msgspec.json.encode, prompts)), msgspec.json.Decoder(SentPrompt).decode)
@@ -71,10 +56,7 @@ class SentPrompts(TenantCache[SentPrompt]):
         return 0 if last is None else last.stale
 
     def verify(self, conversation: Conversation, mark: Callable[[int], str]) -> None:
-        """Forget the prompt before if it's of another conversation with the same key.
-
-        ``mark`` returns the mark of the conversation after this many of its messages.
-        """
+        """Forget the prompt before if it's of another conversation with the same key. ``mark`` is ``Exchange.mark``."""
         last = self._prompts.get(conversation)
         if last is not None and mark(last.marked) != last.mark:
             del self._prompts[conversation]

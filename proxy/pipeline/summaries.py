@@ -34,8 +34,7 @@ from proxy.http.headers import VIA, client_query, for_other_request, for_upstrea
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
 from proxy.overflow import Overflow
-from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, PriceOf
-from proxy.pipeline.costs import price_for, pricing
+from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, Pricing, pricing
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob, last_prompt, whole_prompt
 from proxy.summary.allowance import AllowanceSpent
@@ -346,7 +345,7 @@ class ExchangeModels(SummaryModels):
         near = route.upstream == exchange.route.upstream
         same, conditions = near and route.model == exchange.route.model, self._conditions
         (form, transport), *others = await self._ways(route)
-        price_of = pricing(price_for(exchange.configuration, route, profile))
+        price_of = pricing(exchange.configuration.price(route, profile))
         return UpstreamSummaryModel(
             transport,
             route.model,
@@ -402,7 +401,7 @@ class CallRecords:
     runtime: Runtime
     exchange: Exchange
     route: Route
-    price_of: PriceOf | None
+    price_of: Pricing | None
     answers: Answers
     count: TextCounter
     factor: float

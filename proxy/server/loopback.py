@@ -144,14 +144,13 @@ def run_program(command: Sequence[str], config: Path | None) -> int:
     """
     # ``serve`` also serves stand-ins, which don't need these modules.
     from proxy.config import Settings, read
-    from proxy.pipeline.snapshot import listening
     from proxy.server.app import create_app
     from proxy.server.programs import launch, program_of
     from proxy.telemetry.logs import configure
 
     program = program_of(command)
     loaded = None if config is None else read(config.absolute(), os.environ)
-    settings = listening(Settings() if loaded is None else loaded.settings, ADDRESS)
+    settings = (Settings() if loaded is None else loaded.settings).listening(ADDRESS)
     # The terminal is the program's. A level in the file applies.
     configure(settings.log.level if "level" in settings.log.model_fields_set else "warning", settings.log.format)
     before, umask = _figures(), os.umask(0o077)  # files that libraries make have content of requests, too

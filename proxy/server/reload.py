@@ -18,7 +18,6 @@ from proxy.config import Loaded
 from proxy.config.loading import attempt
 from proxy.config.sources import Sources
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.snapshot import listening
 from proxy.telemetry.metrics import RELOADS
 
 log = structlog.get_logger(__name__)
@@ -102,7 +101,7 @@ class Reload:
         self._good, self.loaded = loaded.sources, loaded
         if loaded.settings == self._settings and not asked and not was_wrong:
             return
-        waiting = await self._service.reconfigure(listening(loaded.settings, self._host))
+        waiting = await self._service.reconfigure(loaded.settings.listening(self._host))
         self._settings = loaded.settings
         RELOADS.labels(outcome="applied").inc()
         log.info("configuration.reloaded", files=len(loaded.sources.files), warnings=list(loaded.warnings))

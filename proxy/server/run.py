@@ -42,7 +42,6 @@ from proxy.http.headers import on_loopback
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.pipeline.runtime import INSTANCE
-from proxy.pipeline.snapshot import listening
 from proxy.server.app import Proxy, create_app
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.maintenance import exempt_from_collection
@@ -80,7 +79,7 @@ def run(config: Path | None, host: str | None, port: int | None, workers: int) -
     files for counting are missing.
     """
     loaded = None if config is None else read(config.absolute(), os.environ)
-    settings = listening(Settings() if loaded is None else loaded.settings, host)
+    settings = (Settings() if loaded is None else loaded.settings).listening(host)
     profiles = Profiles()
     require(settings, profiles)
     # All workers share one instance id. Otherwise, they would miss a loop that passes from one worker to another.
@@ -226,7 +225,7 @@ class Worker:
         settings = Settings() if loaded is None else loaded.settings
         configure(settings.log.level, settings.log.format)
         WORKER_STARTS.inc()
-        return _application(listening(settings, self.host), loaded)
+        return _application(settings.listening(self.host), loaded)
 
 
 class WorkerPool(Multiprocess):

@@ -37,18 +37,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-CONNECT_SECONDS = 15.0
-"""Time for name lookup, connection, and TLS handshake together."""
+CONNECT_SECONDS = 15.0  # time for name lookup, connection, and TLS handshake together
 
 READ_BYTES = 32_768
 """Reading from an upstream pauses when a slow client leaves twice this many bytes unread. One read takes up to 256 KB.
 With a larger value a paused stream takes over a megabyte, and no stream gets faster."""
 
-WHOLE_BYTES = 1_000_000
-"""A larger body is written in pieces, so that other requests run in between."""
-
-KEEPALIVE_SECONDS = 50.0
-"""Keep an idle connection this long. Load balancers often close theirs after 60 or 75 seconds."""
+WHOLE_BYTES = 1_000_000  # a larger body is written in pieces, so that other requests run in between
+KEEPALIVE_SECONDS = 50.0  # Keep an idle connection this long. Load balancers often close theirs after 60 or 75 seconds.
 
 IDLE_SECONDS = 2.0
 """Seconds after a request in which a lost connection counts as one that was idle.
@@ -56,8 +52,7 @@ IDLE_SECONDS = 2.0
 Later, the upstream has probably begun to work on the request, and may have crashed.
 """
 
-LINE_BYTES = 65_536
-"""Longest line of a response's head."""
+LINE_BYTES = 65_536  # longest line of a response's head
 
 _MADE_UP = ("user-agent", "content-type")
 _UNLIMITED = contextlib.nullcontext()
@@ -171,12 +166,12 @@ class Connections:
             "skip_auto_headers": [name for name in _MADE_UP if name not in given] or None,
             "proxy": self._proxy,
         }
+        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) > WHOLE_BYTES else body
         # aiohttp retries idempotent requests (GET, HEAD, OPTIONS, PUT, DELETE) if the connection closes before the
         # response begins. It never retries a POST.
-        return session.request(method, URL(url, encoded=True), data=_data(body), **options)
+        return session.request(method, URL(url, encoded=True), data=data, **options)
 
     async def aclose(self) -> None:
-        """Close all connections."""
         if self._session is not None:
             session, self._session, self._express = self._session, None, None
             await session.close()
@@ -209,10 +204,6 @@ def _express() -> type[Express] | None:
     return Express
 
 
-def _data(body: bytes | AsyncIterator[bytes] | None) -> bytes | io.BytesIO | AsyncIterator[bytes] | None:
-    return io.BytesIO(body) if isinstance(body, bytes) and len(body) > WHOLE_BYTES else body
-
-
 def not_in_time(within: float | None) -> UpstreamTimeout:
     """Return the error for an upstream that sends no response in time (seconds)."""
     return UpstreamTimeout(
@@ -223,7 +214,6 @@ def not_in_time(within: float | None) -> UpstreamTimeout:
 
 
 def _upstream_error(error: aiohttp.ClientError | OSError, within: float | None, upstream: str) -> UpstreamError:
-    """Return the error that the client gets when the upstream sends no response."""
     match error:
         case aiohttp.ConnectionTimeoutError():
             return _unreachable(upstream, f"no connection within {CONNECT_SECONDS:.0f} seconds")
@@ -330,7 +320,6 @@ class _PooledConnection(ResponseHandler):
         super().set_response_params(**options)
 
     def data_received(self, data: bytes) -> None:
-        """Read bytes of a response."""
         self._received = True
         super().data_received(data)
 
@@ -352,10 +341,7 @@ class _PooledConnection(ResponseHandler):
 
 
 def _readable(transport: asyncio.BaseTransport) -> bool:
-    """Return whether an idle connection has something to read: its end, or unexpected bytes.
-
-    The event loop would only notice in its next turn. The system call takes 1 to 2 microseconds.
-    """
+    """Return whether an idle connection has its end or unexpected bytes. The event loop would only notice later."""
     connection = transport.get_extra_info("socket")
     if sys.platform == "win32":
         return bool(select.select([connection.fileno()], [], [], 0)[0])

@@ -25,11 +25,8 @@ from yarl import URL
 
 from proxy.upstream.transport import Headers
 
-PIECE_BYTES = 65_536
-"""A larger body isn't copied behind its head."""
-
-WHOLE_BYTES = 2_000_000
-"""A larger body is written in pieces, so that other requests run in between."""
+PIECE_BYTES = 65_536  # a larger body isn't copied behind its head
+WHOLE_BYTES = 2_000_000  # a larger body is written in pieces, so that other requests run in between
 
 _UNUSUAL = frozenset({"connection", "content-length", "cookie", "expect", "host", "transfer-encoding"})
 """Headers that aiohttp's client interprets."""

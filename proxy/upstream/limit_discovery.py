@@ -20,27 +20,21 @@ from proxy.config import UpstreamSettings
 from proxy.config.upstreams import SPEAKS_OPENAI
 from proxy.errors import NotFound, ProxyError
 from proxy.http.headers import VIA
-from proxy.limits.profiles.lookup import ReportedWindow
-from proxy.limits.profiles.tables import as_tokens
+from proxy.limits.profiles import ReportedWindow
+from proxy.limits.tables import as_tokens
 from proxy.upstream.relay import RelayTransport
+from proxy.upstream.transport import read_most
 
 log = structlog.get_logger(__name__)
 
-EVERY = 900.0
-"""Seconds until the proxy asks an upstream again."""
-
-SOON = 20.0
-"""Seconds until the proxy asks again if a model may not be loaded yet, because its window isn't known until then."""
-
-WITHIN = 5.0
-"""Timeout for each response, in seconds."""
+EVERY = 900.0  # seconds until the proxy asks an upstream again
+SOON = 20.0  # seconds until the proxy asks again if a model may not be loaded: its window isn't known until then
+WITHIN = 5.0  # timeout for each response, in seconds
 
 MOST_BYTES = 1_000_000
-MOST_NAMES = 64
-"""Model names kept before the upstream has listed its models. Clients choose these names, so there is a limit."""
+MOST_NAMES = 64  # model names, which clients choose, that are kept before the upstream has listed its models
 
-SMALLEST, LARGEST = 256, 20_000_000
-"""Tokens. Other figures aren't windows."""
+SMALLEST, LARGEST = 256, 20_000_000  # Tokens. Other figures aren't windows.
 
 # Their APIs don't report limits, and the tables list their models.
 _SILENT_HOSTS = (
@@ -108,7 +102,6 @@ class LimitDiscovery:
         upstreams: Mapping[str, UpstreamSettings],
         relay: Callable[[str], Awaitable[RelayTransport]],
         instance: str,
-        clock: Callable[[], float] = time.monotonic,
         *,
         before: LimitDiscovery | None = None,
         kept: Collection[str] = (),
@@ -116,13 +109,13 @@ class LimitDiscovery:
         """``before`` belongs to the previous configuration. The limits of the upstreams in ``kept`` stay valid."""
         known = {} if before is None else {name: models for name, models in before._upstreams.items() if name in kept}
         self._upstreams: dict[str, UpstreamModels] = {
-            name: known.get(name) or UpstreamModels(due=clock())
+            name: known.get(name) or UpstreamModels(due=time.monotonic())
             for name, settings in upstreams.items()
             if name in known or reports_limits(settings)
         }
         self._relay = relay
         self._instance = instance
-        self._clock = clock
+        self._clock = time.monotonic
 
     def window(self, upstream: str, model: str) -> ReportedWindow | None:
         """Return the known limit. If it is time to ask, start a background task."""
@@ -147,7 +140,6 @@ class LimitDiscovery:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def aclose(self) -> None:
-        """Stop asking."""
         for models in self._upstreams.values():
             if models.task is not None:
                 models.task.cancel()
@@ -171,11 +163,11 @@ class LimitDiscovery:
         reasons: list[str] = []
 
         async def answer(method: str, url: str, body: bytes | None = None) -> dict[str, Any]:
-            try:
-                return await self._answer(relay, method, url, body)
-            except _NoAnswerError as error:
-                reasons.append(f"{method} {url.removeprefix(root)}: {error}")
+            value = await self._answer(relay, method, url, body)
+            if isinstance(value, str):
+                reasons.append(f"{method} {url.removeprefix(root)}: {value}")
                 return {}
+            return value
 
         entries = _entries(await answer("GET", f"{relay.base_url}/models"))
         models.ids = frozenset(entry["id"] for entry in entries) or models.ids
@@ -208,7 +200,6 @@ class LimitDiscovery:
     async def _ask_ollama(
         self, models: UpstreamModels, answer: Callable[[str, str, bytes | None], Awaitable[dict[str, Any]]], root: str
     ) -> dict[str, ReportedWindow]:
-        """Return the windows that Ollama reports for the requested models that it has."""
         models.names = {name for name in models.names if _listed_as(name, models.ids) in models.ids}
         for name in sorted(models.names):
             shown = await answer("POST", f"{root}/api/show", msgspec.json.encode({"model": name}))
@@ -221,8 +212,8 @@ class LimitDiscovery:
                 models.loaded[_listed_as(name, models.ids)] = limit
         return {name: limit for name, limit in models.shown.items() if limit is not None}
 
-    async def _answer(self, relay: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any]:
-        """Return the JSON object at an address. Raises ``_NoAnswerError``."""
+    async def _answer(self, relay: RelayTransport, method: str, url: str, body: bytes | None) -> dict[str, Any] | str:
+        """Return the JSON object at an address, or the reason why there is none."""
         headers = [("accept", "application/json"), (VIA, self._instance)]
         if body is not None:
             headers.append(("content-type", "application/json"))
@@ -231,24 +222,18 @@ class LimitDiscovery:
                 answer = await relay.connections.send(method, url, relay.headers(headers, None), body, WITHIN)
                 try:
                     if answer.status != 200:
-                        raise _NoAnswerError(f"status {answer.status}")
-                    content = b""
-                    async for chunk in answer.body:
-                        content += chunk
-                        if len(content) > MOST_BYTES:
-                            raise _NoAnswerError(f"over {MOST_BYTES:,} bytes")
+                        return f"status {answer.status}"
+                    content, whole = await read_most(answer.body, MOST_BYTES)
                 finally:
                     await answer.close()
+            if not whole:
+                return f"over {MOST_BYTES:,} bytes"
             value = msgspec.json.decode(content)
         except (ProxyError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _NoAnswerError(type(error).__name__) from error
+            return type(error).__name__
         if isinstance(value, list):
             return {"data": value}  # Together returns a plain array
         return value if isinstance(value, dict) else {}
-
-
-class _NoAnswerError(Exception):
-    """An address returns no response, or one that isn't readable."""
 
 
 def reports_limits(settings: UpstreamSettings) -> bool:
@@ -263,7 +248,6 @@ def reports_limits(settings: UpstreamSettings) -> bool:
 
 
 def windows(entries: list[dict[str, Any]], where: str) -> dict[str, ReportedWindow]:
-    """Return the windows in a list of models, by model id."""
     found = {}
     for entry in entries:
         limits = (_stated(entry.get(name), f"{name} in {where}") for name in _WINDOW_FIELDS)

@@ -37,13 +37,11 @@ from proxy.upstream.traits import (
     is_number,
 )
 
-REFUSAL_BYTES = 4_096
-"""Bytes of a refusal that are read. Names behind them are in an echo of the request."""
+REFUSAL_BYTES = 4_096  # Bytes of a refusal that are read. Names behind them are in an echo of the request.
 
 MOST_NAMES = 16
 
-MOST_VALUES = 100
-"""Values of a refusal in JSON that are read."""
+MOST_VALUES = 100  # values of a refusal in JSON that are read
 
 _LIMITS = {"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens", "max_output_tokens": ""}
 """Names of the limit on a model's output, and the other name in the same API."""
@@ -66,10 +64,7 @@ ROWS: Sequence[tuple[re.Pattern[str], Edit]] = [
     for words, edit in (
         (r"(?:is missing|without) an? `?thought_?signature", SIGNED_CALLS),
         (r"call id\b[\s\S]{0,200}\blength of 9\b", SHORT_IDS),
-        (
-            r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)",
-            STREAMS,
-        ),
+        (r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)", STREAMS),
         (
             r"(?:non-?empty|must not be empty|(?:can(?:not|'t)|may not) be empty|empty (?:content|text|message|string)"
             r"|non-?whitespace|(?:content|text) (?:field )?is (?:empty|blank)|has no content|content or tool_calls)",
@@ -143,12 +138,10 @@ _ALLOWED = re.compile(
 _SAID = ("message", "msg", "description")
 _PLACE = ("param", "loc", "field")
 _JSON = json.JSONDecoder()
-_BEFORE = 24
-"""Characters before a name that tell an echo."""
+_BEFORE = 24  # characters before a name that tell an echo
 
 
-_Fault = tuple[str, str]
-"""One complaint: the place in the request, and the words."""
+_Fault = tuple[str, str]  # one complaint: the place in the request, and the words
 
 
 def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edit, ...]:
@@ -238,7 +231,6 @@ def _complaints(refusal: bytes) -> tuple[list[_Fault], str]:
 
 
 def _named(text: str, raw: bytes) -> Iterator[_Fault]:
-    """Yield the names in the words of a refusal."""
     for match in _own(_NAME, text, raw) if _UNDONE.search(text) else ():
         yield match[match.lastindex or 0], text
 
@@ -254,10 +246,7 @@ def _own(pattern: re.Pattern[str], text: str, raw: bytes) -> Iterator[re.Match[s
 
 
 def _resolved(sent: Mapping[str, Any], path: str) -> tuple[str, Any] | None:
-    """Return the place in a request that a path names, and its value. Labels of types in a path are skipped.
-
-    ``None`` if the request doesn't have it. A path into a list that doesn't end at a field stays at the list.
-    """
+    """Return the place in a request that a path names, and its value; ``None`` if it has none."""
     names = re.findall(r"[^.\[\]/]+", path.removeprefix("#"))
     for other in ("_".join(names), *(_LIMITS if path in _LIMITS else ())):  # `reasoning.effort`, or another API's limit
         if path not in sent and sent.get(other) is not None:
@@ -317,7 +306,6 @@ def _edit(path: str, value: Any, said: str) -> Edit | None:
 
 
 def _range(said: str) -> tuple[float | None, float | None]:
-    """Return the least and the most number that a refusal allows."""
     span = _RANGE.search(said)
     return (_number(span[1]), _number(span[2])) if span else (_first(_LEAST, said), _first(_MOST, said))
 

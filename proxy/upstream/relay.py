@@ -16,8 +16,7 @@ from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, A
 
 KeyHeader = Literal["authorization", "api-key", "x-api-key"]
 
-ANTHROPIC_VERSION = "2023-06-01"
-"""The ``anthropic-version`` to send if the client sends none; https://docs.claude.com/en/api/versioning."""
+ANTHROPIC_VERSION = "2023-06-01"  # if the client sends none; https://docs.claude.com/en/api/versioning
 
 # Operations that Azure's older addresses have below a deployment. All other paths are below /openai itself.
 _OF_A_DEPLOYMENT = frozenset(
@@ -35,20 +34,14 @@ _JSON_WEB_TOKEN = re.compile(r"eyJ[\w-]*\.[\w-]+\.[\w-]*")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The address of an upstream, and the header in which it takes keys.
-
-    ``key_header`` is ``authorization`` (with "Bearer "), Azure's ``api-key`` or Anthropic's ``x-api-key``.
-    ``deployments`` says that operations on a model have the path ``/deployments/{model}/…``. ``official`` says that the
-    address is the provider's own. A server at any other address may take keys in Anthropic's header on Anthropic's
-    paths. ``short_ids`` says that ids of calls have nine letters and digits.
-    """
+    """The address of an upstream, and the header in which it takes keys."""
 
     base_url: str
     query: str = ""
-    key_header: KeyHeader = "authorization"
-    deployments: bool = False
-    official: bool = False
-    short_ids: bool = False
+    key_header: KeyHeader = "authorization"  # `authorization` has "Bearer " before the key
+    deployments: bool = False  # operations on a model have the path `/deployments/{model}/…`
+    official: bool = False  # the provider's own. Others may take keys in Anthropic's header on Anthropic's paths.
+    short_ids: bool = False  # ids of calls have nine letters and digits
 
     @property
     def prefix(self) -> str:
@@ -57,11 +50,7 @@ class Address:
 
 
 def azure_address(base_url: str, api_version: str | None) -> Address:
-    """Return Azure's address.
-
-    The newer one ends in ``/openai/v1`` and works like OpenAI's. The older one has the deployment in the path and the
-    version in the query.
-    """
+    """Return Azure's address: the newer one, which ends in ``/openai/v1``, or the older one with deployments."""
     if base_url.endswith("/v1"):
         return Address(base_url, key_header="api-key")
     query = urlencode({"api-version": api_version}) if api_version else ""
@@ -133,10 +122,7 @@ class RelayTransport(Transport):
         await self.connections.aclose()
 
     def url(self, path: str, query: str = "", *, model: str | None = None) -> str:
-        """Return the address of a path (which begins with a slash) at the upstream.
-
-        ``model`` is needed if the address names it. Raises ``UnknownModel`` for a name that would change the path.
-        """
+        """Return the upstream's address of a path. Raises ``UnknownModel`` for a name that would change the path."""
         if model is not None and self.names_model(path):
             if model in ("", ".", ".."):
                 raise UnknownModel("The model's name isn't valid for a deployment. Correct 'model'.", param="model")
@@ -149,10 +135,7 @@ class RelayTransport(Transport):
         return f"{self._address.base_url}{path}{'?' if queries else ''}{queries}"
 
     def headers(self, headers: Headers, credential: Credential | None, *, anthropic: bool = False) -> Headers:
-        """Return the client's headers with the upstream's own key or else the caller's, and the configured headers.
-
-        ``anthropic`` says that the request is in Anthropic's format.
-        """
+        """Return the client's headers with the upstream's key or else the caller's, and the configured ones."""
         merged = [pair for pair in headers if pair[0] not in self._replaced] if self._replaced else list(headers)
         wanted = self._address.key_header
         key = self._api_key

@@ -26,17 +26,10 @@ from proxy.dialects.chat.alternation import NOTE, alternating_messages
 from proxy.store.forgetting import drop
 from proxy.tokens.media import MEDIA_LABELS
 
-MODELS = 10_000
-"""Models of tenants that are remembered."""
-
-USELESS_SECONDS = 3_600.0
-"""Seconds for which an edit isn't tried again that didn't change an upstream's refusal."""
-
-LONGEST_USER = 64
-"""Characters of a user's id that OpenAI takes. A longer one becomes its hash."""
-
-LEAST_OUTPUT = 16
-"""The least output of OpenAI's Responses API, in tokens."""
+MODELS = 10_000  # models of tenants that are remembered
+USELESS_SECONDS = 3_600.0  # seconds for which an edit isn't tried again that didn't change an upstream's refusal
+LONGEST_USER = 64  # Characters of a user's id that OpenAI takes. A longer one becomes its hash.
+LEAST_OUTPUT = 16  # the least output of OpenAI's Responses API, in tokens
 
 
 class Edit(NamedTuple):
@@ -62,8 +55,7 @@ SHORT_IDS = Edit("short_ids")
 SIGNED_CALLS = Edit("signed_calls")
 STREAMS = Edit("streams")
 
-Place = tuple[str, str, str]
-"""An upstream, its name for the model, and a tenant."""
+Place = tuple[str, str, str]  # an upstream, its name for the model, and a tenant
 
 REASONING = ("reasoning_content", "reasoning", "reasoning_details", "reasoning_text", "thinking_blocks", "thinking")
 """Fields of messages with reasoning."""
@@ -82,10 +74,7 @@ LABEL = "[{kind} omitted: this model takes text only]"
 
 
 def apply(body: dict[str, Any], edits: Iterable[Edit]) -> tuple[str, ...]:
-    """Change a decoded request of chat completions or the Responses API. Return the names of the edits with an effect.
-
-    An edit twice has the same effect as once.
-    """
+    """Change a decoded request of chat completions or responses. Return the names of the edits with an effect."""
     return tuple(edit.name for edit in edits if _applied(body, edit))
 
 
@@ -238,7 +227,6 @@ def _signed(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _labelled(message: dict[str, Any]) -> dict[str, Any]:
-    """Put labels in the place of images, audio, and files."""
     return {name: _in_text(value) if name in ("content", "output") else value for name, value in message.items()}
 
 
@@ -271,8 +259,7 @@ _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
     SIGNED_CALLS.kind: _each(_signed),
 }
 
-_OF_ITEMS = (WITHOUT_REASONING, LABELLED_MEDIA)
-"""Edits of messages that also fit the items of the Responses API."""
+_OF_ITEMS = (WITHOUT_REASONING, LABELLED_MEDIA)  # edits of messages that also fit the items of the Responses API
 
 # ---- Public habits
 
@@ -302,7 +289,6 @@ class Refused(NamedTuple):
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number in JSON."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

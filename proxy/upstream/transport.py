@@ -21,8 +21,7 @@ RESPONSES_PATH = "/responses"
 JSON = ("content-type", "application/json")
 EVENT_STREAM = ("content-type", "text/event-stream; charset=utf-8")
 
-HELD_SECONDS = 5.0
-"""Seconds from the head of an answer for which its beginning may be held back."""
+HELD_SECONDS = 5.0  # seconds from the head of an answer for which its beginning may be held back
 
 # OpenAI's own families reject `max_tokens`; other servers may support no other field.
 _COMPLETION_FIELD = re.compile(r"(?:gpt-[5-9]|o[1-9](?![a-z0-9.])|codex-mini)")
@@ -35,63 +34,59 @@ def output_field(model: str) -> str:
 
 
 class Outgoing(msgspec.Struct, eq=False):
-    """A conversation on its way to an upstream.
+    """A conversation on its way to an upstream."""
 
-    ``body`` is the whole JSON in the format of ``path``, which is below the upstream's base URL. ``model`` is the
-    upstream's name for the model (already in ``body``). ``headers`` are the client's, without hop-by-hop ones and
-    credentials. ``credential`` is the caller's own key, used only if the upstream has no configured key. ``timeout`` is
-    in seconds, for the whole attempt up to the first byte of the answer. ``bounded`` says that the sender itself
-    cancels the attempt after ``timeout``. ``query`` is the query string to send. ``expanded`` returns the body with
-    items in the place of references, for an upstream without items. It's ``None`` if there are no references.
-
-    ``edits`` are those that the upstream needs in the proxy's own words. Whoever translates the request applies them,
-    after those that ``family`` is known to need. ``family`` is the name of a model with the same habits, by default
-    ``model``. ``reasons`` says that the model takes an effort. A translated request has ``edited``: the names of the
-    edits that had an effect. ``watch`` gets the upstream's own answer and its path, if a bridge translates the answer.
-    ``count`` returns the prompt's tokens, as the proxy counts them.
-    """
-
-    body: bytes
-    model: str
+    body: bytes  # the whole JSON in the format of `path`
+    model: str  # the upstream's name, which is already in `body`
     stream: bool
-    headers: Headers
-    credential: Credential | None
-    timeout: float
-    bounded: bool = False
-    path: str = CHAT_PATH
+    headers: Headers  # the client's, without hop-by-hop ones and credentials
+    credential: Credential | None  # the caller's own key, used only if the upstream has no configured key
+    timeout: float  # seconds for the whole attempt up to the first byte of the answer
+    bounded: bool = False  # the sender itself cancels the attempt after `timeout`
+    path: str = CHAT_PATH  # below the upstream's base URL
     query: str = ""
-    expanded: Callable[[], bytes] | None = None
-    edits: tuple[Edit, ...] = ()
-    family: str = ""
-    reasons: bool = False
-    edited: tuple[str, ...] = ()
-    watch: Callable[[Answer, str], None] | None = None
-    count: Callable[[], Awaitable[int | None]] | None = None
+    expanded: Callable[[], bytes] | None = None  # returns the body with items in the place of references
+    edits: tuple[Edit, ...] = ()  # those that the upstream needs in the proxy's own words, after `family`'s
+    family: str = ""  # a model with the same habits, by default `model`
+    reasons: bool = False  # the model takes an effort
+    edited: tuple[str, ...] = ()  # the edits that had an effect on a translated request
+    watch: Callable[[Answer, str], None] | None = None  # gets the upstream's own answer and its path from a bridge
+    count: Callable[[], Awaitable[int | None]] | None = None  # returns the prompt's tokens
 
 
 class Answer(msgspec.Struct, eq=False):
-    """An upstream's answer, on its way back.
-
-    ``body`` yields the bytes as they arrive. It raises ``errors.UpstreamInterrupted`` if the upstream breaks off.
-    ``headers`` are lower case, without hop-by-hop ones. ``close`` ends the upstream's request immediately. You may call
-    it at any time, and twice. ``keeps_request`` says that the request stays in memory until the answer ends.
-    ``start_time`` is when the head arrived, on the event loop's clock, if the transport has waited since then.
-    ``refused`` is set if the upstream refused a request in the proxy's own words. ``edited`` is that of the request.
-    """
+    """An upstream's answer, on its way back."""
 
     status: int
-    headers: Headers
-    body: AsyncIterator[bytes]
-    close: Callable[[], Awaitable[None]]
-    keeps_request: bool = False
-    start_time: float | None = None
-    refused: Refused | None = None
-    edited: tuple[str, ...] = ()
+    headers: Headers  # lower case, without hop-by-hop ones
+    body: AsyncIterator[bytes]  # the bytes as they arrive. Raises `UpstreamInterrupted`.
+    close: Callable[[], Awaitable[None]]  # ends the upstream's request at once, at any time, and twice
+    keeps_request: bool = False  # the request stays in memory until the answer ends
+    start_time: float | None = None  # when the head arrived, by the loop's clock, if the transport waited since
+    refused: Refused | None = None  # set if the upstream refused the proxy's own words
+    edited: tuple[str, ...] = ()  # that of the request
 
     @classmethod
     def whole(cls, status: int, headers: Headers, body: bytes) -> Answer:
         """Return an answer whose body is already there."""
         return cls(status, headers, _once(body), _nothing)
+
+    def header(self, name: str) -> str:
+        """Return the first header with a name, or an empty string."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return ""
+
+    @property
+    def is_stream(self) -> bool:
+        """Return whether the answer is an event stream, by its media type."""
+        return self.header("content-type").lower().startswith("text/event-stream")
+
+    @property
+    def is_encoded(self) -> bool:
+        """Return whether the answer is compressed."""
+        return self.header("content-encoding").lower() not in ("", "identity")
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:
@@ -100,6 +95,16 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
 
 async def _nothing() -> None:
     """Do nothing, because the answer was read whole."""
+
+
+async def read_most(body: AsyncIterator[bytes], most: int) -> tuple[bytes, bool]:
+    """Read until there are more than ``most`` bytes. Return them, and whether they are the whole body."""
+    read = bytearray()
+    async for chunk in body:
+        read += chunk
+        if len(read) > most:
+            return bytes(read), False
+    return bytes(read), True
 
 
 class Held:

@@ -26,9 +26,9 @@ from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import parse
 from proxy.limits.profiles import Profile
 from proxy.pipeline import job as compacting
+from proxy.pipeline.budget import rules_for
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
-from proxy.pipeline.rules import rules_for
 from proxy.store import open_store
 from proxy.summary.single_flight import Progress
 from proxy.summary.store import Checkpoint, StoredSummary, Summaries, SummaryFactory

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from proxy.limits.profiles import tables
+from proxy.limits import tables
 from proxy.pipeline import measures
 from proxy.tokens import text as encodings
 from tests.conftest import proxies

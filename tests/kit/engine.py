@@ -14,10 +14,10 @@ import tiktoken
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.request import ChatRequest, parse
 from proxy.limits.profiles import Profile
+from proxy.pipeline.budget import rules_for
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput, Outcome
-from proxy.pipeline.rules import rules_for
 from proxy.store import Entry, Store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel

@@ -22,9 +22,9 @@ from proxy.dialects.identity import meaning
 from proxy.dialects.parts import CHAT
 from proxy.dialects.repair import repaired
 from proxy.dialects.request import without_lone_surrogates
+from proxy.pipeline.budget import rules_for
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import Outcome
-from proxy.pipeline.rules import rules_for
 from tests.kit.engine import COUNTER, Engine, Request, sent
 from tests.kit.upstream import faults as chat_faults
 

@@ -23,7 +23,7 @@ import pytest
 import yaml
 
 from proxy.config import load
-from proxy.pipeline.tags import BEGINNING, _tag
+from proxy.pipeline.recorder import BEGINNING, _tag
 from proxy.server.app import create_app
 from proxy.server.loopback import serve
 from tests.kit.messages import assistant, system, user, words

@@ -12,7 +12,6 @@ import pytest
 
 from proxy.access.authenticator import Authenticator
 from proxy.config import Settings
-from proxy.pipeline.snapshot import listening
 from proxy.store.interface import SHARED_TENANT, UNSTORED_TENANT
 from tests.kit.scripted import behind, chat
 from tests.kit.upstream import StandIn
@@ -73,5 +72,5 @@ def test_who_they_are(host: str, keyless: str | None, tenant: str) -> None:
 
 def test_the_address_that_a_command_names_decides() -> None:
     settings = Settings.model_validate({"server": {"host": "127.0.0.1"}})
-    assert Authenticator(listening(settings, "0.0.0.0")).authenticate([]).tenant == UNSTORED_TENANT  # noqa: S104
-    assert Authenticator(listening(settings, None)).authenticate([]).tenant == SHARED_TENANT
+    assert Authenticator(settings.listening("0.0.0.0")).authenticate([]).tenant == UNSTORED_TENANT  # noqa: S104
+    assert Authenticator(settings.listening(None)).authenticate([]).tenant == SHARED_TENANT

@@ -20,8 +20,8 @@ import yaml
 from msgspec.structs import replace
 
 from proxy.limits.learned import LearnedLimit, LearnedLimits
-from proxy.limits.profiles.prices import price_from
-from proxy.pipeline.costs import Basis, cost_of
+from proxy.limits.prices import price_from
+from proxy.pipeline.billing import Basis, cost_of
 from proxy.records import open_records
 from proxy.server.loopback import serve
 from proxy.server.programs import PROGRAMS, launch

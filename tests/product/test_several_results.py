@@ -18,8 +18,7 @@ from proxy.config import Settings
 from proxy.dialects.apis import CHAT
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.units import decode
-from proxy.limits.profiles import Profiles
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile, Profiles
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.server.app import create_app
 from proxy.server.loopback import serve

@@ -23,7 +23,7 @@ import msgspec
 from proxy.dialects.chat.units import ChatUnits
 from proxy.dialects.counting import CALL, Counter, FieldEvidence, known_only, objects_in
 from proxy.dialects.parts import UNCOUNTED
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import SPOKEN_ANSWER
 

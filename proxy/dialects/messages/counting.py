@@ -25,7 +25,7 @@ from proxy.dialects.messages.units import (
 from proxy.dialects.parts import MESSAGES, SEALED, UNCOUNTED
 from proxy.dialects.units import decode, encode
 from proxy.dialects.walk import file_text, row_of
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from proxy.tokens import tools
 from proxy.tokens.media import MEDIA
 from proxy.tokens.text import count, dump

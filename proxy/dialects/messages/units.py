@@ -28,7 +28,7 @@ from proxy.dialects.units import (
     string,
 )
 from proxy.dialects.walk import is_noted, linked, links_in, notes_of, row_of
-from proxy.limits.profiles.lookup import undated
+from proxy.limits.profiles import undated
 
 Block = dict[str, Any]
 

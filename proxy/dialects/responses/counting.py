@@ -25,7 +25,7 @@ from proxy.dialects.responses.units import (
     with_content,
 )
 from proxy.dialects.units import Message, is_text_part, parts_of
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from proxy.tokens import tools
 
 ITEM = 4

@@ -18,30 +18,25 @@ from msgspec.structs import replace
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits.budget import CAUTION_PART, enough, output_reserve
-from proxy.limits.learned import GUESS_SECONDS, LEARNED_ENTRIES
+from proxy.limits.learned import BLIND_FACTOR, GUESS_SECONDS, LEARNED_ENTRIES, SMALLEST_PART
 from proxy.overflow import MediaLimit, Overflow, media_limit, refuses_bytes
 from proxy.overflow.errors import message_site
 from proxy.overflow.patterns import TIER_LIMIT
 from proxy.overflow.silent import empty_stream
 from proxy.pipeline.attempt import Attempt, Run
-from proxy.pipeline.budget import TokenBudgets, leaves_no_prompt, smaller_input
+from proxy.pipeline.budget import TokenBudgets, request_rules
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.job import CompactionInput, around_messages
 from proxy.pipeline.response_start import ResponseStart, readable
-from proxy.pipeline.rules import request_rules
 from proxy.store.forgetting import drop
 
-EMPTY, OVERFLOW = "empty", "overflow"
-"""The causes of retries in records."""
+EMPTY, OVERFLOW = "empty", "overflow"  # the causes of retries in records
 
 OUTPUT_PART = "output asked for (max_tokens)"
 
-BLIND_PART = 4
-"""The requested output is divided by this if the upstream counts more tokens than the proxy, or names no limit."""
-
-GATE_DOUBT = 0.9
-"""Share of a plan's limit. Smaller prompts than this weren't refused for their length, even if counts differ."""
+BLIND_PART = 4  # divides the requested output if the upstream counts more than the proxy, or names no limit
+GATE_DOUBT = 0.9  # Share of a plan's limit. Smaller prompts weren't refused for their length, even if counts differ.
 
 StaleAfter = Callable[[Exchange, CompactionInput], int]
 """Returns the number of units whose reasoning is invalid once the request is compacted further."""
@@ -87,7 +82,7 @@ class Overflows:
 
         It turned to another request, or failed. If it fails again, the prompt may be too long.
         """
-        if attempt.input.mode != "enforce" or not attempt.input.policy.overflow_retries:
+        if attempt.case.mode != "enforce" or not attempt.case.policy.overflow_retries:
             return None
         if start.interrupted:
             return attempt
@@ -110,7 +105,7 @@ class Overflows:
         if run.retries.count(OVERFLOW) >= exchange.caller.policy.overflow_retries:
             return None
         if crowd is not None:
-            return await self._less(run, attempt, replace(attempt.input, media=_with(attempt.input.media, crowd)))
+            return await self._less(run, attempt, replace(attempt.case, media=_with(attempt.case.media, crowd)))
         if overflow is None:
             return await self._fewer_bytes(run, attempt)
         # The request already keeps to a limit from an empty response, or to one that an earlier answer contradicts.
@@ -128,7 +123,7 @@ class Overflows:
         if start.overflow is None or not _enforced(attempt) or exchange.body.continues:
             return
         try:
-            parts = await self._compactor.parts(attempt.input, attempt.outcome)
+            parts = await self._compactor.parts(attempt.case, attempt.outcome)
         except ConfigurationError:  # reported when the recoveries were asked
             return
         parts |= {OUTPUT_PART: attempt.output or exchange.body.max_output or 0}
@@ -148,11 +143,8 @@ class Overflows:
         return self._budgets.silent(exchange, attempt.budget.window, start.usage, counted, asked)
 
     async def _smaller(self, run: Run, attempt: Attempt, overflow: Overflow) -> Attempt | None:
-        """Return an attempt within the limit that an overflow indicates.
-
-        From the second overflow on, it may ask a summary model.
-        """
-        exchange, input = run.exchange, attempt.input
+        """Return an attempt within the limit that an overflow indicates. A later one may ask a summary model."""
+        exchange, case = run.exchange, attempt.case
         sent = await self._size(attempt)
         reserved = attempt.output or attempt.budget.reserved
         lowered = self._less_output(exchange, attempt, overflow, sent)
@@ -163,18 +155,26 @@ class Overflows:
             return replace(attempt, budget=self._budgets.of(exchange), output=lowered)
         limit = self._budgets.overflowed(exchange, overflow, sent, reserved)
         budget = self._budgets.of(exchange)
-        if leaves_no_prompt(exchange, limit, budget, attempt.output or budget.reserved):
-            return None
-        output = await self._budgets.output(budget, input, attempt.outcome, attempt.after)
-        if output is not None and output < reserved and budget.input is not None and sent <= budget.input:
-            return replace(attempt, budget=budget, output=output)
-        fitting = run.input(budget)  # less the room for the tool, as in the first attempt and the next request
+        # The default reserve is smaller in the window that the overflow indicates.
+        body, output = exchange.body, attempt.output or budget.reserved
+        largest = exchange.profile.max_output_tokens
+        free = output_reserve(budget.shared_window, output, largest, body.thinking, body.fixed_thinking)
+        if limit.total is not None and limit.total - free < limit.total // SMALLEST_PART:
+            return None  # no prompt is small enough
+        lowered = await self._budgets.output(budget, case, attempt.outcome, attempt.after)
+        if lowered is not None and lowered < reserved and budget.input is not None and sent <= budget.input:
+            return replace(attempt, budget=budget, output=lowered)
+        fitting = run.case(budget)  # less the room for the tool, as in the first attempt and the next request
+        room, most = fitting.budget, min(sent, case.budget or sent)
+        if room is None or room >= most:
+            # By our count, the request fit the indicated or the known limit, so our count is too low.
+            room = int(most * BLIND_FACTOR)
         smaller = replace(
-            input,
-            budget=smaller_input(input, fitting.budget, sent),
+            case,
+            budget=room,
             largest_budget=fitting.largest_budget,
             rules=request_rules(exchange, budget, refused=True),
-            stale_reasoning=self._stale_after(exchange, input),
+            stale_reasoning=self._stale_after(exchange, case),
             attempt=run.next_number,
         )
         again = await run.attempt(budget, smaller, may_ask=OVERFLOW in run.retries)
@@ -182,28 +182,25 @@ class Overflows:
         return None if again.outcome.messages is None or after is None or after >= sent else again
 
     async def _fewer_bytes(self, run: Run, attempt: Attempt) -> Attempt | None:
-        """Return an attempt with fewer bytes than the refused one; ``None`` if there is none."""
-        exchange, input, sent = run.exchange, attempt.input, attempt.outcome.messages
-        size = len(input.body.raw) if sent is None else sum(map(len, sent)) + around_messages(input.body)
+        exchange, case, sent = run.exchange, attempt.case, attempt.outcome.messages
+        size = len(case.body.raw) if sent is None else sum(map(len, sent)) + around_messages(case.body)
         if size > (exchange.profile.max_bytes or size):
             return None  # the proxy couldn't keep to the known bound
         exchange.refused_bytes = size
         _limit_bytes(exchange, size)
         return await self._less(
-            run, attempt, replace(input, rules=request_rules(exchange, attempt.budget, refused=True))
+            run, attempt, replace(case, rules=request_rules(exchange, attempt.budget, refused=True))
         )
 
     async def _media_limit(self, attempt: Attempt, start: ResponseStart) -> MediaLimit | None:
-        """Return the limit on images or files for which the upstream refused a request."""
-        body, status = attempt.input.body, start.answer.status
+        body, status = attempt.case.body, start.answer.status
         if start.error is None or not body.has_remote_media():
             return None
-        sent = await self._compactor.media(attempt.input, attempt.outcome)
+        sent = await self._compactor.media(attempt.case, attempt.outcome)
         return await asyncio.to_thread(media_limit, status, await readable(start.answer, start.first), body.raw, sent)
 
     async def _less(self, run: Run, attempt: Attempt, less: CompactionInput) -> Attempt | None:
-        """Return an attempt with less than a refused one; ``None`` if nothing can go."""
-        less = replace(less, stale_reasoning=self._stale_after(run.exchange, attempt.input), attempt=run.next_number)
+        less = replace(less, stale_reasoning=self._stale_after(run.exchange, attempt.case), attempt=run.next_number)
         again = await run.attempt(attempt.budget, less, may_ask=OVERFLOW in run.retries)
         return None if again.outcome.messages is None else again
 
@@ -233,7 +230,7 @@ class Overflows:
         """Return the tokens of a request as the proxy sent it."""
         if attempt.after is not None:
             return attempt.after
-        return await self._compactor.size(attempt.input.body, attempt.input.counter, attempt.input.tenant)
+        return await self._compactor.size(attempt.case.body, attempt.case.counter, attempt.case.tenant)
 
 
 def _limit_bytes(exchange: Exchange, most: int) -> None:
@@ -251,14 +248,11 @@ def _conversation(exchange: Exchange) -> tuple[str, str, str]:
 
 
 def _enforced(attempt: Attempt) -> bool:
-    return attempt.input.mode == "enforce" and attempt.outcome.verdict != "failed"
+    return attempt.case.mode == "enforce" and attempt.outcome.verdict != "failed"
 
 
 async def add_sizes(start: ResponseStart, parts: Mapping[str, int]) -> None:
-    """Add one sentence to the message of the upstream's refusal: the parts of the request, with sizes in tokens.
-
-    Status, type, and code stay. A response that isn't an error with a message stays unchanged.
-    """
+    """Add the sizes of the request's parts, in tokens, to the message of the upstream's refusal."""
     added = _sentence(parts)
     body = await readable(start.answer, start.first)
     first = _error_with(body, added) or b"\n".join(_line_with(line, added) for line in body.split(b"\n"))
@@ -281,7 +275,10 @@ def _line_with(line: bytes, added: str) -> bytes:
 
 def _error_with(body: bytes, added: str) -> bytes | None:
     """Return an error with a sentence added to its message, or ``None`` for anything else."""
-    value = _decoded(body.removeprefix(codecs.BOM_UTF8))
+    try:
+        value: object = msgspec.json.decode(body.removeprefix(codecs.BOM_UTF8))
+    except UNDECODABLE:
+        return None
     found = message_site(value)
     if found is None:
         return None
@@ -299,12 +296,3 @@ def _sentence(parts: Mapping[str, int]) -> str:
         f"(The compaction proxy couldn't make the request small enough. It still has these parts, in tokens: {listed}. "
         f"Shorten the {sized[0][1]}, or use a model with a larger window.)"
     )
-
-
-def _decoded(data: bytes) -> object:
-    """Return the JSON value, or ``None`` for invalid JSON."""
-    try:
-        value: object = msgspec.json.decode(data)
-    except UNDECODABLE:
-        return None
-    return value

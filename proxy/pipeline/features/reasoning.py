@@ -8,7 +8,6 @@ sends the request once without any bound reasoning, or once with all of it.
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -54,36 +53,21 @@ class Reasoning:
         self._prompts.verify(exchange.conversation, exchange.mark)
         return self._prompts.stale(exchange.conversation)
 
-    async def compact(self, exchange: Exchange, input: CompactionInput, *, may_ask: bool) -> Outcome:
-        """Compact a request; once more without its reasoning if the prompt before it turns out to have changed.
-
-        Raises ``UpstreamTimeout`` when the deadline passes. For ``may_ask`` see ``Compactor.compact``.
-        """
-        compact = partial(self._compactor.compact, may_ask=may_ask, seconds=exchange.time.seconds / 2)
-        outcome = await exchange.in_time(partial(compact, input), input.mode)
-        if stale := await self._newly_stale(exchange, input, outcome):
-            input = replace(input, stale_reasoning=stale)
-            outcome = await exchange.in_time(partial(compact, input), input.mode)
-        return outcome
-
-    async def _newly_stale(self, exchange: Exchange, input: CompactionInput, outcome: Outcome) -> int:
-        """Return the number of units whose reasoning is invalid, because the prompt before them changed.
-
-        0 if the outcome has none of it.
-        """
-        if outcome.messages is None or outcome.prompt is None or input.keeps_reasoning:
+    async def newly_stale(self, exchange: Exchange, case: CompactionInput, outcome: Outcome) -> int:
+        """Return how many units have reasoning that became invalid; 0 if the outcome has none of it."""
+        if outcome.messages is None or outcome.prompt is None or case.keeps_reasoning:
             return 0
         await self._prompts.find(exchange.conversation, outcome.prompt)
         self._prompts.verify(exchange.conversation, exchange.mark)
         if not self._prompts.continues(exchange.conversation, outcome.prompt):
             self._expire(exchange)
         stale = self._prompts.stale(exchange.conversation)
-        return stale if stale > input.stale_reasoning else 0
+        return stale if stale > case.stale_reasoning else 0
 
-    def stale_after_overflow(self, exchange: Exchange, input: CompactionInput) -> int:
+    def stale_after_overflow(self, exchange: Exchange, case: CompactionInput) -> int:
         """Return the units whose reasoning is invalid after a change that the conversation alone doesn't explain."""
-        if exchange.binding != "always" or input.keeps_reasoning:
-            return input.stale_reasoning
+        if exchange.binding != "always" or case.keeps_reasoning:
+            return case.stale_reasoning
         self._expire(exchange)
         return len(exchange.body.units)
 
@@ -106,21 +90,21 @@ class Reasoning:
         self._expire(exchange)
         self._traits.unlearn(exchange.place, WITH_REASONING)
         stale, number = len(exchange.body.units), run.next_number
-        input = replace(attempt.input, stale_reasoning=stale, keeps_reasoning=False, attempt=number)
-        stripped = await run.attempt(attempt.budget, input, may_ask=False)
+        case = replace(attempt.case, stale_reasoning=stale, keeps_reasoning=False, attempt=number)
+        stripped = await run.attempt(attempt.budget, case, may_ask=False)
         if stripped.outcome.messages is None:
-            outcome = await self._compactor.without_reasoning(input)
+            outcome = await self._compactor.without_reasoning(case)
             stripped = replace(stripped, outcome=outcome, output=None, tool=None)
         return stripped
 
     async def _complete(self, run: Run, attempt: Attempt) -> Attempt | None:
         """Return an attempt with the reasoning that the proxy removed; ``None`` if it removed none."""
-        input = attempt.input
-        removes = not input.keeps_reasoning and (run.exchange.binding != "never" or input.stale_reasoning)
+        case = attempt.case
+        removes = not case.keeps_reasoning and (run.exchange.binding != "never" or case.stale_reasoning)
         if attempt.outcome.messages is None or not removes:
             return None
-        input = replace(input, stale_reasoning=0, keeps_reasoning=True, attempt=run.next_number)
-        return await run.attempt(attempt.budget, input, may_ask=False)
+        case = replace(case, stale_reasoning=0, keeps_reasoning=True, attempt=run.next_number)
+        return await run.attempt(attempt.budget, case, may_ask=False)
 
     def succeeded(self, exchange: Exchange, outcome: Outcome, *, kept: bool = False) -> None:
         """Remember a prompt that was answered. ``kept``: with all reasoning, because the upstream demands it."""
@@ -133,6 +117,5 @@ class Reasoning:
             self._prompts.sent(exchange.conversation, messages, mark, outcome.prompt, changed=changed)
 
     def _expire(self, exchange: Exchange) -> None:
-        """Remember that the reasoning in all units of a conversation is invalid."""
         messages = len(exchange.body.units)
         self._prompts.expire(exchange.conversation, messages, exchange.mark(messages))

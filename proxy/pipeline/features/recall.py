@@ -8,11 +8,10 @@ ends at the first of these rounds.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import structlog
@@ -23,11 +22,11 @@ from proxy.compaction.turn import Turn
 from proxy.constants import DAY
 from proxy.dialects.rounds import HiddenRound, HiddenTool, Round, StreamedRound, VisibleResponse, WholeRound, decoded
 from proxy.errors import ProxyError, UpstreamInterrupted, UpstreamTimeout
-from proxy.pipeline.attempt import Attempt, Tool
+from proxy.pipeline.attempt import Attempt, RecallState, Run, Tool
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
-from proxy.pipeline.job import CompactionInput, Outcome
-from proxy.pipeline.response_start import ResponseStart, is_encoded
+from proxy.pipeline.job import CompactionInput
+from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.sending import STOPPED
 from proxy.recall.rounds import HiddenRounds, prefixes
 from proxy.recall.tool import (
@@ -48,20 +47,11 @@ from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
 
-REFUSED_SECONDS = 3_600.0
-"""Seconds for which a model gets no tool after its upstream refused a request with it."""
-
-MODELS = 10_000
-"""Models of tenants that refused the tool and are remembered."""
-
-SHARE = 10
-"""The result of one call has at most this part of the budget."""
-
-LEAST = 200
-"""Tokens. With less room, a result says that there is none."""
-
-LARGEST = 16_000_000
-"""Bytes of a response that isn't streamed. A longer one passes unread."""
+REFUSED_SECONDS = 3_600.0  # seconds for which a model gets no tool after its upstream refused a request with it
+MODELS = 10_000  # models of tenants that refused the tool and are remembered
+SHARE = 10  # the result of one call has at most this part of the budget
+LEAST = 200  # Tokens. With less room, a result says that there is none.
+LARGEST = 16_000_000  # Bytes of a response that isn't streamed. A longer one passes unread.
 
 NO_ROOM = "There is no room for earlier messages in this request. Continue without them."
 
@@ -69,43 +59,6 @@ INTERRUPTED = "The upstream did not continue its response after it read earlier 
 
 Resend = Callable[[bytes, TimeLeft], Awaitable[ResponseStart]]
 """Sends another body for the same request, within a time. Raises ``ProxyError``."""
-
-
-class RecallState(msgspec.Struct, eq=False):
-    """The state of a request that may get the tool, or has hidden rounds.
-
-    ``hidden`` writes the API's form of the tool. ``rounds`` are the conversation's hidden rounds, and ``found`` is true
-    if some were put back. ``prefix`` is a digest of the client's messages, of which there are ``messages``. ``tool`` is
-    ``None`` if the request can't get it. ``refused`` is true once the upstream has refused the tool in this request.
-    ``usage`` is the sum of the usage objects of the response's finished rounds, as the API reports them, at any time.
-    """
-
-    hidden: HiddenTool
-    conversation: tuple[str, str]
-    rounds: list[HiddenRound]
-    found: bool
-    prefix: str
-    messages: int
-    tool: Tool | None
-    refused: bool = False
-    usage: dict[str, Any] = {}
-
-    @property
-    def offered(self) -> Tool | None:
-        """Return the tool for the next attempt; ``None`` if the request gets none."""
-        return None if self.refused else self.tool
-
-    @property
-    def adding(self) -> Callable[[bytes], bytes] | None:
-        """Return a function that adds the tool to a body; ``None`` if the request gets none."""
-        return None if self.offered is None else partial(self.hidden.with_tool, tool=self.offered.definition)
-
-    def tool_for(self, outcome: Outcome) -> Tool | None:
-        """Return the tool for a compacted request.
-
-        It's added at the first checkpoint, which invalidates most of the provider's prompt cache anyway.
-        """
-        return self.offered if outcome.messages and outcome.checkpoints else None
 
 
 class Recall:
@@ -117,19 +70,19 @@ class Recall:
         self._compactor = compactor
         self._refusing: TTLCache[tuple[str, str, str], bool] = TTLCache(MODELS, REFUSED_SECONDS)
 
-    async def begin(self, exchange: Exchange, input: CompactionInput) -> RecallState | None:
+    async def begin(self, exchange: Exchange, case: CompactionInput) -> RecallState | None:
         """Decide whether a request may get the tool, and put back the rounds that its client didn't see.
 
         A request that can't get the tool, such as one with another ``tool_choice``, gets its rounds back, too.
         """
-        if input.policy.recall.tool == "off" or input.mode != "enforce":
+        if case.policy.recall.tool == "off" or case.mode != "enforce":
             return None
         hidden, counter, body = exchange.dialect.hidden_tool, exchange.counter, exchange.body
         if hidden is None or counter is None or not reserved(exchange) or body.references or body.continues:
             return None
-        if exchange.place in self._refusing or self._compactor.untouched(input) is not None:
+        if exchange.place in self._refusing or self._compactor.untouched(case) is not None:
             return None
-        offered, units = hidden.accepts(body.raw, NAME), await self._compactor.turns(input)
+        offered, units = hidden.accepts(body.raw, NAME), await self._compactor.turns(case)
         if not offered and not _may_have_calls(hidden.tool_names(body.raw), units):
             return None
         answers = [place for place, turn in enumerate(units) if turn.facts.kind == "assistant"]
@@ -148,18 +101,13 @@ class Recall:
             await exchange.memory.more(exchange.body.size)
         return RecallState(hidden, conversation, rounds, found, chain[-1], len(units), tool)
 
-    def recover(
-        self, exchange: Exchange, state: RecallState | None, attempt: Attempt, start: ResponseStart
-    ) -> Attempt | None:
-        """Return an attempt without the tool if the upstream compressed the response unasked.
-
-        Then the calls in it can't be read. Later attempts don't get the tool either.
-        """
-        refused = start.answer.status == 200 and start.overflow is None and is_encoded(start.answer)
-        if not refused or state is None or attempt.tool is None:
+    async def recover(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
+        """Return an attempt without the tool if the upstream compressed the response, so that calls are unreadable."""
+        refused = start.answer.status == 200 and start.overflow is None and start.answer.is_encoded
+        if not refused or run.recall is None or attempt.tool is None:
             return None
-        state.refused = True
-        self.refuse(exchange, 200)
+        run.recall.refused = True
+        self.refuse(run.exchange, 200)
         return msgspec.structs.replace(attempt, tool=None)
 
     def refuse(self, exchange: Exchange, status: int) -> None:
@@ -185,8 +133,8 @@ class Recall:
         settings = exchange.caller.policy.recall
         # One round more than `max_rounds`: a last one may mix hidden calls with the client's, and they get results.
         room = Room(settings.max_tokens * (settings.max_rounds + 1), settings.max_tokens)
-        if attempt.input.budget is not None and (after := attempt.after) is not None:
-            room = room.within(attempt.input.budget, after)
+        if attempt.case.budget is not None and (after := attempt.after) is not None:
+            room = room.within(attempt.case.budget, after)
         # A search covers the newest checkpoint, which links to all before it, and the listed shortened messages.
         archive = self._reader.conversation(exchange.caller.tenant, attempt.outcome.archive)
         rounds = RecallRounds(exchange, state, self._rounds, archive, room, sent, resend)
@@ -205,50 +153,31 @@ class Room:
     whole: float = math.inf
 
     def within(self, budget: int, used: int) -> Room:
-        """Return the room in a request of ``used`` tokens."""
         return Room(self.left, min(self.each, budget // SHARE), budget - used)
 
 
+@dataclass(eq=False)
 class RecallRounds:
-    """The rounds of one response.
+    """The rounds of one response."""
 
-    - ``_response`` is the part of the response that the client gets, of all rounds so far.
-    - ``_before`` are the units and results of the finished rounds, as the next body repeats them.
-    - ``_answered`` is the number of rounds whose calls got results, even if the upstream didn't continue after them.
-    - ``_plain`` is true once the request was sent without the tool. Then no round follows, and none is stored.
-    - ``_last`` is true once the model may not call the tool anymore: after ``max_rounds``, or if ``_full``.
-    - ``_full`` is true if the request has no room left for a result.
-    - ``_remembered`` is true once the stream's hidden rounds are stored, so that no round follows.
-    - ``_streams`` is true if the client gets a stream, so that a part of it can't be withdrawn.
-    """
+    _exchange: Exchange
+    _state: RecallState
+    _memory: HiddenRounds
+    _archive: ConversationArchive  # the conversation's
+    _room: Room
+    _sent: bytes  # the body with the tool
+    _resend: Resend
+    _before: list[bytes] = field(default_factory=list)  # units and results of finished rounds, for the next body
+    _answered: int = 0  # rounds whose calls got results, even if the upstream didn't continue after them
+    _plain: bool = False  # the request was sent without the tool, so no round follows, and none is stored
+    _remembered: bool = False  # the stream's hidden rounds are stored, so no round follows
+    _full: bool = False  # the request has no room left for a result
+    _last: bool = False  # the model may not call the tool anymore: after `max_rounds`, or if `_full`
+    _streams: bool = False  # the client gets a stream, so a part of it can't be withdrawn
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        state: RecallState,
-        memory: HiddenRounds,
-        archive: ConversationArchive,
-        room: Room,
-        sent: bytes,
-        resend: Resend,
-    ) -> None:
-        """``archive`` is the conversation's. ``sent`` is the body with the tool."""
-        self._exchange = exchange
-        self._state = state
-        self._hidden = state.hidden
-        self._memory = memory
-        self._archive = archive
-        self._room = room
-        self._sent = sent
-        self._resend = resend
+    def __post_init__(self) -> None:
+        self._hidden = self._state.hidden
         self._response = self._new_response()
-        self._before: list[bytes] = []
-        self._answered = 0
-        self._plain = False
-        self._remembered = False
-        self._full = False
-        self._last = False
-        self._streams = False
 
     def stream(self, start: ResponseStart) -> ResponseStart:
         """Return a stream with the text and the client's calls of all rounds, as they arrive."""
@@ -264,10 +193,7 @@ class RecallRounds:
         return ResponseStart(answer, b"", False, None, start.answers, written=True)
 
     async def whole(self, start: ResponseStart) -> ResponseStart:
-        """Return a response with the text and the client's calls of all rounds, before the request's deadline.
-
-        Raises ``ProxyError``.
-        """
+        """Return the response of all rounds before the request's deadline. Raises ``ProxyError``."""
         limit = self._exchange.time.limit()
         try:
             async with limit:
@@ -288,7 +214,7 @@ class RecallRounds:
             if not self._follows(round):
                 break
             start = await self._next(round)
-            if start.answer.status != 200 or is_encoded(start.answer):
+            if start.answer.status != 200 or start.answer.is_encoded:
                 return start
         if round.hidden or self._answered:
             await self._remember(round)
@@ -351,29 +277,16 @@ class RecallRounds:
         self._answered += 1
         last = self._full or self._answered > self._exchange.caller.policy.recall.max_rounds
         self._last, room = last, self._room
-        results = await self._results(round, last=last)
-        before = [*self._before, round.unit, *results]
-        start = await self._tried(self._hidden.continued(self._sent, before, last=last))
-        if start is not None:
-            self._before = before
-            RECALLS.labels(outcome="answered").inc()
-            self._exchange.record.recalls += 1
-            return start
-        RECALLS.labels(outcome="failed").inc()
-        if self._has_text:
+        start = await self._continued(round, last=last)
+        RECALLS.labels(outcome="failed" if start is None else "answered").inc()
+        if start is None and self._has_text:
             self._room = replace(room, each=room.each // 2)
-            before = [*self._before, round.unit, *await self._results(round, last=last)]
-            start = await self._tried(self._hidden.continued(self._sent, before, last=last))
-            if start is not None:
-                self._before = before
-                self._exchange.record.recalls += 1
-                return start
-            if self._streams:
+            start = await self._continued(round, last=last)
+            if start is None and self._streams:
                 raise UpstreamInterrupted(INTERRUPTED)
-        return await self._without_tool()
+        return await self._without_tool() if start is None else start
 
     async def _without_tool(self) -> ResponseStart:
-        """Send the request without the tool. Raises ``ProxyError``."""
         self._plain, self._before = True, []
         if not self._streams:  # the client has nothing yet
             self._response = self._new_response()
@@ -384,11 +297,14 @@ class RecallRounds:
         response.usage = self._state.usage
         return response
 
-    async def _tried(self, body: bytes) -> ResponseStart | None:
-        """Return a response to another body, or ``None`` if it isn't one to continue with."""
+    async def _continued(self, round: Round, *, last: bool) -> ResponseStart | None:
+        """Return the start of the next round, or ``None`` if it isn't one to continue with."""
+        before = [*self._before, round.unit, *await self._results(round, last=last)]
         try:
-            start = await self._sent_again(body)
+            start = await self._sent_again(self._hidden.continued(self._sent, before, last=last))
             if await self._continues(start):
+                self._before = before
+                self._exchange.record.recalls += 1
                 return start
         except ProxyError as error:
             log.warning("recall.not_continued", reason=error.code)
@@ -399,7 +315,7 @@ class RecallRounds:
 
     async def _continues(self, start: ResponseStart) -> bool:
         """Return whether a response has content. Read all of one that isn't streamed. Raises ``ProxyError``."""
-        if start.answer.status != 200 or is_encoded(start.answer):
+        if start.answer.status != 200 or start.answer.is_encoded:
             return False
         if self._streams:
             return start.is_stream and start.error is None and not start.complete and not start.ended
@@ -410,7 +326,7 @@ class RecallRounds:
         """Send another body. A stream has begun, so each of its rounds has a deadline of its own."""
         exchange, time = self._exchange, self._exchange.time
         if self._streams:
-            time = TimeLeft.from_now(exchange.configuration.settings.server.deadline)
+            time = TimeLeft(asyncio.get_running_loop().time() + exchange.configuration.settings.server.deadline)
         return await self._resend(body, time)
 
     async def _results(self, round: Round, *, last: bool) -> list[bytes]:
@@ -488,10 +404,7 @@ async def _rest(start: ResponseStart) -> tuple[bytes, bool]:
 
 
 def reserved(exchange: Exchange) -> int:
-    """Return the tokens that every prompt of a policy leaves free for the tool.
-
-    Requests with and without the tool have the same room, so that they share their summaries.
-    """
+    """Return the tokens that prompts with and without the tool leave free for it, so that they share summaries."""
     policy, counter = exchange.caller.policy, exchange.counter
     if policy.recall.tool == "off" or policy.archive is None:
         return 0

@@ -23,20 +23,16 @@ from proxy.pipeline.response_start import LARGE_REQUEST, ResponseStart, readable
 from proxy.pipeline.sending import REFUSALS
 from proxy.upstream.refusals import ROLES, read
 from proxy.upstream.traits import ALTERNATING, Edit, Memory, Refused
-from proxy.upstream.transport import CHAT_PATH, Answer
+from proxy.upstream.transport import CHAT_PATH
 
 log = structlog.get_logger(__name__)
 
-CAUSE = "added"
-"""The cause of a retry without what the proxy wrote."""
+CAUSE = "added"  # the cause of a retry without what the proxy wrote
 
 STATUSES = REFUSALS | {500}
 
-EDITS = 3
-"""Retries of a request with other words."""
-
-WORDS_BYTES = 4_096
-"""Bytes of two refusals to compare."""
+EDITS = 3  # retries of a request with other words
+WORDS_BYTES = 4_096  # bytes of two refusals to compare
 
 _VARIABLE = re.compile(rb"(?<!\S)[^\s\d]*\d\S*")
 
@@ -82,7 +78,8 @@ class Traits:
         edits = await _read(refused) if refused is not None and refused.status in STATUSES else ()
         edits = tuple(one for one in edits if one not in attempt.edits and self._memory.helps(place, one))
         if edits:
-            return replace(self._again(run, attempt, start, edits), edits=(*attempt.edits, *edits))
+            run.edit(start, edits)
+            return replace(attempt, edits=(*attempt.edits, *edits))
         # The reader takes the wish for the usage back, if the translation has one.
         added = tuple(_added(name) for name in attempt.added if refused is None or name != "usage")
         if not added or start.answer.status not in STATUSES or set(added) & set(run.tried):
@@ -91,12 +88,13 @@ class Traits:
         if not named and not any(self._memory.helps(place, one) for one in added):
             return None
         run.asks_usage = False
-        return replace(self._again(run, attempt, start, added), asks_usage=False, tool=None, output=None)
+        run.edit(start, added)
+        return replace(attempt, asks_usage=False, tool=None, output=None)
 
     async def roles(self, run: Run, attempt: Attempt, start: ResponseStart) -> Attempt | None:
         """Return an attempt with alternating roles, if the upstream refused the roles of a compacted chat request."""
-        exchange, input = run.exchange, attempt.input
-        if start.answer.status not in (400, 422, 500) or attempt.outcome.messages is None or input.strict:
+        exchange, case = run.exchange, attempt.case
+        if start.answer.status not in (400, 422, 500) or attempt.outcome.messages is None or case.strict:
             return None
         refusal = (await readable(start.answer, start.first)).decode("utf-8", "replace").lower()
         if "tool_call" in refusal or not ROLES.search(refusal):  # a call without a result isn't about roles
@@ -104,13 +102,8 @@ class Traits:
         self._memory.learn(exchange.place, (ALTERNATING,))
         self.begin(exchange)
         log.info("upstream.trait_learned", edits=[ALTERNATING.name])
-        again = replace(input, strict=True, attempt=run.next_number)
+        again = replace(case, strict=True, attempt=run.next_number)
         return await run.attempt(attempt.budget, again, may_ask=False)
-
-    def _again(self, run: Run, attempt: Attempt, start: ResponseStart, edits: tuple[Edit, ...]) -> Attempt:
-        run.refused = run.refused or _kept(start)
-        run.tried += edits
-        return attempt
 
     def answered(self, run: Run, attempt: Attempt, start: ResponseStart) -> tuple[str, ...]:
         """Learn from the last response which words an upstream doesn't take. Return the additions that it refused."""
@@ -128,10 +121,7 @@ class Traits:
         return ()
 
     def refusal(self, run: Run, start: ResponseStart) -> ResponseStart:
-        """Return the response for the client: after other words for a translation, the first of two refusals.
-
-        The second one may be about what the edits made of the request.
-        """
+        """Return the response for the client: the first of two refusals if the second may be about the edits."""
         if run.refused is None or start.answer.status not in REFUSALS or start.answer.status >= 500:
             return start
         return run.refused if any(edit.kind != "added" for edit in run.tried) else start
@@ -150,12 +140,6 @@ async def _read(refused: Refused) -> tuple[Edit, ...]:
         return read(refused.said, msgspec.json.decode(refused.sent), refused.sent)
 
     return await asyncio.to_thread(reading) if len(refused.sent) > LARGE_REQUEST else reading()
-
-
-def _kept(start: ResponseStart) -> ResponseStart:
-    """Return a refusal that the client can still get after its answer was closed."""
-    answer = start.answer
-    return replace(start, answer=Answer.whole(answer.status, answer.headers, b""), complete=True)
 
 
 def _words(start: ResponseStart) -> bytes:

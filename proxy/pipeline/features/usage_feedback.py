@@ -43,49 +43,32 @@ from proxy.telemetry.metrics import SILENT
 
 log = structlog.get_logger(__name__)
 
-SMALLEST_BYTES = 4_096
-"""Requests of fewer bytes fit the smallest windows in use."""
-
-BYTES_A_TOKEN = 8
-"""Bytes per token for a lower bound on the tokens of an uncounted request."""
-
-BYTES_A_TOKEN_AT_MOST = 2
-"""Bytes per token for an upper bound on the tokens of a message that the proxy no longer has."""
-
-FRAME = 16
-"""Tokens around the text of a message, at most."""
+SMALLEST_BYTES = 4_096  # requests of fewer bytes fit the smallest windows in use
+BYTES_A_TOKEN = 8  # bytes per token for a lower bound on the tokens of an uncounted request
+BYTES_A_TOKEN_AT_MOST = 2  # bytes per token for an upper bound on the tokens of a message that the proxy no longer has
+FRAME = 16  # tokens around the text of a message, at most
 
 _BREAKPOINT = re.compile(rb'(?:,\s*+)?"cache_control"\s*:\s*\{[^{}]*\}')
 """A mark that clients move from turn to turn. The model doesn't see it."""
 
-INLINE_BYTES = 32_768
-"""Bytes of messages that are counted on the event loop. More are counted in a thread."""
-
-CONVERSATIONS = 1_000
-"""Conversations that are remembered, the latest ones, ..."""
-
-TURNS = 16
-"""... and their latest turns."""
+INLINE_BYTES = 32_768  # Bytes of messages that are counted on the event loop. More are counted in a thread.
+CONVERSATIONS = 1_000  # conversations that are remembered, the latest ones
+TURNS = 16  # turns of a conversation that are remembered, the latest ones
 
 SHOWS_TOOLS = 0.2
 """Share of a prompt that tool calls and results must have for its reported size to show that templates keep them."""
 
 
 class SentTurn(msgspec.Struct, frozen=True):
-    """An earlier request of a conversation that the proxy sent unchanged.
+    """An earlier request of a conversation that the proxy sent unchanged."""
 
-    ``size`` is in bytes, ``around`` the part of it outside the messages, ``reported`` in the upstream's tokens.
-    ``messages`` is the number of messages except the last one, which some clients replace in each turn, and ``mark`` a
-    digest of them. ``last`` is the size of the last message in bytes, and ``last_mark`` its checksum.
-    """
-
-    size: int
-    around: int
-    reported: int
-    messages: int
-    mark: int
-    last: int
-    last_mark: int
+    size: int  # in bytes
+    around: int  # bytes outside the messages
+    reported: int  # in the upstream's tokens
+    messages: int  # the number without the last one, which some clients replace in each turn
+    mark: int  # a digest of these messages
+    last: int  # bytes of the last message
+    last_mark: int  # its checksum
 
     def begins(self, now: SentTurn, mark: Callable[[int], int]) -> bool:
         """Return whether a request only adds to this turn. ``mark`` returns a digest of a number of its first messages.
@@ -100,54 +83,37 @@ class SentTurn(msgspec.Struct, frozen=True):
 
 
 class EarlierTurn(msgspec.Struct, frozen=True):
-    """An earlier turn that a request continues.
-
-    ``replaced`` is an upper bound on the tokens of its last message if the request replaces it, else 0. ``calls`` is
-    the tokens of tool calls and results among the messages that both have, or 0 if they weren't counted.
-    """
+    """An earlier turn that a request continues."""
 
     turn: SentTurn
-    replaced: int
-    calls: int = 0
+    replaced: int  # an upper bound on the tokens of its last message if the request replaces it, else 0
+    calls: int = 0  # tokens of calls and results among the messages that both have, or 0 if not counted
 
 
 class RequestFacts(msgspec.Struct, eq=False, frozen=True):
-    """The facts about a request to compare its response with. They don't refer to its body.
+    """The facts about a request to compare its response with. They don't refer to its body."""
 
-    ``counted``, ``least``, and ``sizes`` are in tokens: the request as the proxy sent it, a lower bound, and those of
-    ``Outcome.sizes``. ``counted`` and ``sizes`` are ``None`` if the proxy didn't count them. ``asked`` is the requested
-    output. ``estimated`` is true if the request has images or audio, ``compacted`` if the messages were changed.
-
-    ``turn`` lacks the reported size, and ``conversation`` is a hash. ``earlier`` is the turns that the request
-    continues, oldest first. ``messages`` is the request's. It's empty unless the reported size hasn't grown lately
-    though the conversation has. ``unsized`` is the ids of items of unknown size.
-    """
-
-    counted: int | None
-    least: int
-    asked: int | None
-    estimated: bool
-    compacted: bool
+    counted: int | None  # tokens as the proxy sent it, if it counted them
+    least: int  # a lower bound on the tokens
+    asked: int | None  # the requested output
+    estimated: bool  # whether it has images or audio
+    compacted: bool  # whether the messages were changed
     comparable: bool
-    turn: SentTurn
-    conversation: tuple[str, str]
-    earlier: tuple[EarlierTurn, ...]
-    sizes: tuple[int, list[int]] | None
-    messages: tuple[bytes, ...]
-    unsized: Sequence[str] = ()
+    turn: SentTurn  # without the reported size
+    conversation: tuple[str, str]  # a hash
+    earlier: tuple[EarlierTurn, ...]  # the turns that the request continues, oldest first
+    sizes: tuple[int, list[int]] | None  # as `Outcome.sizes`
+    messages: tuple[bytes, ...]  # the request's, if the reported size hasn't grown lately though it has
+    unsized: Sequence[str] = ()  # the ids of items of unknown size
 
 
 class Feedback(msgspec.Struct, eq=False, frozen=True):
-    """A request that has been sent, and whose response can show something.
-
-    ``facts`` is ``None`` if the proxy didn't count the request, which then keeps its body. ``sent`` is set only then.
-    ``wanted`` is true if the count is needed for the ratio between the upstream's tokens and the proxy's.
-    """
+    """A request that has been sent, and whose response can show something."""
 
     exchange: Exchange
-    sent: Departure | None
-    facts: RequestFacts | None
-    wanted: bool
+    sent: Departure | None  # set only without `facts`
+    facts: RequestFacts | None  # `None` if the proxy didn't count the request, which then keeps its body
+    wanted: bool  # the ratio of the upstream's tokens to the proxy's needs the count
 
     @property
     def size(self) -> int:
@@ -172,40 +138,30 @@ class UsageFeedback:
         The result refers to the request's body only if the proxy didn't count the request. Errors are logged.
         """
         try:
-            return self._prepare(exchange, start, sent)
+            body, after, place, limits = exchange.body, sent.after, exchange.place, self._runtime.limits
+            if start.answer.status != 200 or start.overflow is not None or not body.units or body.continues:
+                return None
+            size, wanted = len(body.raw), False
+            if sent.outcome.verdict in ("off", "failed"):
+                return None
+            if after is not None:
+                of_use = limits.calibration.wants(*place) or limits.learned.below(*place, after)
+            elif size > LEAST_COUNTED or body.references:
+                of_use = wanted = size > LEAST_COUNTED and limits.calibration.worth_counting(*place)
+            else:
+                return None
+            unsized = body.unsized(sent.outcome.messages or body.units)
+            if not of_use and not unsized and size <= SMALLEST_BYTES:
+                return None
+            if after is None:
+                return Feedback(exchange, sent, None, wanted)
+            return Feedback(exchange, None, self._facts(exchange, sent, compare=True), wanted)
         except Exception as error:  # as in `record`: the client gets its response
             log.exception("counting.failed", error=type(error).__name__)
             return None
 
-    def _prepare(self, exchange: Exchange, start: ResponseStart, sent: Departure) -> Feedback | None:
-        body, after = exchange.body, sent.after
-        if start.answer.status != 200 or start.overflow is not None or not body.units:
-            return None
-        size = len(body.raw)
-        if after is None and size <= min(SMALLEST_BYTES, LEAST_COUNTED) and not body.references:
-            return None
-        if sent.outcome.verdict in ("off", "failed") or body.continues:
-            return None
-        place = exchange.place
-        wanted = False
-        if after is None:
-            wanted = size > LEAST_COUNTED and self._runtime.limits.calibration.worth_counting(*place)
-            of_use = wanted
-        else:
-            limits = self._runtime.limits
-            of_use = limits.calibration.wants(*place) or limits.learned.below(*place, after)
-        unsized = body.unsized(sent.outcome.messages or body.units)
-        if not of_use and not unsized and size <= SMALLEST_BYTES:
-            return None
-        if after is None:
-            return Feedback(exchange, sent, None, wanted)
-        return Feedback(exchange, None, self._facts(exchange, sent, compare=True), wanted)
-
     def _facts(self, exchange: Exchange, sent: Departure, *, compare: bool) -> RequestFacts:
-        """Return the facts about a request that still has its body.
-
-        ``compare`` is true if the proxy's count of the request will be compared with the reported one.
-        """
+        """Return the facts about a request that still has its body. ``compare``: its count will be compared."""
         body, conversation = exchange.body, exchange.conversation
         compacted = sent.outcome.messages is not None
         turn, mark = _turn(body)
@@ -216,11 +172,9 @@ class UsageFeedback:
         before = [] if compacted else [one for one in self._turns.get(conversation, ()) if one.begins(turn, mark)]
         earlier = tuple(EarlierTurn(one, one.replaced(body.units)) for one in before)
         messages: tuple[bytes, ...] = ()
-        if (
-            not estimated
-            and _may_stall(turn, before)
-            and not (asks_for_cuts(body.raw) or exchange.dialect.evidence.adds_text(body.raw))
-        ):
+        # In the turn before this one, which adds to all of these, the reported size didn't grow.
+        stalls = any(before[-1].reported <= one.reported * (1 + SAME) for one in before[:-1])
+        if not estimated and stalls and not (asks_for_cuts(body.raw) or exchange.dialect.evidence.adds_text(body.raw)):
             # Copies: an undecoded message refers to the whole body.
             messages = tuple(map(bytes, body.units))
             if sizes is not None:
@@ -321,7 +275,12 @@ class UsageFeedback:
         turn = replace(facts.turn, reported=end.prompt or 0)
         earlier = [one for one in facts.earlier if one.turn in remembered]
         self._turns[facts.conversation] = (*remembered, turn)[-TURNS:] if turn.reported else remembered
-        return earlier if facts.messages and _stalled(turn, [one.turn for one in earlier]) else []
+        # The reported size must not have grown though the conversation has.
+        least = (GROWN - 1) * turn.reported * BYTES_A_TOKEN_AT_MOST
+        stalled = any(
+            turn.reported <= one.turn.reported * (1 + SAME) and turn.size - one.turn.size >= least for one in earlier
+        )
+        return earlier if facts.messages and stalled else []
 
     async def _cut(
         self,
@@ -398,14 +357,3 @@ def _turn(body: Request) -> tuple[SentTurn, Callable[[int], int]]:
 
     around = sum(map(len, body.overhead))
     return SentTurn(size, around, 0, len(units), mark(len(units)), len(last), zlib.crc32(last)), mark
-
-
-def _stalled(now: SentTurn, before: Sequence[SentTurn]) -> bool:
-    """Return whether the reported size hasn't grown though the conversation has."""
-    least = (GROWN - 1) * now.reported * BYTES_A_TOKEN_AT_MOST
-    return any(now.reported <= turn.reported * (1 + SAME) and now.size - turn.size >= least for turn in before)
-
-
-def _may_stall(now: SentTurn, before: Sequence[SentTurn]) -> bool:
-    """Return whether the reported size didn't grow in the turn before this one, which adds to all of these."""
-    return len(before) > 1 and any(before[-1].reported <= turn.reported * (1 + SAME) for turn in before[:-1])

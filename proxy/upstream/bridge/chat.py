@@ -17,8 +17,7 @@ from proxy.dialects.units import encode
 from proxy.dialects.walk import TEXT_FILE, file_text, row_of
 from proxy.errors import ErrorShape, RequestError, UpstreamInterrupted
 from proxy.http import sse
-from proxy.upstream.bridge.bounds import Bounded
-from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Completion, Event
+from proxy.upstream.bridge.completions import UNREADABLE, AnswerBuilder, Bounded, Completion, Event
 from proxy.upstream.bridge.returned import Writer, restored
 from proxy.upstream.bridge.transport import (
     BROKEN,
@@ -41,8 +40,7 @@ FIELDS = frozenset(
 )
 """Fields of a translated request."""
 
-_BATCH = 100
-"""Events between two turns of other requests."""
+_BATCH = 100  # events between two turns of other requests
 
 _ROLES = ("user", "assistant", "system", "developer")
 NO_ROLE = "{path}.role: must be user, assistant, system, or developer (got {got})."
@@ -61,21 +59,16 @@ _CALL_FIELDS = ("id", "type", "function")
 
 
 class ChatTranslation(Translation):
-    """A request in another API as a chat request, and the way back.
-
-    ``given`` has the parts of the client's body whose texts must leave with ``request``, the chat request, except those
-    in fields named in ``silent`` and those of reasoning. ``names`` has the client's names of tools by the ones sent.
-    ``unsent`` has the stop sequences that an edit left out, and whether it left out that calls are ``single``.
-    """
+    """A request in another API as a chat request, and the way back."""
 
     table: Table
-    silent: frozenset[str] = SILENT
+    silent: frozenset[str] = SILENT  # fields of these parts that need not leave
     reads_whole = True
-    request: Mapping[str, Any]
-    given: Mapping[str, Any]
-    names: Mapping[str, str]
+    request: Mapping[str, Any]  # the chat request
+    given: Mapping[str, Any]  # parts of the body whose texts must leave with it, except reasoning
+    names: Mapping[str, str]  # the client's names of tools by the ones sent
     writer: Writer
-    unsent: tuple[Sequence[str], bool] = ((), False)
+    unsent: tuple[Sequence[str], bool] = ((), False)  # stop sequences, and `single` calls, that an edit left out
 
     @abstractmethod
     def builder(self) -> AnswerBuilder:
@@ -110,7 +103,6 @@ class ChatTranslation(Translation):
 
 
 async def _steps(completion: Completion, body: AsyncIterator[bytes]) -> AsyncIterator[Iterator[Event]]:
-    """Yield the events of each chunk, and of the end."""
     try:
         async for data in event_data(body):
             if data == b"[DONE]":
@@ -130,10 +122,7 @@ def chat_translator(
     error_event: Callable[[Mapping[str, Any], int, int], bytes],
     shape: ErrorShape,
 ) -> Translator:
-    """Return the translator of an API to chat completions.
-
-    ``translation`` gets the request's body, and whether the model takes an effort. The others are as in ``Translator``.
-    """
+    """Return the translator to chat completions. ``translation`` also gets if models take efforts."""
 
     def translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translation]:
         made = translation({**body_of(request), "model": request.model}, reasons=request.reasons)
@@ -261,7 +250,6 @@ def _joined(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def encoded(value: Any) -> str:
-    """Return a value as JSON."""
     return encode(value).decode()
 
 
@@ -277,7 +265,6 @@ def _refuse_loss(made: ChatTranslation, chat: Mapping[str, Any]) -> None:
 
 
 def _unsent(value: Any, made: ChatTranslation, sent: Set[str]) -> Iterator[str]:
-    """Yield each text that isn't sent as it is."""
     waiting = [value]
     while waiting:
         value = waiting.pop()

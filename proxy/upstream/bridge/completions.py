@@ -54,8 +54,7 @@ _ENDS = (
 """Ends of an answer by the words in their reasons. All others are the model's own."""
 
 _CALL_FIELDS = frozenset({"index", "id", "type", "function", "name", "arguments"})
-_DATA_ID = 100
-"""An id of more characters carries data, such as LiteLLM's ids with thought signatures."""
+_DATA_ID = 100  # an id of more characters carries data, such as LiteLLM's ids with thought signatures
 
 _THOUGHTS = frozenset({"reasoning_content", "thinking_blocks"})
 _ANY: Any = object()
@@ -228,7 +227,6 @@ def _text(value: Any) -> str:
 
 
 def _url(image: Any) -> str | None:
-    """Return the URL of an image in any form."""
     if isinstance(image, Mapping):
         data = image.get("b64_json")
         return f"data:image/png;base64,{data}" if data else _url(image.get("image_url") or image.get("url"))
@@ -260,12 +258,11 @@ def figures(usage: Mapping[str, Any]) -> dict[str, int]:
     fields = dict(usage)
     for details in ("prompt_tokens_details", "input_tokens_details", "completion_tokens_details"):
         fields |= inner if isinstance(inner := usage.get(details), Mapping) else {}
-    return {kind: _figure(fields, names) for kind, names in _FIGURES.items()}
-
-
-def _figure(fields: Mapping[str, Any], names: Sequence[str]) -> int:
-    stated = (fields.get(name) for name in names)
-    return next((int(one) for one in stated if isinstance(one, int | float) and one > 0), 0)
+    stated = {kind: map(fields.get, names) for kind, names in _FIGURES.items()}
+    return {
+        kind: next((int(one) for one in found if isinstance(one, int | float) and one > 0), 0)
+        for kind, found in stated.items()
+    }
 
 
 def is_cut(arguments: str) -> bool:
@@ -445,3 +442,58 @@ def _is_object(text: str) -> bool:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         return False
+
+
+class Bounds:
+    """Passes choices on up to the first of their stop sequences. If it's ``single``, only the first call passes."""
+
+    def __init__(self, stops: Sequence[str], *, single: bool) -> None:
+        self._stops = stops
+        self._single = single
+        self._held = ""
+        self._matched: str | None = None
+        self._called = False
+
+    def passed(self, choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the part of a choice that passes, if any. It has a delta, and a finish reason if it's the last one."""
+        choice, ended = dict(choice), choice["finish_reason"] is not None
+        if self._stops or self._single:
+            choice["delta"] = {} if self._matched is not None else self._bounded(choice["delta"], ended=ended)
+        if ended and self._matched is not None and not self._called:
+            choice |= {"finish_reason": "stop", "stop_sequence": self._matched}
+        if choice["delta"] or ended:
+            yield choice
+
+    def _bounded(self, delta: Delta, *, ended: bool) -> Delta:
+        """Return the part of a delta that passes. Text that may begin a stop sequence waits for the next delta."""
+        calls = [call for call in delta.get("tool_calls", ()) if call["index"] == 0 or not self._single]
+        text, self._held = self._held + delta.get("content", ""), ""
+        found = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if found:
+            end, self._matched = min(found)
+            text, calls = text[:end], []
+        elif not ended and not calls:
+            tails = range(max(0, len(text) - max(map(len, self._stops), default=0)), len(text))
+            begins = (place for place in tails if any(stop.startswith(text[place:]) for stop in self._stops))
+            end = next(begins, len(text))
+            text, self._held = text[:end], text[end:]
+        self._called = self._called or bool(calls)
+        made = {**delta, "content": text, "tool_calls": calls}
+        return {name: value for name, value in made.items() if value}
+
+
+class Bounded(AnswerBuilder):
+    """Builds an answer of what passes its bounds. Everything behind a stop sequence but the usage is dropped."""
+
+    def __init__(self, builder: AnswerBuilder, stops: Sequence[str], *, single: bool) -> None:
+        self._builder = builder
+        self._bounds = Bounds(stops, single=single)
+
+    def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
+        choices = chunk.get("choices")
+        chunks = [{**chunk, "choices": [one]} for one in self._bounds.passed(choices[0])] if choices else [chunk]
+        for made in chunks:
+            yield from self._builder.feed(made)
+
+    def finish(self) -> Iterator[Event]:
+        yield from self._builder.finish()

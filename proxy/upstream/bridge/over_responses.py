@@ -14,7 +14,7 @@ import msgspec
 from proxy.dialects.units import encode
 from proxy.errors import RequestError, UpstreamInterrupted
 from proxy.http import sse
-from proxy.upstream.bridge.bounds import Bounds
+from proxy.upstream.bridge.completions import Bounds
 from proxy.upstream.bridge.returned import ITEM_IDS, fitted
 from proxy.upstream.bridge.transport import (
     BROKEN,
@@ -241,7 +241,6 @@ def _translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translati
 
 
 def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a request except for its messages."""
     made = {name: given[name] for name in _SAME if name in given}
     for name in ("max_tokens", "max_completion_tokens"):
         made |= {"max_output_tokens": given[name]} if name in given else {}
@@ -311,7 +310,6 @@ def _items(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _calls(number: int, message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the items for the calls of a message. Raises ``RequestError``."""
     old = message.get("function_call")
     calls = [{"id": f"call_{number}", "function": old}] if old else message.get("tool_calls") or ()
     for place, call in enumerate(calls):
@@ -369,9 +367,5 @@ def _error_event(fields: Mapping[str, Any], status: int, number: int) -> bytes:
 
 
 TRANSLATOR = Translator(
-    translate=_translate,
-    is_answer=_is_response,
-    error=openai_error,
-    error_event=_error_event,
-    unreadable=UNREADABLE,
+    translate=_translate, is_answer=_is_response, error=openai_error, error_event=_error_event, unreadable=UNREADABLE
 )

@@ -27,8 +27,7 @@ _Object = dict[str, Any]
 _SAME = ("parallel_tool_calls", "safety_identifier", "service_tier", "temperature", "top_p", "user")
 """Fields that both APIs have."""
 
-_STATE = ("previous_response_id", "conversation", "prompt")
-"""Fields that refer to something stored at the server."""
+_STATE = ("previous_response_id", "conversation", "prompt")  # fields that refer to something stored at the server
 
 NO_STATE = (
     "This model's upstream has no Responses API, so it keeps no responses. Send the whole conversation in 'input', "
@@ -240,7 +239,6 @@ def _description(tool: _Object) -> str:
 
 
 def _means(choice: _Object, name: str, call: CallItem) -> bool:
-    """Return whether a choice of a tool means a function."""
     kind, namespace = choice.get("type"), call.fields.get("namespace")
     if kind in ("function", "custom"):
         wanted = choice.get("name") or value_at(choice, "function.name")
@@ -330,7 +328,6 @@ def _part(part: Any, path: str) -> _Object:
 
 
 def _inlined(item: _Object) -> list[_Object]:
-    """Return an item as JSON, and its images."""
     if item.get("type") == "image_generation_call" and item.get("result"):
         item = item | {"result": f"data:image/{item.get('output_format') or 'png'};base64,{item['result']}"}
     images: list[_Object] = []

@@ -33,25 +33,16 @@ from proxy.upstream.bridge.transport import LARGE
 from proxy.upstream.traits import short_id, with_ids
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH, Outgoing
 
-MOST_DATA = 131_072
-"""Characters of a server's data in one block. Clients send it in each later request, so more isn't kept."""
-
-OPAQUE = ("reasoning_details", "reasoning_opaque", "extra_content")
-"""Fields of messages that OpenRouter, Copilot, and Google want back."""
-
-MARK = "proxy:"
-"""Begins a server's data in a block of redacted thinking."""
-
-SEALED = '[{"type":"'
-"""Begins the blocks of thinking that a bridge writes as sealed reasoning of ``/v1/responses``."""
+MOST_DATA = 131_072  # Characters of a server's data in one block. Clients send it in each later request.
+OPAQUE = ("reasoning_details", "reasoning_opaque", "extra_content")  # OpenRouter, Copilot, and Google want these back
+MARK = "proxy:"  # begins a server's data in a block of redacted thinking
+SEALED = '[{"type":"'  # begins the blocks of thinking that a bridge writes as sealed reasoning of `/v1/responses`
 
 _UNIQUE = re.compile(r"[a-z]+_proxy[0-9a-f]{24,32}")
-_TAKEN = re.compile(r"[a-zA-Z0-9_-]{1,40}")
-"""An id that Anthropic takes (these characters) and OpenAI takes (this length)."""
+_TAKEN = re.compile(r"[a-zA-Z0-9_-]{1,40}")  # an id that Anthropic (characters) and OpenAI (length) take
 
 _CHAT = re.compile(r".{0,40}", re.DOTALL)
-ITEM_IDS = re.compile(r"[a-zA-Z0-9_-]{0,64}")
-"""Ids of calls that OpenAI takes in ``/v1/responses``."""
+ITEM_IDS = re.compile(r"[a-zA-Z0-9_-]{0,64}")  # ids of calls that OpenAI takes in `/v1/responses`
 
 _SEALED = re.compile(r"call_p([0-9a-f]{4})[0-9a-f]{4}-([a-zA-Z0-9_-]{1,25})")
 """A writer's id: a digest of the model, random digits, and the server's id. ``-n`` is the name of the function, and
@@ -60,8 +51,7 @@ _SEALED = re.compile(r"call_p([0-9a-f]{4})[0-9a-f]{4}-([a-zA-Z0-9_-]{1,25})")
 _ESCAPED = re.compile(r"-n|(?:-[0-9a-f]{2})+")
 _PROOF = {"thinking": "signature", "redacted_thinking": "data"}
 _UNSIGNED = (b'"signature":""', b'"signature": ""')
-_LITELLM = "__thought__"
-"""What LiteLLM writes between an id and a thought signature of Gemini's."""
+_LITELLM = "__thought__"  # what LiteLLM writes between an id and a thought signature of Gemini's
 
 
 def unique(prefix: str) -> str:
@@ -195,7 +185,6 @@ class _Data(msgspec.Struct):
 
 
 def _data(block: Any) -> _Data | None:
-    """Return a server's data in a block that a bridge wrote."""
     if not isinstance(block, dict) or not is_own(block):
         return None
     try:
@@ -243,10 +232,7 @@ def _is_taken(block: dict[str, Any], *, verifies: bool) -> bool:
 
 
 def _changed(request: Outgoing, field: str, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Outgoing:
-    """Return a request with changed messages or items. Those without a change keep their bytes.
-
-    If there is a change, items that the proxy has take the place of their references.
-    """
+    """Return a request with changed messages or items. Those without a change keep their bytes."""
     try:
         body = request.body if request.expanded is None else request.expanded()
         fields = fields_of(without_lone_surrogates(body))

@@ -29,7 +29,7 @@ from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
 from proxy.overflow.errors import page_text, read_errors
 from proxy.upstream.traits import Refused
-from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport
+from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport, read_most
 
 log = structlog.get_logger(__name__)
 
@@ -42,11 +42,8 @@ TRANSLATORS: Mapping[tuple[Api, Api], str] = {
 
 BROKEN = "The upstream broke off in the middle of its answer. Send the request again."
 
-LARGE = 262_144
-"""A body of more bytes is translated in a thread."""
-
-ANSWER_BYTES = 16_000_000
-"""The longest answer that the proxy translates as a whole."""
+LARGE = 262_144  # a body of more bytes is translated in a thread
+ANSWER_BYTES = 16_000_000  # the longest answer that the proxy translates as a whole
 
 _REPLACED = frozenset({"content-type", "content-length", "content-encoding"})
 
@@ -110,14 +107,10 @@ FAILED = (
 
 
 class Translation(ABC):
-    """The way back for the answer to one translated request.
+    """The way back for the answer to one translated request."""
 
-    ``counts``: a stream begins with the tokens of the prompt, which are in ``prompt``. ``reads_whole``: ``events`` also
-    reads a whole answer, and ``joined`` reads a stream.
-    """
-
-    counts = False
-    reads_whole = False
+    counts = False  # a stream begins with the tokens of the prompt, which are in `prompt`
+    reads_whole = False  # `events` also reads a whole answer, and `joined` reads a stream
     prompt = 0
 
     @abstractmethod
@@ -135,22 +128,14 @@ class Translation(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Translator:
-    """Translates requests of one API to another.
+    """Translates requests of one API to another. ``translate`` raises ``RequestError`` for what it can't express."""
 
-    ``translate`` gets the request, and whether LiteLLM translates the result once more. It raises
-    ``RequestError`` for a request that the other API can't express, and may raise any error for one that isn't valid.
-    ``is_answer`` returns whether a JSON object is an answer and not an error. ``error`` returns an error in the
-    client's API for the fields of the upstream's error and a status. ``error_event`` returns the event for one in a
-    stream, and also gets the number of the events before it. ``unreadable`` is the message for an answer that isn't
-    valid. ``shape`` is the shape of the client's errors.
-    """
-
-    translate: Callable[[Outgoing, bool], tuple[Outgoing, Translation]]
-    is_answer: Callable[[Mapping[str, Any]], bool]
-    error: Callable[[Mapping[str, Any], int], dict[str, Any]]
-    error_event: Callable[[Mapping[str, Any], int, int], bytes]
-    unreadable: str
-    shape: ErrorShape = "openai"
+    translate: Callable[[Outgoing, bool], tuple[Outgoing, Translation]]  # also gets if LiteLLM translates again
+    is_answer: Callable[[Mapping[str, Any]], bool]  # whether an object is an answer and not an error
+    error: Callable[[Mapping[str, Any], int], dict[str, Any]]  # in the client's API, for fields and a status
+    error_event: Callable[[Mapping[str, Any], int, int], bytes]  # also gets the number of the events before it
+    unreadable: str  # the message for an answer that isn't valid
+    shape: ErrorShape = "openai"  # that of the client's errors
 
 
 class ErrorInStream(Exception):
@@ -207,7 +192,7 @@ class Bridge(Transport):
         try:
             if answer.status >= 400:
                 made = await self._error(answer, await self._read(Held(answer)), request)
-            elif request.stream and _is_stream(answer):
+            elif request.stream and answer.is_stream:
                 made = await self._stream(answer, translation, request)
             else:
                 made = await self._whole(answer, translation, request)
@@ -220,7 +205,7 @@ class Bridge(Transport):
     async def _whole(self, answer: Answer, translation: Translation, request: Outgoing) -> Answer:
         """Return the translated answer of a server that sent none of the stream that the client may have wanted."""
         raw = await self._read(answer.body)
-        if _is_stream(answer) and translation.reads_whole:  # some servers always stream
+        if answer.is_stream and translation.reads_whole:  # some servers always stream
             return await self._answered(answer, translation.joined(raw), request)
         try:
             value = decoded(raw)
@@ -301,12 +286,10 @@ class Bridge(Transport):
             raise TranslationFailed(FAILED.format(of="answer")) from error
 
     async def _read(self, body: AsyncIterator[bytes]) -> bytes:
-        read = bytearray()
-        async for chunk in body:
-            read += chunk
-            if len(read) > ANSWER_BYTES:
-                raise self._unreadable()
-        return bytes(read)
+        read, whole = await read_most(body, ANSWER_BYTES)
+        if not whole:
+            raise self._unreadable()
+        return read
 
     def _unreadable(self) -> UpstreamInterrupted:
         return UpstreamInterrupted(self._translator.unreadable)
@@ -454,9 +437,3 @@ def _said(value: Any) -> str:
 
 def _kept(answer: Answer) -> Headers:
     return [pair for pair in answer.headers if pair[0] not in _REPLACED]
-
-
-def _is_stream(answer: Answer) -> bool:
-    return any(
-        name == "content-type" and value.lower().startswith("text/event-stream") for name, value in answer.headers
-    )

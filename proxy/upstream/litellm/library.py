@@ -20,7 +20,6 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
 from types import MappingProxyType
@@ -72,8 +71,7 @@ _LOGGERS = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router")
 # LiteLLM counts these among its OpenAI-compatible providers, but their formats or addresses need its translation.
 NEEDS_TRANSLATION = frozenset({"azure_ai", "databricks", "watsonx", "github_copilot", "snowflake"})
 
-TESTED = "1.108"
-"""The release line of LiteLLM that translation was tested with. A test compares it with the dependencies."""
+TESTED = "1.108"  # The release line that translation was tested with. A test compares it with the dependencies.
 
 _lock = threading.Lock()
 _loaded: list[Any] = []
@@ -166,10 +164,7 @@ def http_client() -> Any:
 
 
 async def litellm_choice(provider: str, base_url: str | None) -> TransportChoice:
-    """Return the transport for a provider by LiteLLM's registry. The first call imports LiteLLM, which takes seconds.
-
-    Raises ``ConfigurationError`` for a provider that LiteLLM doesn't have.
-    """
+    """Return the transport for a provider by LiteLLM's registry. Raises ``ConfigurationError``."""
     litellm = await load()
     if provider not in {known.value for known in litellm.LlmProviders}:
         raise ConfigurationError(f"provider {provider} is unknown to LiteLLM: correct its name")
@@ -207,16 +202,12 @@ MESSAGE_FIELDS = frozenset(
 PARTS = frozenset({"text", "image_url", "file", "thinking", "redacted_thinking"})
 """The parts that LiteLLM translates for all providers. It drops most others with status 200."""
 
-GOOGLE = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})
-"""Providers that take the images of their answers back."""
-
-WITHOUT_AUDIO = frozenset({"anthropic", "bedrock", "bedrock_converse"})
-"""Providers for which LiteLLM drops audio. In results, it drops it for all."""
+GOOGLE = frozenset({"gemini", "vertex_ai", "vertex_ai_beta"})  # providers that take the images of their answers back
+WITHOUT_AUDIO = frozenset({"anthropic", "bedrock", "bedrock_converse"})  # LiteLLM drops audio, and in results for all
 
 LOST = "'{path}': the translation for this model's provider loses it. Fix: send it as text, or remove it."
 
-TOOL_TYPES = frozenset({"function"})
-"""Other types start something at the provider or in LiteLLM (an MCP server by its URL, a shell)."""
+TOOL_TYPES = frozenset({"function"})  # others start something: an MCP server by its URL, or a shell
 
 CREDENTIAL_FROM_ENVIRONMENT = frozenset(
     {
@@ -237,20 +228,6 @@ _REMOTE = re.compile(r"\s*[a-z][a-z0-9+.-]{1,20}://", re.I)
 _MODEL = re.compile(r"[A-Za-z0-9][\w.:@+-]*(?:/[A-Za-z0-9][\w.:@+-]*)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The end of a base URL that LiteLLM expects: remove ``removed``, and add ``version`` if there is none."""
-
-    removed: tuple[str, ...] = ()
-    version: str = ""
-
-
-BASES: Mapping[str, Base] = MappingProxyType(
-    {
-        "anthropic": Base(removed=("/v1/messages", "/v1")),  # LiteLLM adds /v1/messages
-        "gemini": Base(version="/v1beta"),  # LiteLLM adds /models/NAME:generateContent
-    }
-)
 _VERSION = re.compile(r"/v\d\w*$")
 
 
@@ -259,21 +236,15 @@ def api_base(provider: str, base_url: str | None) -> str | None:
     if base_url is None:
         return None
     url = base_url.rstrip("/")
-    rule = BASES.get(provider, Base())
-    for end in rule.removed:
-        if url.endswith(end):
-            url = url.removesuffix(end)
-            break
-    if rule.version and not _VERSION.search(urlsplit(url).path):
-        url += rule.version
+    if provider == "anthropic":  # LiteLLM adds /v1/messages
+        return url.removesuffix("/v1/messages").removesuffix("/v1")
+    if provider == "gemini" and not _VERSION.search(urlsplit(url).path):  # LiteLLM adds /models/NAME:generateContent
+        return f"{url}/v1beta"
     return url
 
 
 def arguments(provider: str, request: Outgoing) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the client's part of ``acompletion``'s arguments, and the names of the edits that changed it.
-
-    Raises ``RequestError`` for untranslatable parts.
-    """
+    """Return ``acompletion``'s arguments from the client, and the effective edits. Raises ``RequestError``."""
     if not _MODEL.fullmatch(request.model):
         raise UnknownModel("The model's name contains invalid characters. Correct 'model'.", param="model")
     body = body_of(request)
@@ -326,7 +297,6 @@ def _parsable(call: Any) -> Any:
 
 
 def _said(part: Any) -> Any:
-    """Return a refusal as text, and any other part as it is."""
     refused = part.get("refusal") if isinstance(part, dict) else None
     return {"type": "text", "text": refused} if isinstance(refused, str) else part
 

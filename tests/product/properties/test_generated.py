@@ -15,8 +15,8 @@ import pytest
 from hypothesis import Phase, given, seed, settings
 
 from proxy.compaction.settings import lowest_level
+from proxy.pipeline.budget import rules_for
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.pipeline.rules import rules_for
 from tests.kit.engine import Engine, Request, request, run, sent
 from tests.kit.generator import ANY_DIRT, DIRT, LARGE_BUDGETS, SETTINGS, Batch, batches, conversation, encoded
 from tests.kit.judging import judge

@@ -27,7 +27,7 @@ from proxy.compaction.summary_message import (
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.units import text_of
 from proxy.dialects.units import decode
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from tests.kit.compacting import rules
 from tests.kit.conversations import (
     FLAVOURS,

@@ -11,7 +11,7 @@ import pytest
 from proxy.dialects.apis import DIALECTS
 from proxy.dialects.identity import meaning
 from proxy.dialects.parts import CHAT, MESSAGES, RESPONSES, Table
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from tests.kit.other_forms import CHANGES, in_api, no_reasoning, objects, turn
 from tests.kit.three_apis import APIS
 

@@ -11,7 +11,7 @@ import pytest
 from proxy.compaction.format import Format
 from proxy.dialects import parts
 from proxy.dialects.apis import DIALECTS
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from tests.kit.three_apis import APIS
 
 PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1Pe" + "A" * 240_000

@@ -12,7 +12,7 @@ from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import SMALLEST_PART, LearnedLimit, LearnedLimits, limit_from_overflow, published
 from proxy.limits.profiles import Profile
 from proxy.overflow import Overflow
-from proxy.overflow.figures import Scope
+from proxy.overflow.general import Scope
 
 
 def profile(window: int | None = None, most_input: int | None = None, most_output: int | None = None) -> Profile:

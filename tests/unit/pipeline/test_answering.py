@@ -18,10 +18,11 @@ from proxy.config import load
 from proxy.config.policy import Policy
 from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES, Dialect
 from proxy.errors import ConfigurationError, ProxyError
+from proxy.limits.prices import Price, Rates
 from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Attempt, Reply
-from proxy.pipeline.billing import Bill
+from proxy.pipeline.billing import Bill, Pricing
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
 from proxy.pipeline.features.recall import reserved
@@ -242,7 +243,7 @@ def answered(case: Case, folder: Path, *, deadline: float = 1e12) -> tuple[Reply
                 time=TimeLeft(deadline),
             )
             if case.priced:
-                exchange.bill.price_of = cast("Any", object())
+                exchange.bill.price_of = Pricing(Price(Rates(1, 1)))
             reply = await Answering(service).through(cast("Transport", script), exchange)
             await exchange.bill.close()
             return reply, exchange
@@ -293,7 +294,7 @@ def test_the_attempt_after_an_overflow_shares_its_summary_with_the_next_request(
     assert isinstance(attempt, Attempt)
     room = attempt.budget.input
     assert room is not None
-    assert attempt.input.budget == room - reserved(exchange)
+    assert attempt.case.budget == room - reserved(exchange)
     assert (reserved(exchange) > 0) == (tool == "auto")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.limits.profiles.prices import Price, Rates
-from proxy.pipeline.costs import Basis, cost_of
+from proxy.limits.prices import Price, Rates
+from proxy.pipeline.billing import Basis, cost_of
 from proxy.pipeline.job import Forecast
 from proxy.telemetry.record import Cost, Usage
 

@@ -9,7 +9,7 @@ from proxy.compaction.settings import Clause, any_met
 from proxy.compaction.stages import ArgumentRules, ResultRules
 from proxy.config import Policy
 from proxy.limits.profiles import Profile
-from proxy.pipeline.rules import AFTER_REFUSAL, MUST_FIT, bounds_of, rules_for
+from proxy.pipeline.budget import AFTER_REFUSAL, MUST_FIT, bounds_of, rules_for
 
 
 def policy(**stated: Any) -> Policy:

@@ -9,7 +9,7 @@ import pytest
 
 from proxy.config import Settings
 from proxy.config.server import INSTALL, has_packages
-from proxy.pipeline.snapshot import ConfigSnapshot, apply_reloadable
+from proxy.pipeline.runtime import ConfigSnapshot, apply_reloadable
 
 BOTH = {"openai": {"provider": "openai"}, "anthropic": {"provider": "anthropic"}}
 EVERY = [{"match": "*", "upstream": "openai"}]

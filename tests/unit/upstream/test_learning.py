@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.upstream.learning import REMEMBERED, MissingApis, denies_path
+from proxy.upstream.registry import REMEMBERED, MissingApis, denies_path
 
 PATHS = [
     b"",

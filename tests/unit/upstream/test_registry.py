@@ -10,9 +10,8 @@ import pytest
 from proxy.config import UpstreamSettings
 from proxy.errors import NotFound
 from proxy.upstream.bridge.transport import Bridge
-from proxy.upstream.learning import LearningTransport
 from proxy.upstream.litellm.transport import LiteLLMTransport
-from proxy.upstream.registry import Upstreams
+from proxy.upstream.registry import LearningTransport, Upstreams
 from proxy.upstream.relay import RelayTransport
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Transport
 

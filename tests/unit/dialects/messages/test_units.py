@@ -10,7 +10,7 @@ import pytest
 from proxy.compaction.turn import Turn
 from proxy.dialects.messages.counting import MessagesCounter
 from proxy.dialects.repair import NO_RESULT, STRAY_RESULT
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 
 PROFILE = Profile("claude-opus-5-5", tokenizer="o200k_base", images="claude", tools="claude")
 COUNTER = MessagesCounter(PROFILE)

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.dialects.responses.request import parse
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from tests.unit.dialects.responses.test_request import CALL, MESSAGE, OUTPUT, REASONING, USER
 
 COUNTER = ResponsesCounter(Profile("gpt-5"))

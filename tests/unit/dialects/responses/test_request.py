@@ -15,7 +15,7 @@ from proxy.dialects.apis import RESPONSES
 from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.dialects.responses.request import parse
 from proxy.errors import BadBody
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 
 FORMAT = ResponsesCounter(Profile("gpt-5")).format
 

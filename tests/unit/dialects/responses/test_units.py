@@ -11,7 +11,7 @@ from proxy.compaction.turn import Turn
 from proxy.dialects.repair import NO_RESULT
 from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.dialects.responses.request import parse
-from proxy.limits.profiles.lookup import Profile
+from proxy.limits.profiles import Profile
 from tests.unit.dialects.responses.test_request import CALL, MESSAGE, OUTPUT, PARTS, REASONING, USER
 
 COUNTER = ResponsesCounter(Profile("gpt-5"))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from proxy.upstream.bridge.bounds import Bounded
-from proxy.upstream.bridge.completions import Completion
-from proxy.upstream.bridge.messages_answers import MessageBuilder
+from proxy.upstream.bridge.completions import Bounded, Completion
+from proxy.upstream.bridge.messages import MessageBuilder
 from proxy.upstream.bridge.returned import Writer
 
 TEXT = "one E EN two END three STOP four"

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from proxy.upstream.bridge.completions import Completion
-from proxy.upstream.bridge.messages import MessagesTranslation
-from proxy.upstream.bridge.messages_answers import MessageBuilder
+from proxy.upstream.bridge.messages import MessageBuilder, MessagesTranslation
 from proxy.upstream.bridge.returned import MOST_DATA, Writer, is_unique, merge, restored, unique
 
 VALID = re.compile(r"[a-zA-Z0-9_-]{1,40}")

@@ -40,23 +40,19 @@ FACTORS = "provider_specific_entry"
 _FIELD = re.compile(rf"({'|'.join(FIELDS)})(?:_above_(\d+)k_tokens)?(?:_({'|'.join(TIERS)}))?")
 _WINDOW = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)")
 _FREE_WRITES = ("cache_write", "cache_write_1h")
-_FIREWORKS_CACHED = 0.5
-"""Share of the input's price that Fireworks charges for cached tokens unless the table has a price."""
+_FIREWORKS_CACHED = 0.5  # share of the input's price for cached tokens, unless the table has a price
 
 _Stated = dict[str, int]
 
 
 class Rates(msgspec.Struct, frozen=True, gc=False):
-    """The price of one token of each kind, in US dollars times 10^12.
-
-    ``None``: as ``input`` or ``output``, and for ``cache_write_1h`` as ``cache_write``.
-    """
+    """The price of one token of each kind, in US dollars times 10^12. ``None``: as ``input`` or ``output``."""
 
     input: int
     output: int
     cache_read: int | None = None
     cache_write: int | None = None
-    cache_write_1h: int | None = None
+    cache_write_1h: int | None = None  # `None`: as `cache_write`
     reasoning: int | None = None
     audio_input: int | None = None
     audio_output: int | None = None
@@ -109,20 +105,15 @@ NO_OTHERS: Mapping[str, Price] = MappingProxyType({})
 
 
 class Price(msgspec.Struct, frozen=True, gc=False):
-    """The price of a model. A prompt of more tokens than a step's threshold is charged at that step's rates, whole.
-
-    ``tiers`` are the prices of service tiers that cost something else. ``search`` is the price of one web search, or
-    of all searches for a prompt if ``search_once``. ``factors`` multiply the price of all tokens in a tier or a region.
-    ``off_peak`` is the price at some times of the week.
-    """
+    """The price of a model."""
 
     base: Rates
-    steps: tuple[tuple[int, Rates], ...] = ()
-    tiers: Mapping[str, Price] = {}
-    search: int = 0
+    steps: tuple[tuple[int, Rates], ...] = ()  # a prompt of more tokens than a threshold is charged at its rates, whole
+    tiers: Mapping[str, Price] = {}  # those of service tiers that cost something else
+    search: int = 0  # of one web search, or of all for a prompt if `search_once`
     search_once: bool = False
-    factors: Mapping[str, float] = {}
-    off_peak: OffPeak | None = None
+    factors: Mapping[str, float] = {}  # multiply the price of all tokens in a tier or a region
+    off_peak: OffPeak | None = None  # the price at some times of the week
 
     def at(self, seconds: float) -> Price:
         """Return the price at a time in seconds since 1970."""
@@ -136,10 +127,7 @@ class Price(msgspec.Struct, frozen=True, gc=False):
         return found
 
     def cost(self, usage: Usage, others: Mapping[str, Price | None] = NO_OTHERS) -> int:
-        """Return the price of a request. Each of the provider's own compactions is a prompt of its own.
-
-        ``others`` are the prices of further models that the provider called.
-        """
+        """Return the price of a request. ``others`` are the prices of further models that the provider called."""
         if usage.compactions:
             inner = sum((others.get(one.model or "") or self).cost(one) for one in usage.compactions)
             return self.cost(usage.without_compactions) + inner
@@ -259,7 +247,6 @@ def is_price_field(name: str) -> bool:
 
 
 def _stated(entry: Mapping[str, object]) -> dict[str, dict[int, _Stated]]:
-    """Return the prices of an entry by tier and threshold."""
     stated: dict[str, dict[int, _Stated]] = {}
     for name, value in entry.items():
         if (place := _place(name)) is None or (price := _price(value)) is None:
@@ -330,7 +317,6 @@ def _windows(rule: Mapping[str, Any]) -> Iterator[tuple[int, int, tuple[int, ...
 
 
 def _zone(name: object) -> tzinfo:
-    """Return a time zone, or UTC if the system doesn't have it."""
     try:
         return ZoneInfo(name) if isinstance(name, str) else UTC
     except (ValueError, ZoneInfoNotFoundError):

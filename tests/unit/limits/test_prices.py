@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.limits.prices import Price, Rates, below_step, is_price_field, price_from, price_of, step_of
 from proxy.limits.profiles import Profiles
-from proxy.limits.profiles.prices import Price, Rates, below_step, is_price_field, price_from, price_of, step_of
 from proxy.telemetry.record import Usage
 
 HAIKU = {

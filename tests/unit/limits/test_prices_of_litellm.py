@@ -15,7 +15,7 @@ import pytest
 from proxy.constants import PICO
 from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.usage import usage_of
-from proxy.limits.profiles import tables
+from proxy.limits import tables
 from proxy.upstream.litellm import library
 
 # LiteLLM imports modules of providers, some of them with warnings, when it first computes their prices.

@@ -23,29 +23,17 @@ from urllib.parse import urlsplit
 
 from cachetools import LRUCache
 
-from proxy.limits.profiles import tables
-from proxy.limits.profiles.prices import Price, provider_of
-from proxy.limits.profiles.tables import (
-    FamilyRule,
-    LimitRule,
-    Listing,
-    ProviderRule,
-    family_rule,
-    limit_rule,
-    provider_rule,
-)
+from proxy.limits import tables
+from proxy.limits.prices import Price, provider_of
+from proxy.limits.tables import FamilyRule, LimitRule, Listing, ProviderRule, family_rule, limit_rule, provider_rule
 
-# Names come from clients. No model has a longer name.
-LONGEST_NAME = 200
-
-LONG_SUFFIX = "[1m]"
-"""The end of a Claude model's name that asks for its long window. Claude Code sends a header in its place."""
+LONGEST_NAME = 200  # Names come from clients. No model has a longer name.
+LONG_SUFFIX = "[1m]"  # Ends a Claude model's name that asks for its long window. Claude Code sends a header instead.
 
 STANDARD_WINDOW, LONG_WINDOW = 200_000, 1_000_000
 """Tokens of a Claude model's window, without and with ``context-1m``, a beta of Anthropic."""
 
-# ft:<base>:<organisation>:<name>:<id>
-_FINE_TUNED = re.compile(r"^ft:([^:]+)(?::.*)?$")
+_FINE_TUNED = re.compile(r"^ft:([^:]+)(?::.*)?$")  # ft:<base>:<organisation>:<name>:<id>
 
 # Routing hints of OpenRouter, which select a server and not another model.
 _HINT = re.compile(r":(?:free|beta|extended|nitro|floor|online|thinking|exacto)$")
@@ -98,47 +86,33 @@ def spelling(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The limits of a model, in its provider's tokens. ``None`` if unknown.
-
-    ``context_window`` bounds input and output together, ``max_input_tokens`` the input alone. ``max_bytes`` bounds the
-    body of a request, ``max_messages`` its number of messages. ``tokenizer`` is a tiktoken encoding. ``token_ratio`` is
-    the provider's tokens per token of that encoding (1.0 if the encoding is the model's own). ``images`` is the rule
-    for counting images. ``tools`` is the form of tool definitions in the prompt (``typescript``, ``json``, or
-    ``claude``). If ``escapes`` is set, results of parallel calls enter the prompt as ASCII JSON. If
-    ``strict_alternation`` is set, the server requires alternating user and assistant messages, user first.
-    ``reasons`` says that the model takes an effort, by the table. ``family`` is the name of a model with the same
-    habits: ``like`` of the operator's profile, or the provider and the model.
-    ``price`` is the price at the provider, if the table lists it there. ``sources`` maps each field to the source
-    of its value. ``note`` tells the operator about an inexact match or an unknown model. ``long_context`` is whether
-    the window is the long one that the client asks for.
-    """
+    """The limits of a model, in its provider's tokens. ``None`` if unknown."""
 
     model: str
-    context_window: int | None = None
-    max_input_tokens: int | None = None
+    context_window: int | None = None  # input and output together
+    max_input_tokens: int | None = None  # input alone
     max_output_tokens: int | None = None
-    max_bytes: int | None = None
-    max_messages: int | None = None
-    tokenizer: str = "o200k_base"
-    token_ratio: float = 1.0
-    images: str = "unknown"
-    tools: str = "typescript"
-    escapes: bool = False
-    strict_alternation: bool = False
-    reasons: bool = False
-    family: str = ""
-    price: Price | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
-    note: str | None = None
-    long_context: bool = False
+    max_bytes: int | None = None  # of a request's body
+    max_messages: int | None = None  # of a request
+    tokenizer: str = "o200k_base"  # a tiktoken encoding
+    token_ratio: float = 1.0  # the provider's tokens per token of that encoding, 1.0 if it's the model's own
+    images: str = "unknown"  # the rule for counting images
+    tools: str = "typescript"  # the form of definitions in the prompt: `typescript`, `json`, or `claude`
+    escapes: bool = False  # results of parallel calls enter the prompt as ASCII JSON
+    strict_alternation: bool = False  # the server requires alternating user and assistant messages, user first
+    reasons: bool = False  # the model takes an effort, by the table
+    family: str = ""  # a model with the same habits: the operator's `like`, or the provider and the model
+    price: Price | None = None  # that at the provider, if the table lists it there
+    sources: Mapping[str, str] = field(default_factory=dict)  # of each field's value
+    note: str | None = None  # for the operator, about an inexact match or an unknown model
+    long_context: bool = False  # the client asks for the long window
 
     @property
     def has_limit(self) -> bool:
         return self.context_window is not None or self.max_input_tokens is not None
 
 
-# Bounded, because model names come from clients.
-REMEMBERED = 2048
+REMEMBERED = 2048  # bounded, because model names come from clients
 _UNKNOWN = "unknown"
 _OVERRIDE = "override"
 _Settings = tuple[tuple[str, Any], ...]
@@ -276,6 +250,7 @@ class Profiles:
         tokenizer, ratio = _tokenizer(family, override, sources)
         if "images" not in override:
             sources["images"] = f"corrections: {family.name}"
+        sold = match and provider is not None and provider_of(match.listing.provider) == provider_of(provider)
         return Profile(
             model=model,
             context_window=limits.context_window,
@@ -291,7 +266,7 @@ class Profiles:
             strict_alternation=bool(override.get("strict_alternation")),
             reasons=match is not None and match.listing.reasons,
             family=str(override.get("like") or f"{provider or ''}/{model}"),
-            price=match.listing.price if match and _sells(match.listing, provider) else None,
+            price=match.listing.price if match and sold else None,
             sources=sources,
             note=match.note if match and not reported else self._unknown_note(like, limits),
             long_context=raised,
@@ -313,20 +288,12 @@ class Profiles:
     def _unknown_note(self, model: str, limits: _Limits) -> str | None:
         if limits.context_window or limits.max_input_tokens:
             return None  # The operator or the upstream stated the limits.
-        close = self._close_names(model)
-        hint = f"; names like it: {', '.join(close)}" if close else ""
-        return f"no limits are known for {model[:80]}{hint}. State them in the model's profile"
-
-    def _close_names(self, model: str) -> list[str]:
         name = undated(model)
         # Comparing an invented name with every name in the table would take tens of milliseconds.
         near = [other for other in self._undated if other[:3] == name[:3]] if name else []
-        return difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
-
-
-def _sells(listing: Listing, provider: str | None) -> bool:
-    """Return whether an entry's price is that of a provider."""
-    return provider is not None and provider_of(listing.provider) == provider_of(provider)
+        close = difflib.get_close_matches(name, near[:100], n=3, cutoff=0.6)
+        hint = f"; names like it: {', '.join(close)}" if close else ""
+        return f"no limits are known for {model[:80]}{hint}. State them in the model's profile"
 
 
 def _index(table: Mapping[str, Listing], normalise: Any) -> dict[str, list[str]]:
@@ -369,10 +336,7 @@ def _near_note(model: str, key: str) -> str | None:
 
 
 def _limits(match: _Match, rule: LimitRule, sources: dict[str, str]) -> _Limits:
-    """Return the entry's limits, corrected by its family's rule.
-
-    A smaller figure in the table takes precedence, because an upstream may offer less than the model supports.
-    """
+    """Return the entry's limits, corrected by its family's rule. Smaller figures in the table take precedence."""
     listed, listed_output = match.listing.max_input_tokens, match.listing.max_output_tokens
     table = f"litellm table: {match.key}"
     corrections = f"corrections: {rule.name}"
@@ -407,7 +371,6 @@ def _reported_limits(limits: _Limits, reported: ReportedWindow, rule: LimitRule,
 
 
 def smaller(*values: int | None) -> int | None:
-    """Return the smallest known value."""
     return min((value for value in values if value is not None), default=None)
 
 

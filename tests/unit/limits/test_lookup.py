@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ConfigurationError
-from proxy.limits.profiles import Profile, Profiles, tables
-from proxy.limits.profiles.lookup import REMEMBERED
-from proxy.limits.profiles.tables import as_tokens
+from proxy.limits import tables
+from proxy.limits.profiles import REMEMBERED, Profile, Profiles
+from proxy.limits.tables import as_tokens
 from proxy.tokens.media import RULES
 from proxy.tokens.text import check
 from proxy.tokens.tools import PROMPT

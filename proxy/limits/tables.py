@@ -1,7 +1,7 @@
 """LiteLLM's table of models, and corrections to it: enforced limits, and the tokenizer of each family.
 
 ``corrections.toml`` has the corrections, each with the source of its figures. Patterns match the whole name as
-``lookup.undated`` returns it.
+``profiles.undated`` returns it.
 
 Importing LiteLLM takes seconds of CPU and hundreds of megabytes. Its table is a plain JSON file in the package
 directory, so the proxy reads the file without the import and keeps only the fields that it needs.
@@ -21,7 +21,7 @@ import msgspec
 import msgspec.toml
 
 from proxy.errors import ConfigurationError
-from proxy.limits.profiles.prices import Price, price_from
+from proxy.limits.prices import Price, price_from
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,16 +107,12 @@ CONVERSATION_MODES = frozenset({None, "chat", "completion", "responses", "realti
 
 
 class Listing(msgspec.Struct, frozen=True, gc=False):
-    """One entry, in tokens. ``None`` if the table has no usable figure.
-
-    ``max_input_tokens`` is the table's unchanged figure. For most models it is the window that input and output share,
-    for some the cap on the input alone; ``proxy.limits.profiles.tables`` decides. ``entry`` is the JSON in the file.
-    """
+    """One entry, in tokens. ``None`` if the table has no usable figure."""
 
     provider: str
-    max_input_tokens: int | None
+    max_input_tokens: int | None  # the table's figure: for most models the window, for some the cap on the input alone
     max_output_tokens: int | None
-    entry: msgspec.Raw = msgspec.Raw(b"{}")
+    entry: msgspec.Raw = msgspec.Raw(b"{}")  # the JSON in the file
 
     @property
     def reasons(self) -> bool:
@@ -154,10 +150,7 @@ def table_path() -> Path:
 
 
 def load(path: Path | None = None) -> Mapping[str, Listing]:
-    """Load the table by model name. Raises ``ConfigurationError`` if that fails.
-
-    The first call takes about 20 ms and 3 MB. Later calls return the same table, unless the file has changed.
-    """
+    """Load the table by model name, again if the file has changed. Raises ``ConfigurationError`` if that fails."""
     path = path or table_path()
     try:
         status = path.stat()
