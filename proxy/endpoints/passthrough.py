@@ -28,7 +28,7 @@ from proxy.dialects.request import leniently
 from proxy.endpoints.paths import AZURE, DEPLOYMENT, PREFIX, error_shape, is_anthropic
 from proxy.endpoints.reply import send_answer
 from proxy.endpoints.restrictions import check_body, check_budget, check_path
-from proxy.errors import ConfigurationError, ModelNotAllowed, NotFound, ProxyError
+from proxy.errors import ConfigurationError, NotFound, ProxyError
 from proxy.http.decompression import Unpacking
 from proxy.http.headers import VIA, Own, for_upstream
 from proxy.http.request_body import ClientLeft, Sent, answer_error, body_time, header, leaving, read_body
@@ -42,11 +42,6 @@ from proxy.telemetry.record import Usage, record_of, shown_model
 from proxy.telemetry.trace_context import with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
-
-NO_PRICE = (
-    "Your team has a budget in US dollars, and the model '{model}' has no price. Use another model, or ask the "
-    "operator of this proxy to add it to 'prices'."
-)
 
 _OF_THE_BODY = ("content-encoding", "content-length")
 _DOTS = frozenset({".", ".."})
@@ -294,9 +289,7 @@ class ForwardedCall:
         self._model = model or self._model
         context.bill.price_of = pricing(await self._price())
         if reserves:
-            limit, spending = limit_of(context.caller), self._service.money.spending
-            if context.bill.price_of is None and limit is not None and limit.usd is not None:
-                raise ModelNotAllowed(NO_PRICE.format(model=self._model[:100]), param="model")
+            spending = self._service.money.spending
             await check_budget(spending, context.scope, context.caller, context.bill, self._model, raw)
             usage = Usage(self._size // BYTES_A_TOKEN, EXPECTED_OUTPUT)
             await spending.reserve(context.caller, context.record.id, context.bill.amount(usage))

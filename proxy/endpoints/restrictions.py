@@ -110,12 +110,21 @@ async def check_body(scope: Scope, caller: Caller, raw: bytes) -> None:
         await asyncio.to_thread(_check, scope, caller, raw)
 
 
+_NO_PRICE = (
+    "Your team has a budget in US dollars, and the model '{model}' has no price. Use another model, or ask the "
+    "operator of this proxy to add it to 'prices'."
+)
+
+
 async def check_budget(spending: Spending, scope: Scope, caller: Caller, bill: Bill, model: str, raw: bytes) -> None:
     """Raise ``SpendingExceeded`` if the caller's team has spent its limit, unless the request can only cost nothing.
 
-    It can if its model's price is 0, and the limit is in US dollars.
+    It can if its model's price is 0, and the limit is in US dollars. Such a limit can't hold without a price, so raise
+    ``ModelNotAllowed`` for a model that has none.
     """
     limit = limit_of(caller)
+    if bill.price_of is None and limit is not None and limit.usd is not None:
+        raise ModelNotAllowed(_NO_PRICE.format(model=model[:100]), param="model")
     try:
         await spending.check(caller)
     except SpendingExceeded:
