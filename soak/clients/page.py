@@ -25,10 +25,9 @@ HEAD = """# Conformance
 default settings through the proxy to a strict stand-in with a small window. It replaces the rows of clients that ran.
 
 A row passed if the client reached the end of the session without an error, and the proxy compacted at least one
-request. The result names requests that the stand-in refused as too long and the proxy sent again. Libraries ask one
-question in each turn, and agents call their own tools.
+request. Libraries ask one question in each turn, and agents call their own tools.
 `after 402` counts the requests of a further run whose team has used up its budget. Claude Code and opencode send two
-at once, such as one for a title. codex ends after six in seven seconds, and other clients don't retry.
+at once, and codex retries for seven seconds.
 `chat upstream`: the upstream has only chat completions with strict alternation, so the proxy translates.
 
 """
