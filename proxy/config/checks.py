@@ -338,7 +338,7 @@ def _uncounted_spending(settings: Settings) -> Iterator[Finding]:
         found = [match for match in unpriced if globs is None or any(overlap(match, glob) for glob in globs)]
         if found:
             models = ", ".join(f"'{shown(match)}'" for match in found[:5])
-            problem = f"counts nothing for {models}, because no price of these models is known"
+            problem = f"refuses {models}, because no price of these models is known"
             fix = f"prices: {{{found[0]}: {{input_cost_per_token: 0.000001, output_cost_per_token: 0.000004}}}}"
             yield ("teams", name, "limits", "spend", "usd"), problem, f"{fix}, or a budget in tokens"
 

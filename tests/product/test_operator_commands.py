@@ -288,7 +288,7 @@ def test_check_warns_of_budgets_that_count_nothing(tmp_path: Path) -> None:
     }
     warned = call(tmp_path, "check", configured(tmp_path, **sections)).stderr
     (warning,) = [line for line in warned.splitlines() if "teams.one" in line]
-    assert "teams.one.limits.spend.usd: counts nothing for 'own', because no price of these models is known." in warning
+    assert "teams.one.limits.spend.usd: refuses 'own', because no price of these models is known." in warning
     assert warning.endswith("output_cost_per_token: 0.000004}}, or a budget in tokens")
     assert "teams.three" not in warned
     prices = {"own": {"input_cost_per_token": 0.000001, "output_cost_per_token": 0.000002}}

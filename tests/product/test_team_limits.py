@@ -246,11 +246,11 @@ def spending(upstream: StandIn, folder: Path, usd: float) -> AbstractContextMana
     return behind(upstream, folder, auth={"mode": "keys"}, teams=teams, prices=PRICED | FREE_MODEL)
 
 
-def test_a_budget_in_dollars_refuses_other_models_than_conversations_without_a_price(tmp_path: Path) -> None:
+def test_a_budget_in_dollars_refuses_models_without_a_price(tmp_path: Path) -> None:
     upstream = StandIn()
     headers = [JSON, ("authorization", f"Bearer {SEARCH}")]
     with spending(upstream, tmp_path, 1_000) as url:
-        for path in ("/v1/embeddings", "/v1/images/generations"):
+        for path in ASKED:
             body = json.dumps({"model": "unpriced", **ASKED[path]}).encode()
             refused_one = http(url, path, body, headers)
             assert (refused_one.status, refused_one.error["code"]) == (403, "model_not_allowed"), path

@@ -70,7 +70,7 @@ WARNINGS = {
     "a budget without prices": (
         UP + "models:\n  - {match: mine, upstream: main, profile: {context_window: 9000}}\n" + SPENDING,
         8,
-        "teams.t.limits.spend.usd: counts nothing for 'mine', because no price of these models is known. "
+        "teams.t.limits.spend.usd: refuses 'mine', because no price of these models is known. "
         "Fix: prices: {mine: {input_cost_per_token: 0.000001, output_cost_per_token: 0.000004}}, or a budget in tokens",
     ),
     "prices of a team whose streams have none": (
@@ -82,12 +82,12 @@ WARNINGS = {
     "a budget for models that the provider doesn't list": (
         UP + "models:\n  - {match: 'qwen-of-ours*', upstream: main}\n" + SPENDING,
         8,
-        "teams.t.limits.spend.usd: counts nothing for 'qwen-of-ours*'",
+        "teams.t.limits.spend.usd: refuses 'qwen-of-ours*'",
     ),
     "a budget at a provider without prices": (
         UP.replace("{", "{provider: vllm, ") + SPENDING,
         6,
-        "teams.t.limits.spend.usd: counts nothing for '*'",
+        "teams.t.limits.spend.usd: refuses '*'",
     ),
 }
 
