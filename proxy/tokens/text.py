@@ -45,9 +45,9 @@ _NO_SPECIAL: frozenset[str] = frozenset()
 
 def count(encoding: tiktoken.Encoding, text: str) -> int:
     """Return the tokens of ``text``. Special tokens count as ordinary text. Lone surrogates are allowed."""
+    pause()
     if len(text) <= RECURRING:
         return _count_recurring(encoding, text)
-    pause()
     if len(text) > PIECE:
         return sum([count(encoding, piece) for piece in _pieces(text)])
     if len(text) <= SHORT:
