@@ -20,7 +20,7 @@ from rich.table import Table
 from proxy.cli.tables import print_table, table_console
 from proxy.config import Loaded, Policy, Settings, read
 from proxy.config.checks import advice, exposure, forbidden_summary_models
-from proxy.config.issues import near
+from proxy.config.document import near
 from proxy.config.policy import effective_values, overrides, stated
 from proxy.config.teams import SHOWN
 from proxy.errors import ConfigurationError

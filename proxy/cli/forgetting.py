@@ -14,14 +14,14 @@ import click
 
 from proxy.cli.store import Deployment, opened, require_file
 from proxy.config import Settings, load
-from proxy.config.issues import near
+from proxy.config.document import near
 from proxy.constants import DAY
 from proxy.errors import ConfigurationError
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.store import StoreFailed, store_file
 from proxy.store.forgetting import KEPT
 from proxy.store.forgetting import forget as forget_tenant
-from proxy.store.sqlite_worker import put_aside
+from proxy.store.sqlite import put_aside
 
 
 def forget(team: str | None, key_sha256: str | None, config: Path | None, *, dry_run: bool = False) -> None:

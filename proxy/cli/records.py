@@ -24,12 +24,11 @@ from proxy.cli.models import short
 from proxy.cli.store import require_file, stored_budgets
 from proxy.cli.tables import print_table, table_console
 from proxy.config import Policy, Route, Settings, load
-from proxy.config.issues import near
+from proxy.config.document import near
 from proxy.constants import UNDECODABLE
 from proxy.dialects.apis import DIALECTS, Dialect, recognized
 from proxy.dialects.request import Request
-from proxy.endpoints.presentation import request_facts
-from proxy.endpoints.prompt_text import left_prompt, policy_of, text_lines, why_unknown
+from proxy.endpoints.presentation import left_prompt, policy_of, request_facts, text_lines, why_unknown
 from proxy.endpoints.queries import labels, period, summary_calls
 from proxy.endpoints.records import of_team, request_json
 from proxy.errors import BadBody, ConfigurationError, RequestError
@@ -45,9 +44,8 @@ from proxy.pipeline.rules import bounds_of, rules_for
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.tags import Tags
 from proxy.records import open_records, records_file
-from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
 from proxy.records.model import LedgerLabels, LedgerSums, RecordStore
-from proxy.records.report import BY, csv_text, day_of, in_shadow, money
+from proxy.records.report import BY, PART_TITLES, csv_text, day_of, in_shadow, latency, money, seconds, slice_titles
 from proxy.records.report import report as summed
 from proxy.store import StoreFailed, open_store, store_file
 from proxy.store.archive import Archive

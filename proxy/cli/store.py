@@ -37,7 +37,7 @@ from proxy.store.forgetting import KEPT, digest, forgotten, remove
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.interface import Entry
 from proxy.store.replicated_map import SharedValue
-from proxy.store.sqlite_worker import tables_in
+from proxy.store.sqlite import tables_in
 from proxy.summary import allowance
 
 FORMS: dict[str, type[SharedValue]] = {

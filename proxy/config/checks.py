@@ -14,9 +14,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from proxy.compaction.settings import lowest_level, with_step
-from proxy.config.document import Node, Path, dotted, line_of, shown
+from proxy.config.document import Issue, Node, Path, dotted, error_text, issue, line_of, near, shown
 from proxy.config.fields import KINDS, condition_parts, lowest
-from proxy.config.issues import Issue, error_text, issue, near
 from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.upstreams import SPEAKS_OPENAI, RouteSettings, litellm_providers, resolve_transport

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from proxy.config.document import Ambiguous, Node, Path, dotted, find, got, reading, shown
+from proxy.config.document import Ambiguous, Issue, Node, Path, dotted, find, got, issue, near, reading, shown
 from proxy.config.fields import Section, number_for, quoted
-from proxy.config.issues import Issue, issue, near
 from proxy.constants import DOCUMENTATION
 
 MIGRATING = f"{DOCUMENTATION}migrating/"

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from proxy.config.document import MAX_BYTES, Node, empty, parse, shown, substitute
-from proxy.config.issues import Issue, Issues, issue, masked, near
+from proxy.config.document import MAX_BYTES, Issue, Issues, Node, empty, issue, masked, near, parse, shown, substitute
 from proxy.config.messages import section_wanted
 from proxy.errors import ConfigurationError
 

@@ -28,8 +28,8 @@ from pydantic import (
     model_validator,
 )
 
+from proxy.config.document import near
 from proxy.config.fields import Count, Name, Section, Size, Text, no_truth_value, wrong
-from proxy.config.issues import near
 from proxy.errors import ConfigurationError
 from proxy.http.headers import CREDENTIALS
 from proxy.limits.profiles.prices import FACTORS, FIELDS, SEARCHES, is_price_field

@@ -16,8 +16,8 @@ from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
+from proxy.access.quotas import BodyLease
 from proxy.access.spending import limit_of
 from proxy.config import Route
 from proxy.dialects.apis import Dialect

@@ -20,7 +20,7 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, answer_json,
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart, read_start, readable
 from proxy.pipeline.runtime import Runtime
-from proxy.telemetry.trace_context import with_trace
+from proxy.telemetry.record import with_trace
 
 log = structlog.get_logger(__name__)
 

@@ -14,8 +14,8 @@ from urllib.parse import unquote, unquote_to_bytes
 import msgspec
 from starlette.types import Message, Receive, Scope
 
-from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
+from proxy.access.quotas import BodyLease
 from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
@@ -39,8 +39,7 @@ from proxy.pipeline.costs import price_for, pricing
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
-from proxy.telemetry.record import Usage, record_of, shown_model
-from proxy.telemetry.trace_context import with_trace
+from proxy.telemetry.record import Usage, record_of, shown_model, with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
 

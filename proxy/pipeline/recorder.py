@@ -16,8 +16,7 @@ from proxy.records.model import RecordStore
 from proxy.store import Refused, StoreFailed
 from proxy.store.tenant_cache import Place, Waiting, WriteBehind
 from proxy.telemetry.metrics import RECORDS
-from proxy.telemetry.record import RECORD, Refusal, RequestRecord, current, new_id
-from proxy.telemetry.trace_context import Trace
+from proxy.telemetry.record import RECORD, Refusal, RequestRecord, Trace, current, new_id
 
 log = structlog.get_logger(__name__)
 

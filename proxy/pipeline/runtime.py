@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.access.admin import AdminLink, Sessions
-from proxy.access.admission import BodyMemory, ConcurrencyLimit
-from proxy.access.quotas import Quotas, SharedQuotas
+from proxy.access.quotas import BodyMemory, ConcurrencyLimit, Quotas, SharedQuotas
 from proxy.access.spending import Spending
 from proxy.config import Route, Settings
 from proxy.config.server import OtelSettings

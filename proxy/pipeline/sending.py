@@ -15,8 +15,7 @@ from proxy.http.headers import VIA, client_query, for_other_request, for_upstrea
 from proxy.pipeline.attempt import Departure
 from proxy.pipeline.exchange import DEADLINE, Exchange, TimeLeft
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
-from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, UpstreamCall
-from proxy.telemetry.trace_context import with_trace
+from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, UpstreamCall, with_trace
 from proxy.upstream.connections import not_in_time
 from proxy.upstream.transport import Outgoing, Transport
 

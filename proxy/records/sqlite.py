@@ -25,7 +25,7 @@ from proxy.records.model import (
     row_order,
     summed,
 )
-from proxy.store.sqlite_worker import BUSY_SECONDS, SqliteWorker
+from proxy.store.sqlite import BUSY_SECONDS, SqliteWorker
 from proxy.telemetry.record import RequestRecord, first_id
 
 SCANNED = 500

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from proxy.access.admission import ConcurrencyLimit
+from proxy.access.quotas import ConcurrencyLimit
 from proxy.config import Loaded, Settings
 from proxy.dialects.apis import DIALECTS
 from proxy.endpoints.compress import COMPRESS, RETRIEVE, Compress, Retrieve

@@ -32,11 +32,10 @@ from proxy import __version__
 from proxy.access.admin import LINK_PATH, SESSION_SECRET, AdminLink, admin_link
 from proxy.config import Loaded, Settings, read
 from proxy.config.checks import exposure
-from proxy.config.document import line_of
-from proxy.config.issues import Issue, error_text
+from proxy.config.document import Issue, error_text, line_of
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
-from proxy.endpoints.status import configuration_hash
+from proxy.endpoints.records import configuration_hash
 from proxy.errors import ConfigurationError
 from proxy.http.headers import on_loopback
 from proxy.limits.profiles import Profiles
@@ -47,7 +46,7 @@ from proxy.server.app import Proxy, create_app
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.maintenance import exempt_from_collection
 from proxy.store import store_file
-from proxy.store.sqlite_worker import prepare
+from proxy.store.sqlite import prepare
 from proxy.telemetry.logs import configure
 from proxy.telemetry.metrics import FOLDER, WORKER_STARTS, registry
 

@@ -1,9 +1,8 @@
-"""A record as JSON and in sentences, for people and programs outside the proxy. The field names are stable."""
+"""A record as JSON and in sentences, for people and programs. docs/reference/records.md has the stable field names."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -21,61 +20,6 @@ _UNUSUAL = (
     *("cache_write_1h", "reasoning", "audio_input", "audio_output", "image_input", "image_output"),
     *("searches", "tier", "region"),
 )
-
-FIELDS: Mapping[str, str] = {
-    "id": "The value of `x-compaction-id`.",
-    "kind, parent": "`request`, or `summary` for a call to a summary model, and then the id of the request.",
-    "time": "The arrival in ISO 8601 (UTC).",
-    "caller": "A digest that distinguishes callers. It reveals no key.",
-    "team, policy, upstream": "Names in the configuration.",
-    "key": "The name of the team's key, or the start of its hash.",
-    "client": "The product and its version in `user-agent`.",
-    "conversation": "A keyed digest that the turns of a conversation share. Those of a caller that begin with the same "
-    "messages share it, too.",
-    "user": "A keyed digest of the end user: `user`, `safety_identifier`, or `metadata.user_id` in the request.",
-    "api": "`chat`, `responses`, `messages`, or `other` for paths that the proxy only forwards.",
-    "path, stream": "The path, with two names at most, and whether the response is streamed.",
-    "model, upstream_model": "The model in the request, and its name at the upstream. `(hidden)`: it isn't a name.",
-    "status, error": "The status and error code that the client got. 499: it disconnected before. Of a summary "
-    "call: 0 without a response, and `canceled` if the proxy ended the call.",
-    "refused_by.limit, refused_by.size, refused_by.used, refused_by.again": "The limit of the team that refused the "
-    "request, its size, what was used, and when requests are accepted again.",
-    "verdict": "`none`, `compacted`, `shadow`, `off`, `failed`, `unsupported`, or `refused`.",
-    "explanation, reason.text": "The story of the request, and the reason for compaction, in sentences.",
-    "reason.trigger": "The condition: `tokens`, `fraction`, `messages`, `price_step`, `bytes`, `media`, or `stage`. "
-    "Otherwise the cause of a retry, as in `attempts[].result`.",
-    "reason.level, reason.size, reason.share": "Threshold, size, and for `fraction` the share of the input budget.",
-    "steps": "The applied steps, as in `x-compaction-steps`.",
-    "tokens": "The size as received, as sent, and in shadow mode as `enforce` would send it, by the proxy's count.",
-    "window": "The parts of the sent prompt by the proxy's count: `instructions` (the first system messages), `tools` "
-    "(with framing), `summary`, and `messages`. Then the room for the `answer`, what is `free`, and the `size`.",
-    "fits": "False if the upstream refused the request as received for its size, or would have. An answer proves that "
-    "it fits.",
-    "output": "The output limit that the request got if the proxy lowered it, in tokens.",
-    "summary.origin, summary.cause": "`stored`, `made`, or `digest`, and the "
-    "[cause of a digest](../api.md#causes-of-a-digest).",
-    "summary.replaced": "The cause of the digest that this summary replaced.",
-    "summary.checkpoints, summary.breaker_open": "Summaries so far, and whether the breaker prevented a call.",
-    "attempts[].status, attempts[].ms": "The upstream's status, and milliseconds until its response started.",
-    "attempts[].result": "`accepted`, `error`, `overflow`, `empty` (the stream ended early), `tool` (compressed), "
-    "`continued` (after a recall), an error code, or the refused part: `reasoning`, `roles`, or `added` by the proxy.",
-    "attempts[].error": "The `code`, `type`, and `param` of the upstream's error, if they are names.",
-    "attempts[].tokens, attempts[].limit": "The tokens sent, and the limit that the refusal states.",
-    "edited": "What the proxy changed in its own translation because the upstream doesn't take it.",
-    "retries": "The number of attempts after the first. Those after a recall don't count.",
-    "usage": "Usage of all calls in the upstream's tokens, web searches, service tier, and region.",
-    "usage.estimated, cost.estimated": "True unless the upstream reported all usage, or all that prices depend on.",
-    "cost": "The price as sent, the estimated price without the proxy, and in shadow mode that with `enforce`.",
-    "ms": "Milliseconds of the body's arrival, compaction, the wait for a summary, the wait for the start of the "
-    "upstream's responses, until the first byte, and in total.",
-    "bytes": "The sizes of the request's body as received, and of the response's body as sent to the client.",
-    "archive, recalls": "The archive ids of removed messages, and how often the model read them.",
-    "retention": "The likeliest names that were removed: in the prompt (with its `share`), only archived, or lost.",
-    "state.tokens": "Tokens after the summary of earlier loaded tools, settings, and reminders.",
-    "state.unloaded": "At most 20 tools that found no room there. The model must load them again.",
-    "trace": "The id of the OpenTelemetry trace, if the proxy sent spans.",
-}
-"""The meaning of each field, for the generated reference. A key has one name or several, or begins longer names."""
 
 
 def record_json(record: RequestRecord) -> dict[str, Any]:

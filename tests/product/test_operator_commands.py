@@ -23,8 +23,7 @@ from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.limits.profiles.prices import price_from
 from proxy.pipeline.costs import Basis, cost_of
 from proxy.records import open_records
-from proxy.server.loopback import serve
-from proxy.server.programs import PROGRAMS, launch
+from proxy.server.loopback import PROGRAMS, launch, serve
 from proxy.store import open_store
 from proxy.telemetry.record import RequestRecord, Usage
 from tests.kit.program import ROOT, call, program, run, write_config
