@@ -191,7 +191,6 @@ class Quotas:
         return self._together(self._shared, team, limits)
 
     async def aclose(self) -> None:
-        """End the leases of requests in progress."""
         if self._shared is not None:
             await self._shared.aclose()
 
@@ -332,7 +331,6 @@ class SharedQuotas:
         self._in_background(self._released(team, id))
 
     async def aclose(self) -> None:
-        """End the leases and close the connections."""
         if self._renewing is not None:
             await cancelled(self._renewing)
         if self._releasing:

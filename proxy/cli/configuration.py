@@ -88,7 +88,6 @@ def _warnings(loaded: Loaded, host: str | None) -> list[str]:
 
 
 def _has_variable(error: str) -> bool:
-    """Return whether the line of an error contains a variable."""
     found = _PLACE.match(error)
     if found is None:
         return False

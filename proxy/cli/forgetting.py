@@ -98,7 +98,6 @@ async def _forget(
 
 
 async def _stored(deployment: Deployment, names: Sequence[str]) -> Counter[str]:
-    """Count by kind what ``forget`` would remove."""
     counts: Counter[str] = Counter()
     for store in deployment.stores:
         async for entries in store.pages():

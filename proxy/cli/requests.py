@@ -129,7 +129,6 @@ def _lines(found: Sequence[RequestRecord], compactions: set[str], *, live: bool)
 
 
 def _figures(found: Sequence[RequestRecord]) -> list[str]:
-    """Return the figures of requests in columns."""
     rows = [
         (
             iso_time(one.time)[11:19],

@@ -40,7 +40,6 @@ Finding = tuple[Path, str, str]
 
 
 def cross_check(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:
-    """Return the errors across sections, in the order of the file."""
     findings = [
         *_routes(settings),
         *_unknown_providers(settings),
@@ -158,7 +157,6 @@ def _too_late(policy: Policy) -> tuple[str, str] | None:
 
 
 def below(bound: float, share: float) -> str:
-    """Return a figure of the same kind below a bound."""
     return f"{bound * share:.2g}" if bound <= 1 else str(max(1, int(bound * share)))
 
 
@@ -167,7 +165,6 @@ LARGE_PRICE = 0.01
 
 
 def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:
-    """Return the warnings in the order of the file."""
     findings = [
         *_unknown_windows(settings),
         *_price_steps(written, settings),
@@ -403,7 +400,6 @@ def _ineffective_times(settings: Settings) -> Iterator[Finding]:
 
 
 def _same_address(one: str, other: str) -> bool:
-    """Return whether two listeners on the same port would conflict."""
     names = {"localhost": "127.0.0.1"}
     everywhere = any(set(address) <= {*"0.:"} for address in (one, other))
     return everywhere or names.get(one, one) == names.get(other, other)

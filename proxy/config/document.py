@@ -154,7 +154,6 @@ def empty(line: int) -> Node:
 
 
 def plain(node: Node) -> object:
-    """Return the tree as plain Python values."""
     if isinstance(node.value, dict):
         return {key: plain(value) for key, value in node.value.items()}
     return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
@@ -173,7 +172,6 @@ def find(node: Node, path: Path) -> tuple[Node, Path]:
 
 
 def line_of(root: Node, path: Path) -> int:
-    """Return the line of the deepest existing node on the path."""
     return find(root, path)[0].line
 
 
@@ -425,7 +423,6 @@ _ADVICE = (
 
 
 def _syntax_issue(error: yaml.MarkedYAMLError, lines: list[bytes], first: int, brackets: list[int]) -> Issue:
-    """Return the parser's error with a fix."""
     problem = error.problem or "cannot be read"
     words = f"{error.context or ''} {problem}"
     mark = error.problem_mark or error.context_mark

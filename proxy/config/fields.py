@@ -316,7 +316,6 @@ def _reserve(value: object) -> Clause | None:
 
 
 def condition_parts(clause: Clause) -> dict[str, Any]:
-    """Return the parts of a condition that are set, by kind."""
     return {kind: getattr(clause, kind) for kind in (*KINDS, PRICE_STEP) if getattr(clause, kind) is not None}
 
 

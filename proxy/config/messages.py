@@ -58,7 +58,6 @@ _SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url"
 
 
 def issues_of(error: ValidationError, root: Node, model: type[BaseModel]) -> list[Issue]:
-    """Return the errors in the order of the file."""
     details = error.errors(include_url=False, include_input=False)
     return sorted(_issue(dict(detail), root, model) for detail in details)
 
@@ -76,7 +75,6 @@ class _Invalid(NamedTuple):
         return self.node.text if self.is_public else ""
 
     def line(self, value: str) -> str:
-        """Return the corrected line of the file."""
         return f"{self.name}: {value}" if self.name else value
 
 
@@ -107,7 +105,6 @@ def _issue(detail: dict[str, Any], root: Node, model: type[BaseModel]) -> Issue:
 
 
 def _unknown(path: Path, model: type[BaseModel]) -> str:
-    """Return the fix for an unknown setting."""
     special = UNKNOWN.get(dotted(path)) or LITELLM.get(str(path[-1]))
     section = _section_at(model, path[:-1])
     return special or near(str(path[-1]), section.model_fields if section else ())
@@ -190,7 +187,6 @@ def _is_number(annotation: Any) -> bool:
 
 
 def _nullable(model: type[BaseModel], path: Path) -> bool:
-    """Return whether ``null`` is a value of the setting at a path."""
     above = _section_at(model, path[:-1]) if path else None
     field = None if above is None else above.model_fields.get(str(path[-1]))
     return field is not None and types.NoneType in get_args(field.annotation)

@@ -90,12 +90,10 @@ class SummarySettings(Section):
 
     @property
     def redacts(self) -> bool:
-        """Return whether the summary model gets less than the whole text."""
         return self.redact_secrets or bool(self.redact)
 
     @property
     def models(self) -> list[str]:
-        """Return the models that the section names."""
         return [name for name in (self.model, self.fallback_model) if name]
 
 

@@ -161,7 +161,6 @@ class MetricsSettings(Section):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Return the host and the port of a separate address, or ``None``."""
         if self.listen is None:
             return None
         host, _, port = self.listen.rpartition(":")
@@ -229,7 +228,6 @@ _REDIS_EXAMPLE = "url: rediss://:${REDIS_PASSWORD}@redis.example.com:6379/0"
 
 
 def default_store_url() -> str:
-    """Return the URL of a file in the user's state folder."""
     return f"{_SQLITE}{platformdirs.user_state_path('compaction-proxy') / 'compaction.db'}"
 
 

@@ -92,7 +92,6 @@ class Settings(_SettingsFields):
 
     @property
     def record_count(self) -> int:
-        """Return the maximum number of records."""
         return 0 if self.records is None else self.records.max
 
     @cached_property

@@ -95,12 +95,10 @@ class Sources:
 
     @property
     def stamp_as_read(self) -> Stamp:
-        """Return the state of the files when they were read."""
         return tuple(sorted((source.real, source.state) for source in self.files))
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Return the state of a file, or an empty tuple if it's gone."""
     try:
         return _figures(path.stat())
     except OSError:

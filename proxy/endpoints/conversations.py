@@ -248,7 +248,6 @@ def start_headers(exchange: Exchange) -> list[tuple[str, str]]:
 
 
 def identity_headers(exchange: Exchange) -> list[tuple[str, str]]:
-    """Return the response headers that name the policy and the request."""
     return [(Own.POLICY, exchange.caller.policy.name), (Own.ID, exchange.record.id)]
 
 

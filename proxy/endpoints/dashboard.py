@@ -362,7 +362,6 @@ async def _sign_out(request: Request) -> Response:
 
 
 def _teams_of(settings: Settings, viewer: Viewer) -> dict[str, TeamSettings]:
-    """Return the teams that the sender may see."""
     own = {tenant.removeprefix("team:") for tenant in viewer.tenants or ()}
     return {name: team for name, team in settings.teams.items() if viewer.tenants is None or name in own}
 

@@ -135,13 +135,11 @@ class ModelList:
 
 
 def _page(data: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return entries as one page of Anthropic's list of models."""
     page = [{"type": "model", "display_name": entry["id"], **entry} for entry in data]
     ids = [entry["id"] for entry in page]
     return {"data": page, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def _entries(listed: bytes) -> dict[str, dict[str, Any]]:
-    """Return the entries of a list by id. Entries without an id are omitted."""
     data = msgspec.json.decode(listed)["data"]
     return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}

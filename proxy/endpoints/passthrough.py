@@ -196,7 +196,6 @@ class Upload:
         self._finished = asyncio.Event()
 
     async def receive(self) -> Message:
-        """Return the next message of the connection."""
         message = await self._receive()
         body = message.get("body", b"")
         self.size += len(body)
@@ -384,7 +383,6 @@ def model_in(body: bytes, kind: str) -> str:
 
 
 def tail_of(path: str) -> AnswerTail:
-    """Return what reads the usage in answers of a path."""
     path = "/" + "/".join(_names(path))
     if path.startswith(RESPONSES_PATH):
         return RESPONSES.answers.tail()

@@ -118,7 +118,6 @@ def _counted(count: int, noun: str) -> str:
 
 
 def tiles(total: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the names and values of a report's total."""
     shown = [
         ("requests", figure(total["requests"])),
         ("compacted", figure(total["compacted"])),
@@ -171,7 +170,6 @@ def figure(value: int | None) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    """Return a duration in whole milliseconds."""
     return "–" if value is None else f"{value:,.0f}"
 
 
@@ -195,7 +193,6 @@ def window_parts(window: Mapping[str, int | None]) -> Iterator[tuple[str, int, i
 
 
 def window_title(window: Mapping[str, int | None]) -> str:
-    """Return the size of a window in a sentence."""
     size = window["size"]
     used = sum(filter(None, window.values())) - (size or 0)
     if size is None:
@@ -269,7 +266,6 @@ def runs(prompt: Prompt) -> Iterator[tuple[str, str, list[Message]]]:
 
 
 def sizes(message: Message) -> str:
-    """Return the tokens of a message as received and as sent."""
     return " → ".join(f"{size:,}" for size in (message.size, message.sent_size) if size is not None)
 
 

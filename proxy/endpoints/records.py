@@ -181,7 +181,6 @@ async def _record(service: Runtime, viewer: Viewer, id: str) -> RequestRecord | 
 
 
 def of_team(rows: list[Row], team: str | None) -> list[Row]:
-    """Return the rows of a team, or all without one."""
     return rows if team is None else [row for row in rows if row[0].team == team]
 
 

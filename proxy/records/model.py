@@ -81,7 +81,6 @@ class RecordQuery:
         return any(one is not None for one in wanted)
 
     def selects(self, record: RequestRecord) -> bool:
-        """Return whether a record is one of those wanted."""
         return (
             all((wanted := getattr(self, name)) is None or getattr(record, name) == wanted for name in _NAMES)
             and (self.tenants is None or record.tenant in self.tenants)
@@ -253,14 +252,12 @@ class RecordStore(ABC):
 
 
 def sums_of(record: RequestRecord) -> LedgerSums:
-    """Return what one record adds to the ledger."""
     sums = LedgerSums()
     sums.add_record(record)
     return sums
 
 
 def summed(records: Sequence[RequestRecord]) -> dict[LedgerLabels, LedgerSums]:
-    """Return what records add to the ledger, by row."""
     rows: defaultdict[LedgerLabels, LedgerSums] = defaultdict(LedgerSums)
     for record in records:
         rows[labels_of(record)].add_record(record)
@@ -268,7 +265,6 @@ def summed(records: Sequence[RequestRecord]) -> dict[LedgerLabels, LedgerSums]:
 
 
 def labels_of(record: RequestRecord) -> LedgerLabels:
-    """Return the row of the ledger that a record belongs to."""
     return LedgerLabels(
         int(record.time // DAY),
         record.tenant,

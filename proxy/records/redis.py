@@ -255,7 +255,6 @@ class RedisRecords(RecordStore):
             await self._drop_rows(int(time.time() // DAY) - LEDGER_DAYS)
 
     async def _drop_rows(self, first: int) -> None:
-        """Remove the rows of the days before ``first``."""
         while rows := await self._redis.zrangebyscore(_key("rows"), "-inf", f"({first}", start=0, num=BATCH):
             async with self._redis.pipeline(transaction=False) as pipe:
                 for row in rows:

@@ -40,7 +40,6 @@ def grouped(rows: Iterable[tuple[LedgerLabels, LedgerSums]], by: Sequence[str]) 
 def report(
     rows: Sequence[tuple[LedgerLabels, LedgerSums]], by: Sequence[str], since: int, until: int
 ) -> dict[str, Any]:
-    """Return the report for the days from ``since`` to ``until``."""
     groups = grouped(rows, by)
     total = LedgerSums()
     for _, sums in groups:
@@ -109,12 +108,10 @@ def csv_text(found: dict[str, Any]) -> str:
 
 
 def day_of(seconds: float) -> int:
-    """Return the day of a time (seconds since 1970), in days since 1970."""
     return int(seconds // DAY)
 
 
 def day_text(day: int) -> str:
-    """Return a day in ISO 8601."""
     return datetime.fromtimestamp(day * DAY, UTC).date().isoformat()
 
 

@@ -101,7 +101,6 @@ class Proxy:
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """The routes outside ``/v1``."""
         return self._rest.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,7 +199,6 @@ class Proxy:
 
 
 async def _overload(limit: ConcurrencyLimit) -> Overloaded | None:
-    """Wait for a slot. Return the error if none gets free."""
     try:
         await limit.wait_for_slot()
     except Overloaded as error:

@@ -76,7 +76,6 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._since if waiting else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the connection's only timer."""
         super().connection_made(transport)
         self._since = self.loop.time()
         self._timer = self.loop.call_later(self.head_seconds, self._look)
@@ -84,7 +83,6 @@ class BoundedProtocol(HttpToolsProtocol):
             close_idle(self, [other for other in self.connections if isinstance(other, BoundedProtocol)])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop everything that belongs to the connection."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -186,12 +184,10 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._refusal(HOSTS if hosts else NO_HOST)
 
     def _refusal(self, message: str) -> Malformed:
-        """Return an error that stops the parser."""
         self._refused = message
         return Malformed(message)
 
     def on_body(self, body: bytes) -> None:
-        """Store a piece of the body for the application."""
         self._unread = 0
         super().on_body(body)
 

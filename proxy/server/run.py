@@ -340,7 +340,6 @@ def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
 
 
 def refused(host: str, port: int, error: OSError, loaded: Loaded | None = None) -> ConfigurationError:
-    """Return the error for an address that can't be used, with a fix."""
     name, fix = "host", "use an address of this machine, for example --host 127.0.0.1"
     if error.errno == errno.EADDRINUSE:
         name, fix = "port", f"stop the other program, or use another port: --port {port + 1 if port < 65535 else 8787}"
@@ -379,7 +378,6 @@ def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
 
 
 def _written(host: str) -> str:
-    """Return an address as it's written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 

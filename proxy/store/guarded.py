@@ -66,7 +66,6 @@ class CircuitBreaker:
         return len(self._states)
 
     def is_failing(self, key: Hashable) -> bool:
-        """Return whether the last completed call with this key failed."""
         return key in self._states
 
     def attempt(self, key: Hashable) -> AbstractContextManager[None] | None:

@@ -104,7 +104,6 @@ class SqliteWorker:
             raise StoreFailed(f"{type(error).__name__}: {error}") from error
 
     async def aclose(self) -> None:
-        """Close the connection once the work is done."""
         loop = asyncio.get_running_loop()
         closing = loop.run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
@@ -197,7 +196,6 @@ def _write_ahead(connection: sqlite3.Connection, busy_seconds: float) -> None:
 
 
 def _code(error: sqlite3.DatabaseError) -> int:
-    """Return SQLite's primary result code."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
@@ -490,7 +488,6 @@ class SqliteStore(ManagedStore):
 
 
 def _put(db: sqlite3.Connection, rows: Sequence[Row]) -> None:
-    """Write rows in one transaction."""
     with db:
         for start in range(0, len(rows), ROWS):
             some = rows[start : start + ROWS]

@@ -161,12 +161,10 @@ class WriteBehind(Generic[V]):
 
     @property
     def bytes(self) -> int:
-        """Return the size of what waits."""
         return self._bytes
 
     @property
     def failing(self) -> bool:
-        """Return whether the last write failed."""
         return self._pause > 0
 
     def get(self, place: Place) -> V | None:
@@ -241,7 +239,6 @@ class WriteBehind(Generic[V]):
         return len(self._waiting)
 
     async def _progressed(self, seconds: float) -> bool:
-        """Wait for the next completed write. Return false if there is none in time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._progress.wait()
@@ -285,7 +282,6 @@ class WriteBehind(Generic[V]):
             self._tell()
 
     def _tell(self) -> None:
-        """Wake those who wait for progress."""
         self._progress.set()
         self._progress.clear()
 
@@ -301,7 +297,6 @@ class WriteBehind(Generic[V]):
         return True
 
     def _batch(self) -> list[tuple[Place, Waiting[V]]]:
-        """Return the values of the next write, oldest first."""
         batch: list[tuple[Place, Waiting[V]]] = []
         size = 0
         for place, waiting in self._waiting.items():
@@ -425,7 +420,6 @@ class TenantCache(ABC, Generic[V]):
         return values
 
     def remember(self, place: Place, value: V) -> None:
-        """Keep a value in memory only."""
         self._memory[place] = value
 
     def save(self, place: Place, value: V, seconds: float) -> bool:
@@ -467,14 +461,12 @@ class TenantCache(ABC, Generic[V]):
         return {key: self._decode(raw) for key, raw in stored.items()}
 
     def _decode(self, raw: bytes) -> tuple[V | None, Exception | None]:
-        """Return a value, or the error if it's damaged."""
         try:
             return self._codec.decode(raw), None
         except self._codec.damaged as error:
             return None, error
 
     def _key(self, place: Place) -> str:
-        """Return the key of a value's entry."""
         return place[1]
 
     @abstractmethod

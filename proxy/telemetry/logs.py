@@ -154,7 +154,6 @@ def words_of(error: BaseException) -> str:
 
 
 def as_text(error: BaseException) -> str:
-    """Return an exception and its causes as readable text."""
     parts = []
     for one in reversed(_all(error)):
         notice = f"{type(one).__qualname__}: {words_of(one)}"
@@ -275,7 +274,6 @@ def fields(record: RequestRecord) -> dict[str, Any]:
 
 
 def _upstream_error(record: RequestRecord) -> dict[str, str] | None:
-    """Return the names in the upstream's last error."""
     error = record.upstream_error
     if error is None:
         return None

@@ -365,5 +365,4 @@ def registry() -> CollectorRegistry:
 
 
 def exposition() -> bytes:
-    """Return all metrics in Prometheus' text format."""
     return generate_latest(registry())

@@ -146,7 +146,6 @@ def _in_daemon(shutdown: Callable[[], object]) -> asyncio.Event:
 
 
 def is_disabled() -> bool:
-    """Return whether `OTEL_SDK_DISABLED` turns the SDK off."""
     return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 

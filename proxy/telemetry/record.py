@@ -48,7 +48,6 @@ class Trace(msgspec.Struct, eq=False, omit_defaults=True):
     attempts: list[AttemptSpan] = []
 
     def attempt(self) -> str:
-        """Begin an attempt to send the request. Return the id of its span."""
         span = new_span()
         self.attempts.append(AttemptSpan(span, time.time_ns()))
         return span
@@ -63,7 +62,6 @@ def new_span() -> str:
 
 
 def new_trace() -> tuple[str, str]:
-    """Return random ids for a trace and its first span."""
     return f"{_random(128):032x}", f"{_random(64):016x}"
 
 
@@ -308,7 +306,6 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     trace: Trace | None = None
 
     def spent(self, phase: str, milliseconds: float) -> None:
-        """Add to the time of a phase."""
         self.phases[phase] = round(self.phases.get(phase, 0.0) + milliseconds, 3)
 
     @property
@@ -331,7 +328,6 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
 
     @property
     def never_overflowed(self) -> bool:
-        """Return whether no attempt showed that its prompt was too long."""
         return all(call.result not in (OVERFLOW, "empty") for call in self.calls)
 
     @property

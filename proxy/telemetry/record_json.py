@@ -136,12 +136,10 @@ def team_of(tenant: str) -> str | None:
 
 
 def dollars(amount: int) -> str:
-    """Return US dollars times 10^12 as an exact decimal number of US dollars."""
     return format((Decimal(amount) / PICO).normalize(), "f") if amount else "0"
 
 
 def reason_text(reason: Reason) -> str:
-    """Return the reason for a compaction in a sentence."""
     size, level = _number(reason.size), _number(reason.level)
     match reason.trigger:
         case "fraction":
@@ -174,7 +172,6 @@ def reason_text(reason: Reason) -> str:
 
 
 def explanation(record: RequestRecord) -> list[str]:
-    """Return the story of a request in sentences."""
     story, attempts = [_verdict(record)], [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
     if record.refused_by is not None:
         story.append(_refused(record.refused_by))
@@ -204,7 +201,6 @@ def explanation(record: RequestRecord) -> list[str]:
 
 
 def _failure(record: RequestRecord) -> list[str]:
-    """Return a sentence about the failure of a request or a call, if it failed."""
     if record.status == 0 and record.error is not None:
         unsure = "" if record.usage is None else " The upstream may bill the prompt."
         return [f"The call ended without a response ({record.error}).{unsure}"]

@@ -85,12 +85,10 @@ class Operation(msgspec.Struct, eq=False):
 
 
 def start_of(record: RequestRecord) -> int:
-    """Return the start of a record, in nanoseconds since 1970."""
     return int(record.time * 1e9)
 
 
 def end_of(record: RequestRecord) -> int:
-    """Return the end of a record, in nanoseconds since 1970."""
     return start_of(record) + _nanoseconds(record.phases.get("total", 0.0))
 
 
@@ -148,7 +146,6 @@ def _nanoseconds(milliseconds: float) -> int:
 
 @lru_cache(1_000)
 def attributes_of(name: str, upstream: Upstream | None) -> Attributes:
-    """Return the attributes of all calls to an upstream."""
     attributes: dict[str, str | int] = {"gen_ai.operation.name": OPERATION, "compaction.upstream": name}
     if upstream is None:
         return attributes
