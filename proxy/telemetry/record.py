@@ -179,6 +179,12 @@ class UpstreamErrorNames(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str | None = None
     param: str | None = None
 
+    @property
+    def stated(self) -> dict[str, str]:
+        """Return the names that the error has."""
+        names = {"code": self.code, "type": self.type, "param": self.param}
+        return {field: name for field, name in names.items() if name is not None}
+
 
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One attempt to send the request. ``usage`` is its part of the record's, if the record has several attempts."""

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from proxy.constants import PICO
-from proxy.telemetry.record import Cost, Reason, Refusal, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
+from proxy.telemetry.record import Cost, Reason, Refusal, RequestRecord, UpstreamCall, Usage
 
 PHASES = ("body", "compaction", "summary", "upstream", "first_byte", "total")
 
@@ -24,70 +26,46 @@ _UNUSUAL = (
 
 def record_json(record: RequestRecord) -> dict[str, Any]:
     """Return the fields of a record. A field without a value is ``None``."""
-    usage = record.usage
+    reason, refusal, trace = record.reason, record.refused_by, record.trace
     return {
-        "id": record.id,
-        "kind": record.kind,
-        "parent": record.parent,
+        **_part(record, "id", "kind", "parent"),
         "time": iso_time(record.time),
         "caller": caller_digest(record.tenant),
-        "team": record.team,
-        "key": record.key,
-        "client": record.client,
-        "conversation": record.conversation,
-        "user": record.user,
-        "policy": record.policy,
-        "api": record.api,
-        "path": record.path,
-        "stream": record.stream,
-        "model": record.model,
-        "upstream": record.upstream,
-        "upstream_model": record.upstream_model,
-        "status": record.status,
-        "error": record.error,
-        "refused_by": None if record.refused_by is None else _refusal(record.refused_by),
+        **_part(record, "team", "key", "client", "conversation", "user", "policy", "api", "path", "stream"),
+        **_part(record, "model", "upstream", "upstream_model", "status", "error"),
+        "refused_by": refusal and {**_part(refusal, "limit", "size", "used"), "again": iso_time(refusal.again)},
         "verdict": record.verdict,
         "explanation": explanation(record),
-        "reason": _reason(record),
+        "reason": reason and {**_part(reason, "trigger", "level", "size", "share"), "text": reason_text(reason)},
         "steps": list(record.steps),
-        "tokens": {"before": record.before, "sent": record.sent, "forecast": record.forecast},
+        "tokens": _part(record, "before", "sent", "forecast"),
         "window": _window(record),
         "fits": record.fits,
         "output": record.output,
-        "summary": {
-            "origin": record.summary,
-            "cause": record.cause,
-            "replaced": record.replaced,
-            "checkpoints": record.checkpoints,
-            "breaker_open": record.breaker_open,
-        },
+        "summary": {"origin": record.summary, **_part(record, "cause", "replaced", "checkpoints", "breaker_open")},
         "attempts": [
             {
-                "status": one.status,
-                "result": one.result,
-                "ms": one.ms,
-                "tokens": one.tokens,
-                "limit": one.limit,
-                "error": _names(one.error),
+                **_part(one, "status", "result", "ms", "tokens", "limit"),
+                "error": one.error and _part(one.error, "code", "type", "param"),
             }
             for one in record.calls
         ],
         "retries": record.retries,
         "edited": record.edited,
-        "usage": None if usage is None else _usage(usage),
-        "cost": None if record.cost is None else _cost(record.cost),
+        "usage": record.usage and _usage(record.usage),
+        "cost": record.cost and _cost(record.cost),
         "ms": {name: record.phases.get(name) for name in PHASES},
         "bytes": {"received": record.bytes_in, "sent": record.bytes_out},
         "archive": record.archive,
         "recalls": record.recalls,
         "retention": _retention(record),
         "state": {"tokens": record.state, "unloaded": record.unloaded},
-        "trace": record.trace.id if record.trace is not None and record.trace.sampled else None,
+        "trace": trace.id if trace is not None and trace.sampled else None,
     }
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    return {"limit": refusal.limit, "size": refusal.size, "used": refusal.used, "again": iso_time(refusal.again)}
+def _part(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in names}
 
 
 def _window(record: RequestRecord) -> dict[str, Any] | None:
@@ -111,7 +89,7 @@ def _retention(record: RequestRecord) -> dict[str, Any] | None:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     """Return the counts. Those that few providers report are omitted without a value."""
-    counts = {name: getattr(usage, name) for name in _USUAL}
+    counts = _part(usage, *_USUAL)
     counts |= {name: value for name in _UNUSUAL if (value := getattr(usage, name)) is not None}
     if usage.compactions:
         counts["compaction_input"] = sum(one.input or 0 for one in usage.compactions)
@@ -253,29 +231,11 @@ def _refused(refusal: Refusal) -> str:
 
 def _attempt(number: int, call: UpstreamCall) -> str:
     got = "no response" if call.status is None else f"status {call.status}"
-    names = {} if call.error is None else _names(call.error) or {}
-    stated = [f"{field} {name}" for field, name in names.items() if name is not None]
+    stated = [] if call.error is None else [f"{field} {name}" for field, name in call.error.stated.items()]
     if call.limit is not None:
         stated.append(f"a limit of {_number(call.limit)} tokens")
     error = f", which states {', '.join(stated)}" if stated else ""
     return f"Attempt {number} got {got} ({call.result}) after {call.ms:.0f} ms{error}."
-
-
-def _reason(record: RequestRecord) -> dict[str, Any] | None:
-    reason = record.reason
-    if reason is None:
-        return None
-    return {
-        "trigger": reason.trigger,
-        "level": reason.level,
-        "size": reason.size,
-        "share": reason.share,
-        "text": reason_text(reason),
-    }
-
-
-def _names(error: UpstreamErrorNames | None) -> dict[str, Any] | None:
-    return None if error is None else {"code": error.code, "type": error.type, "param": error.param}
 
 
 def _cost(cost: Cost) -> dict[str, Any]:

@@ -107,37 +107,17 @@ def operations(record: RequestRecord) -> Iterator[Operation]:
         end = end_of(record)
         if call is not None and (number < last or call.status is None):
             end = attempt.start + _nanoseconds(call.ms)
-        yield Operation(
-            attempt.id,
-            attempt.start,
-            max(attempt.start, end),
-            number,
-            call,
-            _usage_of(record, call),
-            _error_of(record, call, last=number == last),
-            _is_compacted(record, call, last=number == last),
-        )
-
-
-def _usage_of(record: RequestRecord, call: UpstreamCall | None) -> Usage | None:
-    """Return the usage of an attempt. A record with one attempt states it once."""
-    if len(record.calls) < 2:
-        return record.usage
-    return None if call is None else call.usage
-
-
-def _error_of(record: RequestRecord, call: UpstreamCall | None, *, last: bool) -> str | None:
-    if call is not None and call.result not in (ACCEPTED, "error"):
-        return call.result
-    if call is not None and call.status is not None and call.status >= 400:
-        return str(call.status)
-    return record.error if last else None
-
-
-def _is_compacted(record: RequestRecord, call: UpstreamCall | None, *, last: bool) -> bool:
-    if last:
-        return record.verdict == "compacted"
-    return call is not None and call.tokens is not None and call.tokens != record.before
+        # A record with one attempt states its usage once.
+        usage = record.usage if len(record.calls) < 2 else None if call is None else call.usage
+        error = record.error if number == last else None
+        if call is not None and call.result not in (ACCEPTED, "error"):
+            error = call.result
+        elif call is not None and call.status is not None and call.status >= 400:
+            error = str(call.status)
+        compacted = call is not None and call.tokens is not None and call.tokens != record.before
+        if number == last:
+            compacted = record.verdict == "compacted"
+        yield Operation(attempt.id, attempt.start, max(attempt.start, end), number, call, usage, error, compacted)
 
 
 def _nanoseconds(milliseconds: float) -> int:
@@ -214,6 +194,8 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 _CLIENT_LEFT = 499
+_OF_RECORD = ("api", "verdict", "team", "policy", "upstream", "summary", "cause", "error", "id")
+"""Fields of a record that the span of a request has under the same names."""
 
 _Value = str | bool | int | float | tuple[str, ...]
 
@@ -301,12 +283,29 @@ class Spans:
         route = None if record.api == "other" else record.path
         # By the conventions for HTTP, a status below 500 isn't an error of the server.
         failed = record.status >= 500 or (record.error is not None and record.status < 400)
+        reason = record.reason
+        about: dict[str, _Value | None] = {
+            "http.request.method": method,
+            "http.response.status_code": record.status,
+            "http.route": route,
+            "url.path": record.path,
+            "url.scheme": trace.scheme,
+            "error.type": (record.error or str(record.status)) if failed else None,
+            **{f"compaction.{name}": getattr(record, name) for name in _OF_RECORD},
+            **{f"compaction.{name}": getattr(record, name) or None for name in ("steps", "retries", "checkpoints")},
+            "compaction.tokens_before": record.before,
+            "compaction.tokens_sent": record.sent,
+            "compaction.tokens_forecast": record.forecast,
+            "compaction.trigger": None if reason is None else reason.trigger,
+            "compaction.level_reached": None if reason is None else reason.level,
+            "compaction.size": None if reason is None else reason.size,
+        }
         return ReadableSpan(
             name if route is None else f"{name} {route}",
             span,
             parent,
             self._resource,
-            _stated(_about_request(record, trace, method, route, failed=failed)),
+            {name: value for name, value in about.items() if value is not None},
             kind=SpanKind.SERVER,
             status=_ERROR if failed else _UNSET,
             start_time=start_of(record),
@@ -318,15 +317,37 @@ class Spans:
         self, record: RequestRecord, operation: Operation, span: SpanContext, parent: SpanContext
     ) -> ReadableSpan:
         upstream, model = record.upstream or "", record.upstream_model or record.model
-        failed = operation.error is not None and record.status != _CLIENT_LEFT
+        call, usage = operation.call, operation.usage
+        status = record.status if record.kind == "summary" else None if call is None else call.status
+        about: dict[str, _Value | None] = {
+            "gen_ai.request.model": model,
+            "gen_ai.request.stream": True if record.stream else None,
+            "gen_ai.conversation.compacted": True if operation.compacted else None,
+            "http.request.resend_count": operation.number or None,
+            "http.response.status_code": status or None,
+            "error.type": operation.error,
+            "compaction.kind": record.kind,
+        }
+        if call is not None:
+            about["compaction.result"] = call.result
+            if record.stream and usage is not None:
+                about["gen_ai.response.time_to_first_chunk"] = call.ms / 1000
+            about["compaction.tokens_sent"] = call.tokens
+            about["compaction.limit"] = call.limit
+        if usage is not None:
+            about["gen_ai.usage.input_tokens"] = usage.input
+            about["gen_ai.usage.output_tokens"] = usage.output
+            about["gen_ai.usage.cache_read.input_tokens"] = usage.cache_read
+            about["gen_ai.usage.cache_write.input_tokens"] = usage.cache_write
+        stated = {name: value for name, value in about.items() if value is not None}
         return ReadableSpan(
             OPERATION if model is None else f"{OPERATION} {model}",
             span,
             parent,
             self._resource,
-            {**attributes_of(upstream, self._upstreams(upstream)), **_stated(_about_call(record, operation, model))},
+            {**attributes_of(upstream, self._upstreams(upstream)), **stated},
             kind=SpanKind.CLIENT,
-            status=_ERROR if failed else _UNSET,
+            status=_ERROR if operation.error is not None and record.status != _CLIENT_LEFT else _UNSET,
             start_time=operation.start,
             end_time=operation.end,
             instrumentation_scope=SCOPE,
@@ -342,65 +363,3 @@ class _Ids:
 
     def context(self, span: str, *, remote: bool = False) -> SpanContext:
         return SpanContext(self._trace, int(span, 16), remote, _SAMPLED, self._state)
-
-
-def _about_request(
-    record: RequestRecord, trace: Trace, method: str, route: str | None, *, failed: bool
-) -> dict[str, _Value | None]:
-    reason = record.reason
-    return {
-        "http.request.method": method,
-        "http.response.status_code": record.status,
-        "http.route": route,
-        "url.path": record.path,
-        "url.scheme": trace.scheme,
-        "error.type": (record.error or str(record.status)) if failed else None,
-        "compaction.api": record.api,
-        "compaction.verdict": record.verdict,
-        "compaction.team": record.team,
-        "compaction.policy": record.policy,
-        "compaction.upstream": record.upstream,
-        "compaction.steps": record.steps or None,
-        "compaction.summary": record.summary,
-        "compaction.cause": record.cause,
-        "compaction.retries": record.retries or None,
-        "compaction.error": record.error,
-        "compaction.trigger": None if reason is None else reason.trigger,
-        "compaction.id": record.id,
-        "compaction.tokens_before": record.before,
-        "compaction.tokens_sent": record.sent,
-        "compaction.tokens_forecast": record.forecast,
-        "compaction.checkpoints": record.checkpoints or None,
-        "compaction.level_reached": None if reason is None else reason.level,
-        "compaction.size": None if reason is None else reason.size,
-    }
-
-
-def _about_call(record: RequestRecord, operation: Operation, model: str | None) -> dict[str, _Value | None]:
-    call, usage = operation.call, operation.usage
-    status = record.status if record.kind == "summary" else None if call is None else call.status
-    about: dict[str, _Value | None] = {
-        "gen_ai.request.model": model,
-        "gen_ai.request.stream": True if record.stream else None,
-        "gen_ai.conversation.compacted": True if operation.compacted else None,
-        "http.request.resend_count": operation.number or None,
-        "http.response.status_code": status or None,
-        "error.type": operation.error,
-        "compaction.kind": record.kind,
-    }
-    if call is not None:
-        about["compaction.result"] = call.result
-        if record.stream and usage is not None:
-            about["gen_ai.response.time_to_first_chunk"] = call.ms / 1000
-        about["compaction.tokens_sent"] = call.tokens
-        about["compaction.limit"] = call.limit
-    if usage is not None:
-        about["gen_ai.usage.input_tokens"] = usage.input
-        about["gen_ai.usage.output_tokens"] = usage.output
-        about["gen_ai.usage.cache_read.input_tokens"] = usage.cache_read
-        about["gen_ai.usage.cache_write.input_tokens"] = usage.cache_write
-    return about
-
-
-def _stated(attributes: Mapping[str, _Value | None]) -> dict[str, _Value]:
-    return {name: value for name, value in attributes.items() if value is not None}
