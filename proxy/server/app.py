@@ -62,7 +62,10 @@ class Proxy:
     """The application. It routes requests under ``/v1``, and Starlette routes the rest."""
 
     def __init__(self, settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> None:
-        """``loaded`` is the source of the settings; the proxy watches its files. ``profiles`` may be loaded already."""
+        """With ``loaded``, the source of the settings, it follows changes of the files.
+
+        ``profiles`` may have its table loaded already.
+        """
         self.service = Runtime(settings, profiles)
         self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
         self._conversations = {
@@ -230,11 +233,3 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
 
 def _response(error: ProxyError, headers: Mapping[str, str] | None = None) -> Response:
     return Response(error.body(), error.status, headers, media_type="application/json")
-
-
-def create_app(settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> Proxy:
-    """Return the ASGI application for a configuration. With ``loaded``, it follows changes of the files.
-
-    ``profiles`` may have its table loaded already.
-    """
-    return Proxy(settings, loaded, profiles)

@@ -275,7 +275,7 @@ def run_program(command: Sequence[str], config: Path | None) -> int:
     # ``serve`` also serves stand-ins, which don't need these modules.
     from proxy.config import Settings, read
     from proxy.pipeline.snapshot import listening
-    from proxy.server.app import create_app
+    from proxy.server.app import Proxy
     from proxy.telemetry.logs import configure
 
     program = program_of(command)
@@ -285,7 +285,7 @@ def run_program(command: Sequence[str], config: Path | None) -> int:
     configure(settings.log.level if "level" in settings.log.model_fields_set else "warning", settings.log.format)
     before, umask = _figures(), os.umask(0o077)  # files that libraries make have content of requests, too
     try:
-        with serve(create_app(settings, loaded), drain=None, log_level=None) as url:
+        with serve(Proxy(settings, loaded), drain=None, log_level=None) as url:
             status = _finished(*launch(command, url, os.environ), umask)
     except NotStarted as error:
         raise ConfigurationError("The proxy can't start. The log has the reason.") from error

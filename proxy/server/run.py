@@ -42,7 +42,7 @@ from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.pipeline.runtime import INSTANCE
 from proxy.pipeline.snapshot import listening
-from proxy.server.app import Proxy, create_app
+from proxy.server.app import Proxy
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.maintenance import exempt_from_collection
 from proxy.store import store_file
@@ -160,7 +160,7 @@ def _application(settings: Settings, loaded: Loaded | None) -> Proxy:
     """Return the application of a process that does nothing else."""
     # Python's 5 ms start again at each `select` of the event loop, so a busy loop keeps threads from the store.
     sys.setswitchinterval(SWITCH_SECONDS)
-    application = create_app(settings, loaded)
+    application = Proxy(settings, loaded)
     exempt_from_collection()
     return application
 

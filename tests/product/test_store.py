@@ -21,7 +21,7 @@ import zstandard
 from proxy.config import load
 from proxy.pipeline import recorder
 from proxy.server import maintenance
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from proxy.store import sqlite
 from proxy.store.archive import KIND as ARCHIVE
@@ -156,7 +156,7 @@ def test_forgetting_a_caller_drops_what_the_server_remembers_of_its_conversation
     monkeypatch.setattr(maintenance, "EVERY", 0.2)
     with serve(stand_in().app) as upstream:
         settings = load(write_config(configuration(upstream, tmp_path), tmp_path), {})
-        app = create_app(settings)
+        app = Proxy(settings)
         answering = app._conversations["/v1/chat/completions"].answering
         caches = (answering.costs._seen, answering.feedback._turns)
         with serve(app) as url:
