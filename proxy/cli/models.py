@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -206,17 +205,33 @@ async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: 
         stated = service.configuration.limit_discovery.window(route.upstream, route.model)
         silent = reports_limits(settings.upstreams[route.upstream]) and stated is None and not configured
         limit, factor, whose = await _strictest(service, route, profile, body, policy)
-        found = await _replay(service, dialect, body, policy, route, limit, factor)
+        most = token_budget(profile, body, policy, limit, factor).input
+        step = below_step(price_for(service.configuration, route, profile))
+        case = CompactionInput(
+            body=body,
+            counter=service.limits.measures.counter(profile, dialect),
+            policy=policy,
+            mode="shadow",
+            budget=most,
+            tenant=_TENANT,
+            upstream=route.upstream,
+            rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile), price_step=step),
+        )
+        found = await service.compactor.explain(case)
     console = Console()
     table = Table(show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in [*_facts(found, policy), ("learned limits", whose)]:
+    for name, value in [*_facts(found, profile, policy), ("learned limits", whose)]:
         table.add_row(name, value)
     if silent:
         table.add_row("reported limits", f"none; upstream {route.upstream} may accept less than the limits above")
     console.print(table)
-    console.print(_parts(found.explanation))
+    parts = Table("part", "tokens")
+    for name, tokens in found.parts.items():
+        parts.add_row(name, f"{tokens:,}")
+    parts.columns[1].justify = "right"
+    console.print(parts)
 
 
 async def _strictest(
@@ -252,61 +267,24 @@ async def _strictest(
     return limit, factor, f"{', '.join([*stated, *counted]) or 'no change'} ({which})"
 
 
-def _parts(found: Explanation) -> Table:
-    table = Table("part", "tokens")
-    for name, tokens in found.parts.items():
-        table.add_row(name, f"{tokens:,}")
-    table.columns[1].justify = "right"
-    return table
-
-
 _TENANT = "explain"
 """Counts of replayed requests are cached under this name, apart from those of callers."""
 
 
-class _Replay(msgspec.Struct, eq=False, frozen=True):
-    """The effect of compaction on a request, under the profile of its model."""
-
-    explanation: Explanation
-    profile: Profile
+_LIMITS = (("context_window", "window"), ("max_input_tokens", "input"))
 
 
-async def _replay(
-    runtime: Runtime,
-    dialect: Dialect,
-    body: Request,
-    policy: Policy,
-    route: Route,
-    learned: LearnedLimit | None = None,
-    factor: float = 1.0,
-) -> _Replay:
-    """Return how a policy would compact a request. ``learned`` and ``factor`` are as in ``token_budget``.
-
-    Raises ``ConfigurationError`` if its tokens can't be counted.
-    """
-    profile = await runtime.profile(route)
-    most = token_budget(profile, body, policy, learned, factor).input
-    step = below_step(price_for(runtime.configuration, route, profile))
-    case = CompactionInput(
-        body=body,
-        counter=runtime.limits.measures.counter(profile, dialect),
-        policy=policy,
-        mode="shadow",
-        budget=most,
-        tenant=_TENANT,
-        upstream=route.upstream,
-        rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile), price_step=step),
-    )
-    return _Replay(await runtime.compactor.explain(case), profile)
-
-
-def _facts(found: _Replay, policy: Policy) -> list[tuple[str, str]]:
-    explanation, profile = found.explanation, found.profile
+def _facts(explanation: Explanation, profile: Profile, policy: Policy) -> list[tuple[str, str]]:
     plan, head = explanation.plan, explanation.head
+    limits = [
+        f"{what} {size:,} ({profile.sources.get(name, 'unknown')})"
+        for name, what in _LIMITS
+        if (size := getattr(profile, name)) is not None
+    ]
     budget = "unknown" if explanation.budget is None else f"{explanation.budget:,} tokens"
     shown = [
         ("model", profile.model + (f" ({profile.note})" if profile.note else "")),
-        ("limits of the model", ", ".join(_profile_limits(profile)) or "unknown"),
+        ("limits of the model", ", ".join(limits) or "unknown"),
         ("policy", policy.name),
         ("budget for the input", budget),
     ]
@@ -326,10 +304,3 @@ def _facts(found: _Replay, policy: Policy) -> list[tuple[str, str]]:
     if plan.upcoming is not None:
         shown.append(("next summary", f"before message {head + plan.upcoming + 1}, made ahead of need"))
     return shown
-
-
-def _profile_limits(profile: Profile) -> Iterator[str]:
-    """Yield each limit on tokens with its source."""
-    for name, what in (("context_window", "window"), ("max_input_tokens", "input")):
-        if (tokens := getattr(profile, name)) is not None:
-            yield f"{what} {tokens:,} ({profile.sources.get(name, 'unknown')})"
