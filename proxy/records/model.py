@@ -152,13 +152,20 @@ class LedgerSums:
                 setattr(self, name, getattr(self, name) + amount)
 
     def add_record(self, record: RequestRecord) -> None:
+        usage, cost, before = record.usage, record.cost, record.before
         if record.kind == "summary":
-            self._add_summary(record)
+            self.summaries += 1
+            if usage is not None:
+                self.summary_input += usage.input or 0
+                self.summary_output += usage.output or 0
+            if cost is not None:
+                self.summary_cost += cost.sent
+            elif usage is not None:
+                self.unpriced += 1
             return
         self.requests += 1
         if record.failed:
             self.errors += 1
-        usage, cost, before = record.usage, record.cost, record.before
         if usage is not None:
             self.input += usage.input or 0
             self.output += usage.output or 0
@@ -187,17 +194,6 @@ class LedgerSums:
             self.received += before
             self.sent += sent
             self.forecast += sent if record.forecast is None else record.forecast
-
-    def _add_summary(self, record: RequestRecord) -> None:
-        self.summaries += 1
-        usage, cost = record.usage, record.cost
-        if usage is not None:
-            self.summary_input += usage.input or 0
-            self.summary_output += usage.output or 0
-        if cost is not None:
-            self.summary_cost += cost.sent
-        elif usage is not None:
-            self.unpriced += 1
 
 
 SUMS: tuple[str, ...] = tuple(field.name for field in fields(LedgerSums))

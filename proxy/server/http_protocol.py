@@ -279,6 +279,8 @@ RESERVED = 64
 
 LOG_SECONDS = 60.0
 
+_logged = -LOG_SECONDS
+
 
 @functools.cache
 def most_connections() -> float:
@@ -298,17 +300,9 @@ def close_idle(new: BoundedProtocol, connections: Iterable[BoundedProtocol]) -> 
     idle.sort(key=itemgetter(0))
     for _, client in idle[: len(idle) // 4 + 1] or [(0.0, new)]:
         client.transport.close()
-    _log(len(idle))
-
-
-_logged = -LOG_SECONDS
-
-
-def _log(idle: int) -> None:
-    """Log that connections were closed, at most once a minute."""
     global _logged
     now = time.monotonic()
-    if now - _logged < LOG_SECONDS:
-        return
-    _logged = now
-    log.warning("connections.limited", limit=most_connections(), idle=idle, fix="raise the open-file limit (ulimit -n)")
+    if now - _logged >= LOG_SECONDS:  # at most once a minute
+        _logged = now
+        fix = "raise the open-file limit (ulimit -n)"
+        log.warning("connections.limited", limit=most_connections(), idle=len(idle), fix=fix)

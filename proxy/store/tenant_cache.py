@@ -318,7 +318,11 @@ class WriteBehind(Generic[V]):
             log.exception("store.write_failed", kind=self._kind, reason=type(error).__name__)
             reason, pause = type(error).__name__, len(batch) == 1
         else:
-            self._written(batch)
+            self._pause = 0.0
+            self._limit = min(2 * self._limit, ENTRIES)
+            self._successes += 1
+            for place, waiting in batch:
+                self._settle(place, waiting, written=True)
             return
         self._limit = max(1, len(batch) // 2)
         if pause:
@@ -326,22 +330,13 @@ class WriteBehind(Generic[V]):
         if pause or len(batch) == 1:
             self._failed(len(batch), reason)
         if len(batch) == 1:
-            self._failed_alone(*batch[0], refused=refused)
-
-    def _written(self, batch: Sequence[tuple[Place, Waiting[V]]]) -> None:
-        self._pause = 0.0
-        self._limit = min(2 * self._limit, ENTRIES)
-        self._successes += 1
-        for place, waiting in batch:
-            self._settle(place, waiting, written=True)
-
-    def _failed_alone(self, place: Place, waiting: Waiting[V], *, refused: bool) -> None:
-        if waiting.successes != self._successes:
-            waiting.attempts, waiting.successes = waiting.attempts + 1, self._successes
-        if refused or waiting.attempts >= ATTEMPTS:
-            self._settle(place, waiting, written=False)
-        elif self._waiting.get(place) is waiting:
-            self._waiting[place] = self._waiting.pop(place)  # the others first
+            ((place, waiting),) = batch
+            if waiting.successes != self._successes:
+                waiting.attempts, waiting.successes = waiting.attempts + 1, self._successes
+            if refused or waiting.attempts >= ATTEMPTS:
+                self._settle(place, waiting, written=False)
+            elif self._waiting.get(place) is waiting:
+                self._waiting[place] = self._waiting.pop(place)  # the others first
 
     def _settle(self, place: Place, waiting: Waiting[V], *, written: bool) -> None:
         """Remove a value that was written or dropped, unless its tenant was forgotten or a newer value waits."""
