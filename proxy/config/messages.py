@@ -177,13 +177,12 @@ def section_wanted(
     if node.value is True and nullable:
         return "must be a section", f"to use its defaults, write {name}: {{}}"
     main = section.main if section is not None and issubclass(section, Section) else None
-    is_number = section is not None and main is not None and _is_number(section.model_fields[main].annotation)
-    text = node.text if is_public and not node.substituted else ""
-    return "must be a section", section_for(name, text, main, is_number=is_number)
-
-
-def _is_number(annotation: Any) -> bool:
-    return annotation is int or int in get_args(annotation)
+    if main is None or not (text := node.text if is_public and not node.substituted else ""):
+        return "must be a section", f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"
+    annotation = section.model_fields[main].annotation if section is not None else None
+    if annotation is int or int in get_args(annotation):
+        return "must be a section", f"write {name}: {{{main}: {number_for(text, whole=True) or 'N'}}}"
+    return "must be a section", f"did you mean {name}: {{{main}: {quoted(shown(text))}}}?"
 
 
 def _nullable(model: type[BaseModel], path: Path) -> bool:
@@ -213,16 +212,3 @@ def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     inside = (_section(argument)[0] for argument in get_args(annotation))
     section = next((section for section in inside if section is not None), None)
     return section, get_origin(annotation) not in (Union, types.UnionType)
-
-
-def section_for(name: str, text: str, main: str | None, *, is_number: bool) -> str:
-    """Return the section that a plain value probably means. ``text`` is empty if it can't be shown.
-
-    ``main`` is the section's setting that such a value probably means, and ``is_number`` whether that's a number.
-    """
-    if main is None or not text:
-        return f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"
-    if is_number:
-        number = number_for(text, whole=True)
-        return f"write {name}: {{{main}: {number or 'N'}}}"
-    return f"did you mean {name}: {{{main}: {quoted(shown(text))}}}?"
