@@ -42,7 +42,7 @@ class Forward:
             await send({"type": "http.response.body", "body": b""})
 
 
-def create_app(upstream: str) -> Starlette:
+def Proxy(upstream: str) -> Starlette:
     """Return the application. ``upstream`` is a base URL."""
     forward = Forward(upstream)
 
@@ -59,7 +59,7 @@ def create_app(upstream: str) -> Starlette:
 
 if __name__ == "__main__":
     uvicorn.run(
-        create_app(sys.argv[2]),
+        Proxy(sys.argv[2]),
         host="127.0.0.1",
         port=int(sys.argv[1]),
         loop="uvloop",

@@ -22,7 +22,7 @@ from httpx2._transports import default as default2
 from starlette.types import ASGIApp
 
 from proxy.config import Settings
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from proxy.summary import single_flight
 from proxy.upstream import limit_discovery as asking
@@ -106,7 +106,7 @@ def proxies(folders: Callable[[], Path]) -> Iterator[StartProxy]:
             *,
             wrap: Callable[[ASGIApp], ASGIApp] | None = None,
         ) -> str:
-            app: ASGIApp = create_app(settings_for(upstream, folders(), overrides))
+            app: ASGIApp = Proxy(settings_for(upstream, folders(), overrides))
             return running.enter_context(serve(wrap(app) if wrap else app))
 
         yield start

@@ -30,7 +30,7 @@ from bench.quality.engine import TOKENIZER, Engine, running
 from bench.quality.langchain import LangChain, langchain
 from bench.quality.text import last_prompts, size
 from bench.table import percent, table
-from proxy.config.sections import RecallSettings
+from proxy.config.policy import RecallSettings
 from proxy.recall.search import Index, Match, read
 from proxy.recall.tool import EXCHANGES, quoted
 from proxy.tokens.text import count, encoding

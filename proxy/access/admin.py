@@ -81,7 +81,6 @@ class AdminLink:
 
     @property
     def address(self) -> str:
-        """The current link."""
         return self.file.read_text(encoding="utf-8").strip()
 
     def renew(self) -> None:
@@ -185,7 +184,6 @@ class Admins:
         return None if key is None else _admin(key)
 
     def holder(self, digest: str) -> Admin | None:
-        """Return the administrator whose valid key has this digest, or ``None``."""
         key = self.issued(digest)
         return _admin(key) if key is not None and self._clock() < key.ends else None
 
@@ -202,7 +200,6 @@ class Admins:
 
 
 def not_authenticated(message: str) -> NotAuthenticated:
-    """Return the error for a request without a valid key, and count it."""
     refused("key").inc()
     return NotAuthenticated(message)
 
@@ -269,7 +266,6 @@ class Sessions:
 
 
 def end_session() -> str:
-    """Return the ``set-cookie`` value that ends a session."""
     return _session_cookie("", 0)
 
 

@@ -64,7 +64,10 @@ class Authenticator:
         self._settings = settings
         self._clock = clock
         self._open = settings.auth.mode == "open"
-        self._keyless = SHARED_TENANT if _shared(settings) else UNSTORED_TENANT
+        shared = settings.auth.keyless == "shared"
+        if settings.auth.keyless is None:
+            shared = settings.server.host in LOOPBACK
+        self._keyless = SHARED_TENANT if shared else UNSTORED_TENANT
         self.admins = Admins(settings, clock)
         """The administrators. None of their keys identifies a caller."""
         self._keys: dict[str, tuple[KeySettings, str]] = {
@@ -95,7 +98,9 @@ class Authenticator:
         if key is not None and self._clock() >= ends:
             raise not_authenticated(EXPIRED.format(day=key.expires))
         if self._open:
-            return self._caller(_open_tenant(digest, other) or self._keyless, team, credential, key)
+            # The proxy doesn't forward other schemes (Basic, …), but they still distinguish callers.
+            digest = digest if digest is not None or not other else key_digest(other)
+            return self._caller(self._keyless if digest is None else f"key:{digest}", team, credential, key)
         if team is None:
             raise not_authenticated(_refusal(digest, credential))
         return self._caller(f"team:{team}", team, None, key)
@@ -131,20 +136,6 @@ def for_model(caller: Caller, model: str) -> Caller:
 def may_use(caller: Caller, model: str) -> bool:
     """Return whether the caller's team may use a model, by the name in the request. Case matters."""
     return caller.models is None or any(fnmatchcase(model, glob) for glob in caller.models)
-
-
-def _open_tenant(digest: str | None, authorization: str | None) -> str | None:
-    if digest is not None:
-        return f"key:{digest}"
-    # The proxy doesn't forward other schemes (Basic, …), but they still distinguish callers.
-    return f"key:{key_digest(authorization)}" if authorization else None
-
-
-def _shared(settings: Settings) -> bool:
-    """Return whether callers without a key share one tenant. Default: only if the proxy listens on loopback."""
-    if settings.auth.keyless is not None:
-        return settings.auth.keyless == "shared"
-    return settings.server.host in LOOPBACK
 
 
 def _refusal(digest: str | None, credential: Credential | None) -> str:

@@ -171,7 +171,6 @@ class Spending(TeamAccounts):
         )
 
     def _period(self, limit: SpendSettings) -> tuple[int, int]:
-        """Return the start and the end of the current period, in days since 1970."""
         today = datetime.fromtimestamp(self._clock(), UTC).date()
         first = today if limit.per == "day" else today.replace(day=1)
         following = first + timedelta(days=1 if limit.per == "day" else 31)
@@ -192,7 +191,6 @@ def described(limit: SpendSettings) -> str:
 
 
 def _amount(limit: SpendSettings, amount: Amount) -> str:
-    """Return an amount in the unit of a limit."""
     return f"{amount.tokens:,} tokens" if limit.usd is None else f"{amount.money / PICO:,.4f} USD"
 
 

@@ -199,7 +199,7 @@ def check(
 )
 def explain(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None) -> None:
     """Show how the proxy would compact a recorded request (its JSON body). Doesn't send it."""
-    from proxy.cli.records import explained
+    from proxy.cli.models import explained
 
     explained(file, config, model, policy, api)
 
@@ -345,7 +345,7 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--follow", is_flag=True, help="List new requests as they end, until you press Ctrl+C.")
 def requests(config: Path | None, limit: int | None, as_json: bool, follow: bool, **given: str | None) -> None:
     """List requests, newest first. The server may be running."""
-    from proxy.cli.requests import listed
+    from proxy.cli.records import listed
 
     filters = {name: value for name, value in given.items() if value is not None}
     listed(config, filters, limit, as_json=as_json, follow=follow)

@@ -20,7 +20,7 @@ from rich.table import Table
 from proxy.cli.tables import print_table, table_console
 from proxy.config import Loaded, Policy, Settings, read
 from proxy.config.checks import advice, exposure, forbidden_summary_models
-from proxy.config.issues import near
+from proxy.config.document import near
 from proxy.config.policy import effective_values, overrides, stated
 from proxy.config.teams import SHOWN
 from proxy.errors import ConfigurationError
@@ -56,7 +56,10 @@ def checked(
         loaded = None if path is None else read(path, NoEnvironment() if no_env else os.environ)
     except ConfigurationError as error:
         errors = [line for line in error.message.splitlines() if not (no_env and _has_variable(line))]
-    warnings = [] if loaded is None else _warnings(loaded, host)
+    warnings = []
+    if loaded is not None:
+        exposed = exposure(loaded.settings.listening(host), loaded)
+        warnings = [*loaded.warnings, *advice(loaded, datetime.now(UTC).date()), *exposed]
     findings = []
     if live and not errors:
         from proxy.cli.live import examined  # it loads LiteLLM
@@ -81,13 +84,7 @@ def checked(
     return status, loaded
 
 
-def _warnings(loaded: Loaded, host: str | None) -> list[str]:
-    exposed = exposure(loaded.settings.listening(host), loaded)
-    return [*loaded.warnings, *advice(loaded, datetime.now(UTC).date()), *exposed]
-
-
 def _has_variable(error: str) -> bool:
-    """Return whether the line of an error contains a variable."""
     found = _PLACE.match(error)
     if found is None:
         return False
@@ -108,7 +105,10 @@ def _parts(line: str) -> dict[str, Any]:
 
 def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
     """Print the settings in force. Raises ``ConfigurationError`` for an unknown team."""
-    policy = loaded.settings.policies[_policy_of(loaded, team)]
+    teams = loaded.settings.teams
+    if team is not None and team not in teams:
+        raise ConfigurationError(f"there is no team '{team}'. Fix: {near(team, teams)}")
+    policy = loaded.settings.policies["default" if team is None else teams[team].policy]
     values = stated(loaded.root, policy.name, loaded.written.policies)
     override = None
     for own, (_, over) in zip(policy.models, overrides(values), strict=True):
@@ -123,15 +123,6 @@ def shown(loaded: Loaded, team: str | None, model: str | None) -> None:
     for row in effective_values(policy, values, loaded.sources.position):
         table.add_row(*row)
     console.print(table, markup=False, highlight=False)
-
-
-def _policy_of(loaded: Loaded, team: str | None) -> str:
-    if team is None:
-        return "default"
-    teams = loaded.settings.teams
-    if team not in teams:
-        raise ConfigurationError(f"there is no team '{team}'. Fix: {near(team, teams)}")
-    return teams[team].policy
 
 
 def _about(loaded: Loaded, team: str | None, model: str | None, policy: Policy, override: str | None) -> Table:
@@ -168,19 +159,14 @@ ADMIN = "(admin)"
 
 def list_keys(settings: Settings, console: Console) -> None:
     """Print the keys of teams and administrators: the start of the hash, the name, and whether it is valid."""
-    table = Table("team", "key", "name", "expires", "state", "policy")
-    for row in _rows(settings, time.time()):
-        table.add_row(*row)
-    if table.row_count:
-        print_table(table, console)
-    else:
-        console.print("The configuration has no keys. Create one with: compaction-proxy keys new --team NAME")
-
-
-def _rows(settings: Settings, now: float) -> Iterator[tuple[str, ...]]:
+    table, now = Table("team", "key", "name", "expires", "state", "policy"), time.time()
     teams = [(name, team.policy, key) for name, team in settings.teams.items() for key in team.keys]
     admins = () if settings.admin is None else settings.admin.keys
     for team, policy, key in [*teams, *((ADMIN, "", key) for key in admins)]:
         state = "expired" if now >= key.ends else "valid"
-        shown = key.hash.removeprefix("sha256:")[:SHOWN]
-        yield team, f"sha256:{shown}…", key.name or "", str(key.expires or "never"), state, policy
+        digest = f"sha256:{key.hash.removeprefix('sha256:')[:SHOWN]}…"
+        table.add_row(team, digest, key.name or "", str(key.expires or "never"), state, policy)
+    if table.row_count:
+        print_table(table, console)
+    else:
+        console.print("The configuration has no keys. Create one with: compaction-proxy keys new --team NAME")

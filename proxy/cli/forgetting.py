@@ -14,14 +14,14 @@ import click
 
 from proxy.cli.store import Deployment, opened, require_file
 from proxy.config import Settings, load
-from proxy.config.issues import near
+from proxy.config.document import near
 from proxy.constants import DAY
 from proxy.errors import ConfigurationError
 from proxy.records.model import RECORD_LIMIT, RecordQuery
 from proxy.store import StoreFailed, store_file
 from proxy.store.forgetting import KEPT
 from proxy.store.forgetting import forget as forget_tenant
-from proxy.store.sqlite_worker import put_aside
+from proxy.store.sqlite import put_aside
 
 
 def forget(team: str | None, key_sha256: str | None, config: Path | None, *, dry_run: bool = False) -> None:
@@ -80,7 +80,12 @@ async def _forget(
             is_unknown = team is not None and team not in settings.teams
             found = await _stored(deployment, names) if dry_run or is_unknown else counts
             if is_unknown and not found:
-                raise ConfigurationError(await _no_team(deployment, str(team), settings))
+                rows = [row for one in deployment.records for row in await one.ledger(0, int(time.time() // DAY) + 1)]
+                known = sorted({labels.team for labels, _ in rows if labels.team is not None})
+                raise ConfigurationError(
+                    f"There is no team '{team}' in the configuration, and nothing is stored of it. The ledger has: "
+                    f"{', '.join(known) or 'no team'}. Fix: {near(str(team), {*known, *settings.teams})}"
+                )
             if dry_run:
                 return found, 0
             for name in names:
@@ -98,7 +103,6 @@ async def _forget(
 
 
 async def _stored(deployment: Deployment, names: Sequence[str]) -> Counter[str]:
-    """Count by kind what ``forget`` would remove."""
     counts: Counter[str] = Counter()
     for store in deployment.stores:
         async for entries in store.pages():
@@ -110,14 +114,3 @@ async def _stored(deployment: Deployment, names: Sequence[str]) -> Counter[str]:
             counts["record"] += len(page)
         counts["ledger row"] += len(await records.ledger(0, int(time.time() // DAY) + 1, tuple(names)))
     return +counts
-
-
-async def _no_team(deployment: Deployment, team: str, settings: Settings) -> str:
-    """Return the error for a team that is neither configured nor stored, with the teams that the ledger has."""
-    until = int(time.time() // DAY) + 1
-    rows = [row for records in deployment.records for row in await records.ledger(0, until)]
-    known = sorted({labels.team for labels, _ in rows if labels.team is not None})
-    return (
-        f"There is no team '{team}' in the configuration, and nothing is stored of it. "
-        f"The ledger has: {', '.join(known) or 'no team'}. Fix: {near(team, {*known, *settings.teams})}"
-    )

@@ -53,14 +53,12 @@ class Finding:
 
 def examined(settings: Settings) -> list[Finding]:
     """Run all tests of a configuration. Sends one small request to each upstream."""
-    return [*asyncio.run(_examined(settings)), *_limits(settings), *_files(), _litellm()]
 
+    async def connected() -> list[Finding]:
+        upstreams = [await _upstream(settings, name, upstream) for name, upstream in settings.upstreams.items()]
+        return [await _store(settings), *(finding for findings in upstreams for finding in findings)]
 
-async def _examined(settings: Settings) -> list[Finding]:
-    findings = [await _store(settings)]
-    for name, upstream in settings.upstreams.items():
-        findings += await _upstream(settings, name, upstream)
-    return findings
+    return [*asyncio.run(connected()), *_limits(settings), *_files(), _litellm()]
 
 
 async def _store(settings: Settings) -> Finding:
@@ -73,17 +71,14 @@ async def _store(settings: Settings) -> Finding:
             await store.replace("", "check", "test", b"test", b"", 0)
             await records.write([], 60)
     except (StoreFailed, OSError) as error:
-        return Finding("failed", about, str(error), _store_fix(kind, str(error)))
+        fix = "make the folder writable for the proxy's user, or set store.url to another file"
+        if kind == "redis":
+            fix = "start the server, or correct the address and the password in store.url"
+        elif "malformed" in str(error) or "not a database" in str(error):
+            fix = "the file is damaged: start the proxy, which moves it aside, or move it away and restore a backup"
+        return Finding("failed", about, str(error), fix)
     unread = "" if kind != "memory" else "; summaries and records are lost when the proxy stops"
     return Finding("ok", about, f"writable{unread}")
-
-
-def _store_fix(kind: str, error: str) -> str:
-    if kind == "redis":
-        return "start the server, or correct the address and the password in store.url"
-    if "malformed" in error or "not a database" in error:
-        return "the file is damaged: start the proxy, which moves it aside, or move it away and restore a backup"
-    return "make the folder writable for the proxy's user, or set store.url to another file"
 
 
 async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -> list[Finding]:
@@ -96,17 +91,14 @@ async def _upstream(settings: Settings, name: str, upstream: UpstreamSettings) -
         except (ProxyError, aiohttp.ClientError, TimeoutError) as error:
             # The next sentences of the message are advice for callers.
             reason = error.message.split(". ")[0].rstrip(".") if isinstance(error, ProxyError) else type(error).__name__
-            return [Finding("failed", about, reason, _fix(name, reason))]
+            fix = f"check upstreams.{name}.base_url, DNS, TLS, and the network"
+            if "SSL_CERT_FILE" in reason:
+                fix = "set the environment variable SSL_CERT_FILE to a file with the certificate of the CA, and restart"
+            return [Finding("failed", about, reason, fix)]
         try:
             return list(_judged(about, name, upstream, answer.status, dict(answer.headers)))
         finally:
             await answer.close()
-
-
-def _fix(name: str, reason: str) -> str:
-    if "SSL_CERT_FILE" in reason:
-        return "set the environment variable SSL_CERT_FILE to a file with the certificate of the CA, and restart"
-    return f"check upstreams.{name}.base_url, DNS, TLS, and the network"
 
 
 def _judged(

@@ -1,8 +1,9 @@
-"""The command `models`: the limits of models, their sources, and the limits learned from upstreams."""
+"""The commands `models` and `explain`: the limits of models with their sources, and a request compacted by them."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,14 +17,22 @@ from rich.table import Table
 from rich.text import Text
 
 from proxy.cli.tables import print_table, table_console
-from proxy.config import Route, Settings, load
-from proxy.errors import ConfigurationError
-from proxy.limits.learned import Limits
+from proxy.config import Policy, Route, Settings, load
+from proxy.config.document import near
+from proxy.constants import UNDECODABLE
+from proxy.dialects.apis import DIALECTS, Dialect, recognized
+from proxy.dialects.request import Request
+from proxy.errors import BadBody, ConfigurationError
+from proxy.limits.learned import LearnedLimit, Limits
+from proxy.limits.prices import below_step
 from proxy.limits.profiles import SOURCED, Profile
 from proxy.limits.stored import Learned, forget_limits, learned
+from proxy.pipeline.budget import bounds_of, rules_for, token_budget
+from proxy.pipeline.job import CompactionInput, Explanation
 from proxy.pipeline.runtime import Runtime
-from proxy.store import StoreFailed, open_store
+from proxy.store import StoreFailed, open_store, store_file
 from proxy.telemetry.record_json import caller_digest, team_of
+from proxy.upstream.limit_discovery import reports_limits
 
 
 def limits(names: Sequence[str], config: Path | None) -> None:
@@ -150,3 +159,145 @@ def render(profiles: Iterable[Profile], console: Console) -> None:
         console.print(table)
         if profile.note:
             console.print(f"note: {profile.note}", markup=False, highlight=False)
+
+
+_FIX = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
+
+
+def explained(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None = None) -> None:
+    """Print how the proxy would compact the request in a file. Raises ``ConfigurationError``.
+
+    ``api`` is ``chat``, ``responses``, or ``messages``. Default: the one that the request fits.
+    """
+    settings = load(config, os.environ)
+    raw = file.read_bytes()
+    try:
+        dialect = recognized(raw) if api is None else DIALECTS[api]
+        body = asyncio.run(dialect.request.read(raw))
+    except UNDECODABLE as error:
+        raise ConfigurationError(f"{file}: not JSON ({error}). {_FIX}") from error
+    except BadBody as error:
+        raise ConfigurationError(f"{file}: {error.message}") from error
+    if not body.units:
+        raise ConfigurationError(f"{file}: no messages, so there is nothing to explain. {_FIX}")
+    if model is not None:
+        body = body.named(model)
+    if policy is not None and policy not in settings.policies:
+        raise ConfigurationError(f"there is no policy '{policy}'. Fix: {near(policy, settings.policies)}")
+    chosen = settings.policies[policy or "default"].for_model(body.model or "")
+    asyncio.run(_explain(settings, dialect, body, chosen))
+
+
+async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: Policy) -> None:
+    async with aclosing(Runtime(settings)) as service:
+        route = service.configuration.route(body.model or "", dialect.name)
+        if route is None:
+            raise ConfigurationError(
+                f"no route of 'models' matches {body.model!r}. Fix: add a route, or use --model NAME"
+            )
+        await service.profile(route)  # asks the upstream in the background
+        await service.configuration.limit_discovery.settled()
+        profile = await service.profile(route)
+        configured = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
+        stated = service.configuration.limit_discovery.window(route.upstream, route.model)
+        silent = reports_limits(settings.upstreams[route.upstream]) and stated is None and not configured
+        limit, factor, whose = await _strictest(service, route, profile, body, policy)
+        most = token_budget(profile, body, policy, limit, factor).input
+        step = below_step(service.configuration.price(route, profile))
+        case = CompactionInput(
+            body=body,
+            counter=service.limits.measures.counter(profile, dialect),
+            policy=policy,
+            mode="shadow",
+            budget=most,
+            tenant=_TENANT,
+            upstream=route.upstream,
+            rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile), price_step=step),
+        )
+        found = await service.compactor.explain(case)
+    console = Console()
+    table = Table(show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in [*_facts(found, profile, policy), ("learned limits", whose)]:
+        table.add_row(name, value)
+    if silent:
+        table.add_row("reported limits", f"none; upstream {route.upstream} may accept less than the limits above")
+    console.print(table)
+    parts = Table("part", "tokens")
+    for name, tokens in found.parts.items():
+        parts.add_row(name, f"{tokens:,}")
+    parts.columns[1].justify = "right"
+    console.print(parts)
+
+
+async def _strictest(
+    service: Runtime, route: Route, profile: Profile, body: Request, policy: Policy
+) -> tuple[LearnedLimit | None, float, str]:
+    """Return the learned limit and the factor that leave the smallest budget, and the callers that they're of."""
+    file = store_file(service.settings.store.url)
+    if service.settings.store.kind == "memory":
+        return None, 1.0, "none in this store"
+    if file is not None and not file.exists():
+        return None, 1.0, f"none: there is no {file.absolute()}"
+    try:
+        known = await learned(service.stores.store.unguarded)
+    except StoreFailed as error:
+        return None, 1.0, f"unknown, because the store can't be read ({error})"
+    places = known.by_tenant(route.upstream, route.model, time.time())
+    if not places:
+        return None, 1.0, "none"
+
+    def budget(tenant: str) -> float:
+        return token_budget(profile, body, policy, *places[tenant]).input or math.inf
+
+    tenant = min(places, key=budget)
+    limit, factor = places[tenant]
+    which = (
+        ("team " if team_of(tenant) else "caller ")
+        + short(tenant)
+        + (f", the strictest of {len(places)}" if len(places) > 1 else "")
+    )
+    sizes = () if limit is None else ((limit.input, "input"), (limit.total, "input and output"))
+    stated = [f"{tokens:,} tokens of {what}" for tokens, what in sizes if tokens is not None]
+    counted = [f"{factor:.2f} tokens upstream for each one counted here"] if factor != 1 else []
+    return limit, factor, f"{', '.join([*stated, *counted]) or 'no change'} ({which})"
+
+
+_TENANT = "explain"
+"""Counts of replayed requests are cached under this name, apart from those of callers."""
+
+
+_LIMITS = (("context_window", "window"), ("max_input_tokens", "input"))
+
+
+def _facts(explanation: Explanation, profile: Profile, policy: Policy) -> list[tuple[str, str]]:
+    plan, head = explanation.plan, explanation.head
+    limits = [
+        f"{what} {size:,} ({profile.sources.get(name, 'unknown')})"
+        for name, what in _LIMITS
+        if (size := getattr(profile, name)) is not None
+    ]
+    budget = "unknown" if explanation.budget is None else f"{explanation.budget:,} tokens"
+    shown = [
+        ("model", profile.model + (f" ({profile.note})" if profile.note else "")),
+        ("limits of the model", ", ".join(limits) or "unknown"),
+        ("policy", policy.name),
+        ("budget for the input", budget),
+    ]
+    if profile.max_messages is not None:
+        shown.append(("messages of a request", f"{profile.max_messages:,} at most"))
+    if profile.max_bytes is not None:
+        shown.append(("bytes of a request", f"{profile.max_bytes:,} at most"))
+    shown.append(("size as it came", f"{explanation.before:,} tokens in {explanation.messages:,} messages"))
+    shown.append(("compacted", "yes" if explanation.steps else "no: below every trigger"))
+    if explanation.steps:
+        expected = "the summary expected at half of its maximum"
+        shown.append(("size as it would be sent", f"{explanation.after:,} tokens, {expected}"))
+        shown.append(("stages", ", ".join(explanation.steps)))
+    if plan.cut:
+        shown.append(("summaries on the way", ", ".join(f"before message {head + c + 1}" for c in plan.checkpoints)))
+        shown.append(("replaced by the summary", f"messages {head + 1} to {head + plan.cut}"))
+    if plan.upcoming is not None:
+        shown.append(("next summary", f"before message {head + plan.upcoming + 1}, made ahead of need"))
+    return shown

@@ -1,16 +1,16 @@
-"""The commands `show`, `report`, and `explain`: recorded requests, and the ledger, from the store's file."""
+"""The commands `requests`, `show`, and `report`: recorded requests, and the ledger, from the store's file."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import math
 import os
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,38 +20,34 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from proxy.cli.models import short
 from proxy.cli.store import require_file, stored_budgets
 from proxy.cli.tables import print_table, table_console
-from proxy.config import Policy, Route, Settings, load
-from proxy.config.issues import near
-from proxy.constants import UNDECODABLE
-from proxy.dialects.apis import DIALECTS, Dialect, recognized
-from proxy.dialects.request import Request
-from proxy.endpoints.presentation import request_facts
-from proxy.endpoints.prompt_text import left_prompt, policy_of, text_lines, why_unknown
-from proxy.endpoints.queries import labels, period, summary_calls
-from proxy.endpoints.records import of_team, request_json
-from proxy.errors import BadBody, ConfigurationError, RequestError
-from proxy.limits.learned import LearnedLimit
-from proxy.limits.prices import below_step
-from proxy.limits.profiles import Profile
-from proxy.limits.stored import learned
-from proxy.pipeline.budget import bounds_of, rules_for, token_budget
+from proxy.config import load
+from proxy.config.document import near
+from proxy.endpoints.presentation import (
+    compaction_text,
+    conversation,
+    error_text,
+    left_prompt,
+    milliseconds,
+    policy_of,
+    request_facts,
+    text_lines,
+    why_unknown,
+)
+from proxy.endpoints.queries import labels, period, selected, summary_calls
+from proxy.endpoints.records import DEFAULT_LIMIT, of_team, request_json
+from proxy.errors import ConfigurationError, RequestError
 from proxy.pipeline.changes import Prompt, read_prompt
-from proxy.pipeline.job import CompactionInput, Explanation
 from proxy.pipeline.recorder import Tags
-from proxy.pipeline.runtime import Runtime
 from proxy.records import open_records, records_file
-from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
-from proxy.records.model import LedgerLabels, LedgerSums, RecordStore
-from proxy.records.report import BY, csv_text, day_of, in_shadow, money
+from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordStore
+from proxy.records.report import BY, PART_TITLES, csv_text, day_of, in_shadow, latency, money, seconds, slice_titles
 from proxy.records.report import report as summed
 from proxy.store import StoreFailed, open_store, store_file
 from proxy.store.archive import Archive
-from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.record_json import team_of
-from proxy.upstream.limit_discovery import reports_limits
+from proxy.telemetry.record import ID_LENGTH, RequestRecord
+from proxy.telemetry.record_json import caller_digest, iso_time, record_json
 
 T = TypeVar("T")
 
@@ -246,171 +242,135 @@ def read_records(config: Path | None, work: Callable[[RecordStore, Tags], Awaita
         ) from error
 
 
-_FIX = 'Fix: {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}]}'
+INDENT = "    "
+
+POLL_SECONDS = 1.0
+"""Seconds between two reads of new records."""
+
+LATE_SECONDS = 3_600
+"""Age at which a request that is still in progress is no longer followed. Ids sort by arrival, not by end."""
 
 
-def explained(file: Path, config: Path | None, model: str | None, policy: str | None, api: str | None = None) -> None:
-    """Print how the proxy would compact the request in a file. Raises ``ConfigurationError``.
+def listed(config: Path | None, given: Mapping[str, str], limit: int | None, *, as_json: bool, follow: bool) -> None:
+    """Print the requests that the filters select. Raises ``ConfigurationError``."""
+    most = limit or DEFAULT_LIMIT
+    in_turns = "conversation" in given and not (as_json or follow)
 
-    ``api`` is ``chat``, ``responses``, or ``messages``. Default: the one that the request fits.
-    """
-    settings = load(config, os.environ)
-    raw = file.read_bytes()
-    try:
-        dialect = recognized(raw) if api is None else DIALECTS[api]
-        body = asyncio.run(dialect.request.read(raw))
-    except UNDECODABLE as error:
-        raise ConfigurationError(f"{file}: not JSON ({error}). {_FIX}") from error
-    except BadBody as error:
-        raise ConfigurationError(f"{file}: {error.message}") from error
-    if not body.units:
-        raise ConfigurationError(f"{file}: no messages, so there is nothing to explain. {_FIX}")
-    if model is not None:
-        body = body.named(model)
-    if policy is not None and policy not in settings.policies:
-        raise ConfigurationError(f"there is no policy '{policy}'. Fix: {near(policy, settings.policies)}")
-    chosen = settings.policies[policy or "default"].for_model(body.model or "")
-    asyncio.run(_explain(settings, dialect, body, chosen))
+    async def read(records: RecordStore, tags: Tags) -> None:
+        found = await selected(records, tags, given, limit=RECORD_LIMIT + 1, kind=None if in_turns else "request")
+        if not found:
+            await check_names(config, records, given)
+        if follow:
+            await _follow(records, tags, given, as_json=as_json)
+        elif in_turns:
+            _print_conversation(found, limit or RECORD_LIMIT)
+        elif not (found or as_json) and (calls := await selected(records, tags, given, limit=1, kind="summary")):
+            click.echo(f"Only summary calls match. Their requests list them, such as: show {calls[0].parent}")
+        else:
+            _print_requests(found[:most], found[:most], as_json=as_json)
+            _print_rest(len(found) - most, found, as_json=as_json)
 
-
-async def _explain(settings: Settings, dialect: Dialect, body: Request, policy: Policy) -> None:
-    async with aclosing(Runtime(settings)) as service:
-        route = service.configuration.route(body.model or "", dialect.name)
-        if route is None:
-            raise ConfigurationError(
-                f"no route of 'models' matches {body.model!r}. Fix: add a route, or use --model NAME"
-            )
-        await service.profile(route)  # asks the upstream in the background
-        await service.configuration.limit_discovery.settled()
-        profile = await service.profile(route)
-        configured = route.profile is not None and (route.profile.context_window or route.profile.max_input_tokens)
-        stated = service.configuration.limit_discovery.window(route.upstream, route.model)
-        silent = reports_limits(settings.upstreams[route.upstream]) and stated is None and not configured
-        limit, factor, whose = await _strictest(service, route, profile, body, policy)
-        found = await _replay(service, dialect, body, policy, route, limit, factor)
-    console = Console()
-    table = Table(show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in [*_facts(found, policy), ("learned limits", whose)]:
-        table.add_row(name, value)
-    if silent:
-        table.add_row("reported limits", f"none; upstream {route.upstream} may accept less than the limits above")
-    console.print(table)
-    console.print(_parts(found.explanation))
+    with contextlib.suppress(KeyboardInterrupt):
+        read_records(config, read)
 
 
-async def _strictest(
-    service: Runtime, route: Route, profile: Profile, body: Request, policy: Policy
-) -> tuple[LearnedLimit | None, float, str]:
-    """Return the learned limit and the factor that leave the smallest budget, and the callers that they're of."""
-    file = store_file(service.settings.store.url)
-    if service.settings.store.kind == "memory":
-        return None, 1.0, "none in this store"
-    if file is not None and not file.exists():
-        return None, 1.0, f"none: there is no {file.absolute()}"
-    try:
-        known = await learned(service.stores.store.unguarded)
-    except StoreFailed as error:
-        return None, 1.0, f"unknown, because the store can't be read ({error})"
-    places = known.by_tenant(route.upstream, route.model, time.time())
-    if not places:
-        return None, 1.0, "none"
-
-    def budget(tenant: str) -> float:
-        return token_budget(profile, body, policy, *places[tenant]).input or math.inf
-
-    tenant = min(places, key=budget)
-    limit, factor = places[tenant]
-    which = (
-        ("team " if team_of(tenant) else "caller ")
-        + short(tenant)
-        + (f", the strictest of {len(places)}" if len(places) > 1 else "")
-    )
-    sizes = () if limit is None else ((limit.input, "input"), (limit.total, "input and output"))
-    stated = [f"{tokens:,} tokens of {what}" for tokens, what in sizes if tokens is not None]
-    counted = [f"{factor:.2f} tokens upstream for each one counted here"] if factor != 1 else []
-    return limit, factor, f"{', '.join([*stated, *counted]) or 'no change'} ({which})"
+async def _follow(records: RecordStore, tags: Tags, given: Mapping[str, str], *, as_json: bool) -> None:
+    began, seen = time.time(), set[str]()
+    first = True
+    while True:
+        found = [one for one in await selected(records, tags, given) if one.time > began - LATE_SECONDS]
+        fresh = [one for one in reversed(found) if one.id not in seen]
+        if fresh and not first:
+            _print_requests(fresh, found, as_json=as_json, live=True)
+        seen, first = {one.id for one in found}, False
+        await asyncio.sleep(POLL_SECONDS)
 
 
-def _parts(found: Explanation) -> Table:
-    table = Table("part", "tokens")
-    for name, tokens in found.parts.items():
-        table.add_row(name, f"{tokens:,}")
-    table.columns[1].justify = "right"
-    return table
+def _print_conversation(found: Sequence[RequestRecord], limit: int) -> None:
+    turns, sums = conversation(found[:RECORD_LIMIT])
+    _print_requests(turns[-limit:], turns, as_json=False)
+    if turns:
+        click.echo(_filled([sums], indent=""))
+    _print_rest(max(len(turns) - limit, len(found) - RECORD_LIMIT), found, as_json=False)
 
 
-_TENANT = "explain"
-"""Counts of replayed requests are cached under this name, apart from those of callers."""
+def _print_rest(more: int, found: Sequence[RequestRecord], *, as_json: bool) -> None:
+    """Print how many older requests match, if any. JSON stays JSON."""
+    if more > 0:
+        least = " or more" if len(found) > RECORD_LIMIT else ""
+        click.echo(f"{more:,}{least} older requests match. To list them, pass --limit or --until.", err=as_json)
 
 
-class _Replay(msgspec.Struct, eq=False, frozen=True):
-    """The effect of compaction on a request, under the profile of its model."""
-
-    explanation: Explanation
-    profile: Profile
-
-
-async def _replay(
-    runtime: Runtime,
-    dialect: Dialect,
-    body: Request,
-    policy: Policy,
-    route: Route,
-    learned: LearnedLimit | None = None,
-    factor: float = 1.0,
-) -> _Replay:
-    """Return how a policy would compact a request. ``learned`` and ``factor`` are as in ``token_budget``.
-
-    Raises ``ConfigurationError`` if its tokens can't be counted.
-    """
-    profile = await runtime.profile(route)
-    most = token_budget(profile, body, policy, learned, factor).input
-    step = below_step(runtime.configuration.price(route, profile))
-    case = CompactionInput(
-        body=body,
-        counter=runtime.limits.measures.counter(profile, dialect),
-        policy=policy,
-        mode="shadow",
-        budget=most,
-        tenant=_TENANT,
-        upstream=route.upstream,
-        rules=rules_for(policy, window_known=most is not None, bounds=bounds_of(profile), price_step=step),
-    )
-    return _Replay(await runtime.compactor.explain(case), profile)
+def _print_requests(
+    found: Sequence[RequestRecord], among: Sequence[RequestRecord], *, as_json: bool, live: bool = False
+) -> None:
+    """Print requests. Those ``among`` which they are tell whether a compaction is new."""
+    for line in map(json.dumps, map(record_json, found)) if as_json else _lines(found, _compactions(among), live=live):
+        click.echo(line)
+    if not found and not as_json:
+        click.echo("No requests match.")
 
 
-def _facts(found: _Replay, policy: Policy) -> list[tuple[str, str]]:
-    explanation, profile = found.explanation, found.profile
-    plan, head = explanation.plan, explanation.head
-    budget = "unknown" if explanation.budget is None else f"{explanation.budget:,} tokens"
-    shown = [
-        ("model", profile.model + (f" ({profile.note})" if profile.note else "")),
-        ("limits of the model", ", ".join(_profile_limits(profile)) or "unknown"),
-        ("policy", policy.name),
-        ("budget for the input", budget),
+def _compactions(found: Sequence[RequestRecord]) -> set[str]:
+    """Return the ids of compacted requests that have other summaries than the one before in their conversation."""
+    states: dict[str, tuple[str, int, bool]] = {}
+    new = set()
+    for one in sorted(found, key=lambda one: one.time):
+        state, talk = (one.verdict, one.checkpoints, one.summary == "digest"), one.conversation or one.id
+        if one.verdict == "compacted" and states.get(talk) != state:
+            new.add(one.id)
+        states[talk] = state
+    return new
+
+
+def _lines(found: Sequence[RequestRecord], compactions: set[str], *, live: bool) -> Iterator[str]:
+    """Yield a line about each request, and further ones about errors and new compactions."""
+    names = [_names(one) for one in found]
+    shared = [] if live or len(found) < 2 else [name for name in names[0] if all(name in others for others in names)]
+    names = [["" if name in shared else name for name in own] for own in names]
+    lines = [", ".join(filter(None, own[:2])) for own in names]
+    lines = [f"{figures} {line}".rstrip() for figures, line in zip(_figures(found), lines, strict=True)]
+    wide, day, hides_ids = max(map(len, lines), default=0), "", False
+    has_ids = wide + 1 + ID_LENGTH <= shutil.get_terminal_size().columns
+    for one, line, own in zip(found, lines, names, strict=True):
+        if not live and (today := iso_time(one.time)[:10]) != day:
+            yield _filled([f"{today} (UTC)", *([] if day else shared)], indent="")
+            day = today
+        whole = f"{line:<{wide}} {one.id}" if has_ids else _filled([line], indent="")
+        yield click.style(whole, bold=one.id in compactions)
+        if len(found) == 1 or one.id in compactions or one.status >= 400 or one.error or one.verdict == "failed":
+            record = record_json(one)
+            notes = [["" if has_ids else one.id, *own[2:]], [compaction_text(record)], [error_text(record)]]
+            yield from filter(None, map(_filled, notes))
+        else:
+            hides_ids = not has_ids
+    if hides_ids and not live:
+        yield "For the other ids, pass --json, or more filters."
+
+
+def _figures(found: Sequence[RequestRecord]) -> list[str]:
+    rows = [
+        (
+            iso_time(one.time)[11:19],
+            str(one.status),
+            f"{one.verdict:<9}",
+            "" if one.before is None else f"{one.before:,}",
+            "" if one.sent is None or one.sent == one.before else f"→ {one.sent:,}",
+            f"{milliseconds(one.phases.get('total'))} ms",
+        )
+        for one in found
     ]
-    if profile.max_messages is not None:
-        shown.append(("messages of a request", f"{profile.max_messages:,} at most"))
-    if profile.max_bytes is not None:
-        shown.append(("bytes of a request", f"{profile.max_bytes:,} at most"))
-    shown.append(("size as it came", f"{explanation.before:,} tokens in {explanation.messages:,} messages"))
-    shown.append(("compacted", "yes" if explanation.steps else "no: below every trigger"))
-    if explanation.steps:
-        expected = "the summary expected at half of its maximum"
-        shown.append(("size as it would be sent", f"{explanation.after:,} tokens, {expected}"))
-        shown.append(("stages", ", ".join(explanation.steps)))
-    if plan.cut:
-        shown.append(("summaries on the way", ", ".join(f"before message {head + c + 1}" for c in plan.checkpoints)))
-        shown.append(("replaced by the summary", f"messages {head + 1} to {head + plan.cut}"))
-    if plan.upcoming is not None:
-        shown.append(("next summary", f"before message {head + plan.upcoming + 1}, made ahead of need"))
-    return shown
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [" ".join(map(str.rjust, row, widths)) for row in rows]
 
 
-def _profile_limits(profile: Profile) -> Iterator[str]:
-    """Yield each limit on tokens with its source."""
-    for name, what in (("context_window", "window"), ("max_input_tokens", "input")):
-        if (tokens := getattr(profile, name)) is not None:
-            yield f"{what} {tokens:,} ({profile.sources.get(name, 'unknown')})"
+def _names(one: RequestRecord) -> list[str]:
+    """Return the model, the caller, the client, the conversation, and the user; empty if unknown."""
+    caller = "/".join(filter(None, [one.team, one.key])) or f"caller {caller_digest(one.tenant)}"
+    tags = [f"{kind} {tag}" if tag else "" for kind, tag in (("conversation", one.conversation), ("user", one.user))]
+    return [one.model or "", caller, one.client or "", *tags]
+
+
+def _filled(parts: Iterable[str], indent: str = INDENT) -> str:
+    text, width = ", ".join(filter(None, parts)), shutil.get_terminal_size().columns
+    return textwrap.fill(text, width, initial_indent=indent, subsequent_indent=INDENT, break_on_hyphens=False)

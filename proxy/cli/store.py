@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
 from proxy.records import open_records, records_file
-from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
+from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery, RecordStore
 from proxy.records.sqlite import SqliteRecords
 from proxy.store import ManagedStore, StoreFailed, accounts, open_store, store_file
 from proxy.store.forgetting import KEPT, digest, forgotten, remove
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.interface import Entry
 from proxy.store.replicated_map import SharedValue
-from proxy.store.sqlite_worker import tables_in
+from proxy.store.sqlite import tables_in
 from proxy.summary import allowance
 
 FORMS: dict[str, type[SharedValue]] = {
@@ -76,7 +76,9 @@ def migrated(source: str, config: Path | None) -> int:
     require_file(store_file(url), "--from", "pass the address of a store, or a configuration")
     if location(url) == location(target.store.url):
         raise ConfigurationError("--from: this is the store of the configuration. Fix: pass the new one with --config")
-    return asyncio.run(_migrate(url, keys, target))
+    held = opened(target.store.url, target.store.encryption.keys)
+    copy = _copied(opened(url, keys, every=True), held, url, target, "run the command again, which continues it")
+    return asyncio.run(copy)
 
 
 def stored_budgets(settings: Settings, team: str | None = None) -> list[spending.Budget]:
@@ -112,29 +114,13 @@ def location(url: str) -> str:
     return f"sqlite:///{path.resolve()}" if path is not None else re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
-async def _migrate(url: str, keys: Sequence[bytes], settings: Settings) -> int:
-    source = opened(url, keys, every=True)
-    target = opened(settings.store.url, settings.store.encryption.keys)
-    return await _copied(
-        source, target, url, keys, settings.record_seconds, "run the command again, which continues it"
-    )
-
-
-async def _copied(
-    source: Deployment, target: Deployment, url: str, keys: Sequence[bytes], record_seconds: float, fix: str
-) -> int:
-    """Copy and close both deployments, and print the numbers. ``url`` and ``keys`` are those of the source.
+async def _copied(source: Deployment, target: Deployment, url: str, settings: Settings, fix: str) -> int:
+    """Copy and close both deployments, and print the numbers. ``url`` is that of the source.
 
     Raises ``ConfigurationError`` with the ``fix`` if the copy isn't complete.
     """
-    migration = Migration(
-        source,
-        target,
-        name=hashlib.sha256(location(url).encode()).hexdigest()[:16],
-        forms=FORMS,
-        record_seconds=record_seconds,
-        report=_progress(),
-    )
+    name = hashlib.sha256(location(url).encode()).hexdigest()[:16]
+    migration = Migration(source, target, name, settings.record_seconds, report=_progress())
     try:
         copied = await migration.run()
         unread = await source.unreadable()
@@ -167,7 +153,7 @@ def backed_up(path: Path, config: Path | None) -> int:
     if path.exists():
         raise ConfigurationError(f"{path}: exists already. Fix: choose another name, or remove the file")
     source, fix = opened(url, keys, every=True), f"remove {path}, and run the command again"
-    return asyncio.run(_copied(source, _in_file(path, keys), url, keys, settings.record_seconds, fix))
+    return asyncio.run(_copied(source, _in_file(path, keys), url, settings, fix))
 
 
 def restored(path: Path, config: Path | None, *, add: bool) -> int:
@@ -175,7 +161,24 @@ def restored(path: Path, config: Path | None, *, add: bool) -> int:
 
     Raises ``ConfigurationError``.
     """
-    return asyncio.run(_restored(path.resolve(), _stored(config), add=add))
+    path, settings = path.resolve(), _stored(config)
+    if not tables_in(path) >= {"entries", "records", "ledger"}:
+        raise ConfigurationError(f"{path}: isn't a readable backup. Fix: pass a file that store backup wrote")
+    keys, fix = settings.store.encryption.keys, "run the command again with --add, which continues it"
+
+    async def restore() -> int:
+        target = opened(settings.store.url, keys)
+        try:
+            if not add and not await _is_empty(target):
+                raise ConfigurationError(
+                    "store.url: isn't empty. Fix: use an empty store, or pass --add to keep its data"
+                )
+        except (StoreFailed, ConfigurationError) as error:
+            await target.aclose()
+            raise ConfigurationError(f"store.url: {error}") if isinstance(error, StoreFailed) else error from error
+        return await _copied(_in_file(path, keys, every=True), target, f"sqlite:///{path}", settings, fix)
+
+    return asyncio.run(restore())
 
 
 def _stored(config: Path | None) -> Settings:
@@ -184,21 +187,6 @@ def _stored(config: Path | None) -> Settings:
     if settings.store.kind == "memory":
         raise ConfigurationError("store.url: a store in memory has no backup. Fix: set it to a file or a server")
     return settings
-
-
-async def _restored(path: Path, settings: Settings, *, add: bool) -> int:
-    if not tables_in(path) >= {"entries", "records", "ledger"}:
-        raise ConfigurationError(f"{path}: isn't a readable backup. Fix: pass a file that store backup wrote")
-    keys, fix = settings.store.encryption.keys, "run the command again with --add, which continues it"
-    target = opened(settings.store.url, keys)
-    try:
-        if not add and not await _is_empty(target):
-            raise ConfigurationError("store.url: isn't empty. Fix: use an empty store, or pass --add to keep its data")
-    except (StoreFailed, ConfigurationError) as error:
-        await target.aclose()
-        raise error if isinstance(error, ConfigurationError) else ConfigurationError(f"store.url: {error}") from error
-    source = _in_file(path, keys, every=True)
-    return await _copied(source, target, f"sqlite:///{path}", keys, settings.record_seconds, fix)
 
 
 def _in_file(path: Path, keys: Sequence[bytes], *, every: bool = False) -> Deployment:
@@ -267,59 +255,47 @@ class Copied:
     forgotten: int = 0
 
 
+@dataclass
 class Migration:
-    """One run. ``forms`` has the types of values to merge if both stores have one. Others are only added.
+    """One run. It merges the ``FORMS`` if both stores have a value. Others are only added.
 
-    ``source`` is a name of the source that stays the same when a run is repeated. ``record_seconds`` is the lifetime of
-    a record.
+    ``name`` is that of the source, and stays the same when a run is repeated. ``record_seconds`` is the lifetime of a
+    record.
     """
 
-    def __init__(
-        self,
-        source: Deployment,
-        target: Deployment,
-        *,
-        name: str,
-        forms: Mapping[str, type[SharedValue]],
-        record_seconds: float,
-        report: Callable[[Copied], None] = lambda copied: None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._from = source
-        self._to = target
-        self._name = name
-        self._forms = forms
-        self._record_seconds = record_seconds
-        self._report = report
-        self._clock = clock
-        self._marks: set[str] = set()
-        self._tenants: set[str] = set()
-        self.copied = Copied()
+    source: Deployment
+    target: Deployment
+    name: str
+    record_seconds: float
+    report: Callable[[Copied], None] = lambda copied: None
+    copied: Copied = field(default_factory=Copied)
+    _marks: set[str] = field(default_factory=set)
+    _tenants: set[str] = field(default_factory=set)
 
     async def run(self) -> Copied:
         """Copy everything that the target doesn't have. Raises ``StoreFailed``; another run then continues."""
         self._marks = await self._forgotten()
-        for store in self._from.stores:
+        for store in self.source.stores:
             async for entries in store.pages():
                 for entry in entries:
                     await self._copy(entry)
-                self._report(self.copied)
-        if self._to.records:
-            for records in self._from.records:
-                await self._copy_records(records, self._to.records[0])
-            await self._copy_ledger(self._to.records[0])
+                self.report(self.copied)
+        if self.target.records:
+            for records in self.source.records:
+                await self._copy_records(records, self.target.records[0])
+            await self._copy_ledger(self.target.records[0])
         # Other processes may have forgotten tenants that this run had already copied.
         late = await self._forgotten() - self._marks
         for tenant in self._tenants:
             if digest(tenant) in late:
-                for store in self._to.stores:
+                for store in self.target.stores:
                     await remove(store, tenant)
-                for records in self._to.records:
+                for records in self.target.records:
                     await records.remove(tenant)
         return self.copied
 
     async def _forgotten(self) -> set[str]:
-        stores = (*self._from.stores, *self._to.stores)
+        stores = (*self.source.stores, *self.target.stores)
         return {one for store in stores for one in await forgotten(store)}
 
     def _is_wanted(self, tenant: str) -> bool:
@@ -332,11 +308,11 @@ class Migration:
     async def _copy(self, entry: Entry) -> None:
         if entry.kind in SKIPPED or not (entry.kind in KEPT or self._is_wanted(entry.tenant)):
             return
-        store = self._to.stores[0]
-        row, form, ours = (entry.tenant, entry.kind, entry.key), self._forms.get(entry.kind), entry.value
+        store = self.target.stores[0]
+        row, form, ours = (entry.tenant, entry.kind, entry.key), FORMS.get(entry.kind), entry.value
         if form is accounts.Entry:
             with contextlib.suppress(*UNDECODABLE):
-                ours = msgspec.json.encode(msgspec.json.decode(ours, type=accounts.Entry).copy_from(self._name))
+                ours = msgspec.json.encode(msgspec.json.decode(ours, type=accounts.Entry).copy_from(self.name))
         found = await store.get(*row)  # a repeated run shouldn't send large entries that are already there
         if found is None:
             found = await store.add(*row, ours, entry.seconds)
@@ -344,9 +320,13 @@ class Migration:
                 if entry.kind != FORGOTTEN:
                     self.copied.counts[entry.kind] += 1
                 return
-        while form is not None and (merged := _merged(form, ours, found)) is not None:
-            value, until = merged
-            if value == found or await store.replace(*row, found, value, max(until - self._clock(), 1.0)):
+        while form is not None:
+            try:
+                merged = msgspec.json.decode(found, type=form).merged(msgspec.json.decode(ours, type=form))
+            except UNDECODABLE:  # one of the values is unreadable
+                break
+            value = msgspec.json.encode(merged)
+            if value == found or await store.replace(*row, found, value, max(merged.until - time.time(), 1.0)):
                 break
             found = await store.add(*row, ours, entry.seconds)
         if entry.kind != FORGOTTEN:
@@ -356,36 +336,24 @@ class Migration:
         before: str | None = None
         while page := await source.select(RecordQuery(before=before, limit=RECORD_LIMIT // 2)):
             before = page[-1].id
-            seconds = page[0].time + self._record_seconds - self._clock()
+            seconds = page[0].time + self.record_seconds - time.time()
             wanted = [record for record in page if self._is_wanted(record.tenant)]
             if seconds > 0 and wanted:
                 await target.write(wanted, seconds, ledger=False)
                 self.copied.counts["record"] += len(wanted)
-            self._report(self.copied)
+            self.report(self.copied)
 
     async def _copy_ledger(self, target: RecordStore) -> None:
         """Copy the rows of all sources together, because a repeated run replaces the rows of the source."""
-        rows: dict[Any, Any] = {}
-        for source in self._from.records:
-            for labels, sums in await source.ledger(0, int(self._clock() // DAY) + 1):
+        rows: dict[LedgerLabels, LedgerSums] = {}
+        for source in self.source.records:
+            for labels, sums in await source.ledger(0, int(time.time() // DAY) + 1):
                 if self._is_wanted(labels.tenant):
-                    if labels in rows:
-                        rows[labels].add(sums)
-                    else:
-                        rows[labels] = sums
+                    rows.setdefault(labels, LedgerSums()).add(sums)
         several = list(rows.items())
         for start in range(0, len(several), ROWS):
-            await target.copy_rows(several[start : start + ROWS], self._name)
+            await target.copy_rows(several[start : start + ROWS], self.name)
         self.copied.counts["ledger row"] += len(several)
-
-
-def _merged(form: type[SharedValue], ours: bytes, theirs: bytes) -> tuple[bytes, float] | None:
-    """Return the merged value and its expiration time, or ``None`` if one of the values is unreadable."""
-    try:
-        merged = msgspec.json.decode(theirs, type=form).merged(msgspec.json.decode(ours, type=form))
-    except UNDECODABLE:
-        return None
-    return msgspec.json.encode(merged), merged.until
 
 
 Report = dict[str, Any]

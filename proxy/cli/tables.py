@@ -58,7 +58,6 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def _prepared(column: Column) -> int:
-    """Fold a wide column of names. Return the width of a column with its frame."""
     width = max(cell_len(line) for cell in (column.header, *column.cells) for line in str(cell).splitlines() or [""])
     column.no_wrap = column.justify == "right" or width <= FOLDED
     column.overflow = "fold"

@@ -1,7 +1,7 @@
 """Settings of the engine: when to compact, and how much recent conversation to keep.
 
 Triggers have the terms of LangChain's ``SummarizationMiddleware``: tokens, messages, or a fraction of the budget. The
-engine doesn't check settings. ``proxy.config.sections`` has the same fields, with checks and descriptions.
+engine doesn't check settings. ``proxy.config.policy`` has the same fields, with checks and descriptions.
 """
 
 from __future__ import annotations

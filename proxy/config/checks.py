@@ -14,9 +14,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from proxy.compaction.settings import lowest_level, with_step
-from proxy.config.document import Node, Path, dotted, line_of, shown
+from proxy.config.document import Issue, Node, Path, dotted, error_text, issue, line_of, near, shown
 from proxy.config.fields import KINDS, condition_parts, lowest
-from proxy.config.issues import Issue, error_text, issue, near
 from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
 from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.upstreams import SPEAKS_OPENAI, RouteSettings, litellm_providers, resolve_transport
@@ -41,7 +40,6 @@ Finding = tuple[Path, str, str]
 
 
 def cross_check(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:
-    """Return the errors across sections, in the order of the file."""
     findings = [
         *_routes(settings),
         *_unknown_providers(settings),
@@ -144,22 +142,17 @@ def _prepare(root: Node, written: WrittenSettings, settings: Settings) -> Iterat
             continue
         inherited = policy.models[len(own.models) :] if isinstance(own, WrittenPolicy) else ()
         for where, found in [("", policy), *((f".models ({over.match})", over.policy) for over in inherited)]:
-            if late := _too_late(found):
-                yield issue(line_of(root, (*path, key)), *late, f"{dotted(path)}{where}.prepare")
-
-
-def _too_late(policy: Policy) -> tuple[str, str] | None:
-    """Return problem and fix if a policy doesn't prepare before it compacts."""
-    for kind in KINDS:
-        begin, end = lowest(policy.prepare, kind), lowest(policy.trigger, kind)
-        if begin is not None and end is not None and begin >= end:
-            problem = f"{begin:g} ({kind}) must be below the trigger's {end:g}, so that the summary is ready in time"
-            return problem, f"prepare: {{{kind}: {below(end, 0.88)}}}, or a higher trigger"
-    return None
+            for kind in KINDS:
+                begin, end = lowest(found.prepare, kind), lowest(found.trigger, kind)
+                if begin is not None and end is not None and begin >= end:
+                    problem = f"{begin:g} ({kind}) must be below the trigger's {end:g}, "
+                    problem += "so that the summary is ready in time"
+                    fix = f"prepare: {{{kind}: {below(end, 0.88)}}}, or a higher trigger"
+                    yield issue(line_of(root, (*path, key)), problem, fix, f"{dotted(path)}{where}.prepare")
+                    break
 
 
 def below(bound: float, share: float) -> str:
-    """Return a figure of the same kind below a bound."""
     return f"{bound * share:.2g}" if bound <= 1 else str(max(1, int(bound * share)))
 
 
@@ -168,7 +161,6 @@ LARGE_PRICE = 0.01
 
 
 def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:
-    """Return the warnings in the order of the file."""
     findings = [
         *_unknown_windows(settings),
         *_price_steps(written, settings),
@@ -180,8 +172,7 @@ def likely_mistakes(root: Node, written: WrittenSettings, settings: Settings) ->
         *_uncounted_spending(settings),
         *_estimated_streams(settings),
         *_large_prices(settings),
-        *_ineffective_limits(settings),
-        *_ineffective_times(settings),
+        *_ineffective(settings),
     ]
     issues = [*_issues(root, findings), *_large_keeps(root, written, settings)]
     return sorted(found._replace(message=f"warning: {found.message}") for found in issues)
@@ -383,31 +374,21 @@ def _large_prices(settings: Settings) -> Iterator[Finding]:
             yield ("prices", model, name), problem, f"{name}: {value / 1e6:.12f}".rstrip("0")
 
 
-def _ineffective_limits(settings: Settings) -> Iterator[Finding]:
+def _ineffective(settings: Settings) -> Iterator[Finding]:
+    server, metrics = settings.server, settings.metrics.address
     if settings.limits.on_store_failure == "refuse" and settings.store.kind != "redis":
         problem = "has no effect without a store on Redis, because each process counts its own requests"
         yield ("limits", "on_store_failure"), problem, "remove it, or set store: {url: redis://HOST}"
-
-
-def _ineffective_times(settings: Settings) -> Iterator[Finding]:
-    server, metrics = settings.server, settings.metrics.address
     if server.keepalive >= server.deadline:
         problem = f"isn't below server.deadline ({server.deadline:g}), so no heartbeat is sent"
-        yield (
-            ("server", "keepalive"),
-            f"{problem} (got {server.keepalive:g})",
-            f"keepalive: {min(10, server.deadline / 2):g}",
-        )
-    if metrics is not None and metrics[1] == server.port and _same_address(metrics[0], server.host):
-        problem = f"is the server's own address, port {server.port}, so the proxy can't start"
-        yield ("metrics", "listen"), problem, "use another port, as in listen: 127.0.0.1:9090, or remove it"
-
-
-def _same_address(one: str, other: str) -> bool:
-    """Return whether two listeners on the same port would conflict."""
-    names = {"localhost": "127.0.0.1"}
-    everywhere = any(set(address) <= {*"0.:"} for address in (one, other))
-    return everywhere or names.get(one, one) == names.get(other, other)
+        fix = f"keepalive: {min(10, server.deadline / 2):g}"
+        yield ("server", "keepalive"), f"{problem} (got {server.keepalive:g})", fix
+    if metrics is not None and metrics[1] == server.port:
+        hosts = [{"localhost": "127.0.0.1"}.get(host, host) for host in (metrics[0], server.host)]
+        # Two listeners conflict if one of them takes all addresses.
+        if hosts[0] == hosts[1] or any(set(host) <= {*"0.:"} for host in hosts):
+            problem = f"is the server's own address, port {server.port}, so the proxy can't start"
+            yield ("metrics", "listen"), problem, "use another port, as in listen: 127.0.0.1:9090, or remove it"
 
 
 def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> Iterator[Issue]:
@@ -423,7 +404,13 @@ def _large_keeps(root: Node, written: WrittenSettings, settings: Settings) -> It
 
 def advice(loaded: Loaded, today: date) -> list[str]:
     """Return a line for each expired key. ``today`` is the day in UTC."""
-    return _lines(_expired(loaded.settings, today), loaded)
+    expired = [
+        (("teams", name, "keys", index), f"expired on {key.expires} (UTC) and is refused", "remove it")
+        for name, team in loaded.settings.teams.items()
+        for index, key in enumerate(team.keys)
+        if key.expires is not None and key.expires <= today
+    ]
+    return _lines(expired, loaded)
 
 
 def exposure(settings: Settings, loaded: Loaded | None) -> list[str]:
@@ -456,10 +443,3 @@ def _exposed(settings: Settings) -> Iterator[Finding]:
         )
         problem = "the store holds the prompts of other machines' users unencrypted"
         yield ("store", "encryption", "key"), problem, fix
-
-
-def _expired(settings: Settings, today: date) -> Iterator[Finding]:
-    for name, team in settings.teams.items():
-        for index, key in enumerate(team.keys):
-            if key.expires is not None and key.expires <= today:
-                yield ("teams", name, "keys", index), f"expired on {key.expires} (UTC) and is refused", "remove it"

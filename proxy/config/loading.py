@@ -14,8 +14,7 @@ import msgspec
 from pydantic import ValidationError
 
 from proxy.config.checks import cross_check, likely_mistakes
-from proxy.config.document import Node, parse, plain
-from proxy.config.issues import Issues
+from proxy.config.document import Issues, Node, parse, plain
 from proxy.config.messages import issues_of
 from proxy.config.policy import Policy, effective
 from proxy.config.settings import Settings, WrittenSettings

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from proxy.config.document import Ambiguous, Node, Path, dotted, find, got, reading, shown
+from proxy.config.document import Ambiguous, Issue, Node, Path, dotted, find, got, issue, near, reading, shown
 from proxy.config.fields import Section, number_for, quoted
-from proxy.config.issues import Issue, issue, near
 from proxy.constants import DOCUMENTATION
 
 MIGRATING = f"{DOCUMENTATION}migrating/"
@@ -59,7 +58,6 @@ _SECRET = frozenset({"api_key", "headers", "key", "keys", "old_keys", "base_url"
 
 
 def issues_of(error: ValidationError, root: Node, model: type[BaseModel]) -> list[Issue]:
-    """Return the errors in the order of the file."""
     details = error.errors(include_url=False, include_input=False)
     return sorted(_issue(dict(detail), root, model) for detail in details)
 
@@ -77,7 +75,6 @@ class _Invalid(NamedTuple):
         return self.node.text if self.is_public else ""
 
     def line(self, value: str) -> str:
-        """Return the corrected line of the file."""
         return f"{self.name}: {value}" if self.name else value
 
 
@@ -108,7 +105,6 @@ def _issue(detail: dict[str, Any], root: Node, model: type[BaseModel]) -> Issue:
 
 
 def _unknown(path: Path, model: type[BaseModel]) -> str:
-    """Return the fix for an unknown setting."""
     special = UNKNOWN.get(dotted(path)) or LITELLM.get(str(path[-1]))
     section = _section_at(model, path[:-1])
     return special or near(str(path[-1]), section.model_fields if section else ())
@@ -181,17 +177,15 @@ def section_wanted(
     if node.value is True and nullable:
         return "must be a section", f"to use its defaults, write {name}: {{}}"
     main = section.main if section is not None and issubclass(section, Section) else None
-    is_number = section is not None and main is not None and _is_number(section.model_fields[main].annotation)
-    text = node.text if is_public and not node.substituted else ""
-    return "must be a section", section_for(name, text, main, is_number=is_number)
-
-
-def _is_number(annotation: Any) -> bool:
-    return annotation is int or int in get_args(annotation)
+    if main is None or not (text := node.text if is_public and not node.substituted else ""):
+        return "must be a section", f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"
+    annotation = section.model_fields[main].annotation if section is not None else None
+    if annotation is int or int in get_args(annotation):
+        return "must be a section", f"write {name}: {{{main}: {number_for(text, whole=True) or 'N'}}}"
+    return "must be a section", f"did you mean {name}: {{{main}: {quoted(shown(text))}}}?"
 
 
 def _nullable(model: type[BaseModel], path: Path) -> bool:
-    """Return whether ``null`` is a value of the setting at a path."""
     above = _section_at(model, path[:-1]) if path else None
     field = None if above is None else above.model_fields.get(str(path[-1]))
     return field is not None and types.NoneType in get_args(field.annotation)
@@ -218,16 +212,3 @@ def _section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     inside = (_section(argument)[0] for argument in get_args(annotation))
     section = next((section for section in inside if section is not None), None)
     return section, get_origin(annotation) not in (Union, types.UnionType)
-
-
-def section_for(name: str, text: str, main: str | None, *, is_number: bool) -> str:
-    """Return the section that a plain value probably means. ``text`` is empty if it can't be shown.
-
-    ``main`` is the section's setting that such a value probably means, and ``is_number`` whether that's a number.
-    """
-    if main is None or not text:
-        return f"write its settings, as in {name or 'name'}: {{{main or 'setting'}: value}}"
-    if is_number:
-        number = number_for(text, whole=True)
-        return f"write {name}: {{{main}: {number or 'N'}}}"
-    return f"did you mean {name}: {{{main}: {quoted(shown(text))}}}?"

@@ -10,8 +10,14 @@ from pydantic import Field, field_validator
 
 from proxy.config.fields import Name, Section, Text, wrong
 from proxy.config.policy import Policy, WrittenPolicy
-from proxy.config.server import LogSettings, MetricsSettings, OtelSettings, RecordSettings, ServerSettings
-from proxy.config.store import StoreSettings
+from proxy.config.server import (
+    LogSettings,
+    MetricsSettings,
+    OtelSettings,
+    RecordSettings,
+    ServerSettings,
+    StoreSettings,
+)
 from proxy.config.teams import AdminSettings, AuthSettings, SharedLimitSettings, TeamSettings
 from proxy.config.upstreams import Prices, Route, RouteSettings, UpstreamSettings, default_upstreams
 from proxy.constants import DAY
@@ -95,7 +101,6 @@ class Settings(_SettingsFields):
 
     @property
     def record_count(self) -> int:
-        """Return the maximum number of records."""
         return 0 if self.records is None else self.records.max
 
     @cached_property

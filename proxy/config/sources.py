@@ -15,8 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from proxy.config.document import MAX_BYTES, Node, empty, parse, shown, substitute
-from proxy.config.issues import Issue, Issues, issue, masked, near
+from proxy.config.document import MAX_BYTES, Issue, Issues, Node, empty, issue, masked, near, parse, shown, substitute
 from proxy.config.messages import section_wanted
 from proxy.errors import ConfigurationError
 
@@ -96,12 +95,10 @@ class Sources:
 
     @property
     def stamp_as_read(self) -> Stamp:
-        """Return the state of the files when they were read."""
         return tuple(sorted((source.real, source.state) for source in self.files))
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Return the state of a file, or an empty tuple if it's gone."""
     try:
         return _figures(path.stat())
     except OSError:

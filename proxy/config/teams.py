@@ -67,7 +67,6 @@ class KeySettings(Section):
 
     @property
     def shown(self) -> str:
-        """Return the key's name, or the start of its hash."""
         return self.name or self.hash.removeprefix("sha256:")[:SHOWN]
 
     @property

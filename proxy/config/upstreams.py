@@ -28,8 +28,8 @@ from pydantic import (
     model_validator,
 )
 
+from proxy.config.document import near
 from proxy.config.fields import Count, Name, Section, Size, Text, no_truth_value, wrong
-from proxy.config.issues import near
 from proxy.errors import ConfigurationError
 from proxy.http.headers import CREDENTIALS
 from proxy.limits.prices import FACTORS, FIELDS, SEARCHES, is_price_field
@@ -211,7 +211,6 @@ class UpstreamSettings(Section):
 
     @property
     def has_credential(self) -> bool:
-        """Return whether the upstream accepts requests without the caller's key."""
         return self.api_key is not None or self.provider in _OWN_CREDENTIALS
 
     @property
@@ -258,7 +257,6 @@ def checked_url(url: str, path: re.Pattern[str], *, example: str, key: str, quer
 
 
 def default_upstreams() -> dict[str, UpstreamSettings]:
-    """Return the upstreams of a configuration that names none."""
     return {"openai": UpstreamSettings(), "anthropic": UpstreamSettings(provider="anthropic")}
 
 

@@ -84,12 +84,12 @@ def through_proxy(upstream: str) -> Iterator[str]:
     """Start the proxy in front of the upstream, with a configuration file and a temporary store."""
     # Import here, because sessions without the proxy don't need these modules.
     from proxy.config import load
-    from proxy.server.app import create_app
+    from proxy.server.app import Proxy
 
     with tempfile.TemporaryDirectory(prefix="compaction-demo-") as folder:
         file = Path(folder, "config.yaml")
         file.write_text(configuration(upstream, Path(folder, "demo.db")), encoding="utf-8")
-        with serve(create_app(load(file, {}))) as url:
+        with serve(Proxy(load(file, {}))) as url:
             yield url
 
 

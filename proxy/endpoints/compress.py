@@ -140,7 +140,6 @@ class Compress:
     async def _compressed(
         self, endpoint: Conversations, exchange: Exchange, task: Task
     ) -> tuple[bytes, list[tuple[str, str]]]:
-        """Return the body of the response, and its headers."""
         body, counter, tenant = exchange.body, exchange.counter, exchange.caller.tenant
         compactor, name = self._service.compactor, body.CONVERSATION
         if counter is None:

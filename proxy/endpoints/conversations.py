@@ -16,31 +16,28 @@ from time import perf_counter
 
 from starlette.types import Receive, Scope, Send
 
-from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller, for_model, may_use
+from proxy.access.quotas import BodyLease
 from proxy.access.spending import limit_of
 from proxy.config import Route
 from proxy.dialects.apis import Dialect
 from proxy.dialects.chat.answers import without_usage
-from proxy.dialects.counting import Counter
 from proxy.dialects.request import LONG_BETA, Request, fields_of
 from proxy.endpoints.paths import AZURE, DEPLOYMENT
-from proxy.endpoints.reply import Hide, send_answer, send_error_event
+from proxy.endpoints.reply import send_answer, send_error_event
 from proxy.endpoints.restrictions import check_body, check_budget, check_path
 from proxy.errors import BadBody, ModelNotAllowed, ProxyError, UnknownModel
 from proxy.http.headers import Own
 from proxy.http.request_body import ClientLeft, Sent, answer_error, leaving, read_body
 from proxy.http.sse import Heartbeat
-from proxy.limits.profiles import Profile
 from proxy.pipeline.answering import Answering
-from proxy.pipeline.attempt import Departure, Reply
+from proxy.pipeline.attempt import Departure
 from proxy.pipeline.billing import pricing
 from proxy.pipeline.costs import settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
-from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import ConfigSnapshot, Runtime
-from proxy.pipeline.sending import Tap, Watch, milliseconds_since
+from proxy.pipeline.sending import Watch, milliseconds_since
 from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
 
@@ -103,7 +100,22 @@ class Conversations:
         if len(body.units) > MANY:
             await held.more(UNIT_BYTES * len(body.units))
         record.stream = body.stream
-        caller, route, profile, counter = await self._decided(request, body)
+        record.model = shown_model(body.model) if body.model else None
+        route = _route(configuration, body, caller, self._dialect)
+        record.upstream, record.upstream_model = route.upstream, shown_model(route.model)
+        if scope.get(AZURE) and configuration.settings.upstreams[route.upstream].provider != "azure":
+            query = without_api_version(scope["query_string"].decode("latin-1"))
+            request.scope = {**scope, "query_string": query.encode("latin-1")}
+        if caller.models is not None:
+            await check_body(scope, caller, body.raw)
+        if not body.units and limit_of(caller) is not None:
+            fields_of(body.raw)  # raises BadBody, because a spending limit can't count what can't be read
+        caller = for_model(caller, body.model or "")
+        # Clients ask for Anthropic's long window in a header or in a field of the body.
+        betas = b",".join([value for name, value in scope["headers"] if name == b"anthropic-beta"])
+        long = LONG_BETA in betas.lower() or (body.long_context and bool(body.units))
+        measure = self._service.limits.measure
+        profile, counter = await measure(route, configuration, self._dialect, long_context=long)
         record.policy = caller.policy.name
         request.bill.price_of = pricing(configuration.price(route, profile))
         await check_budget(self._service.money.spending, scope, caller, request.bill, body.model or "", body.raw)
@@ -122,27 +134,6 @@ class Conversations:
             counter=counter,
             memory=held,
             time=TimeLeft(now + configuration.settings.server.deadline),
-        )
-
-    async def _decided(self, request: RequestContext, body: Request) -> tuple[Caller, Route, Profile, Counter | None]:
-        """Return the caller with its policy for the model, the route, the limits, and how to count. Describe them."""
-        scope, caller, configuration, record = request.scope, request.caller, request.configuration, request.record
-        record.model = shown_model(body.model) if body.model else None
-        route = _route(configuration, body, caller, self._dialect)
-        record.upstream, record.upstream_model = route.upstream, shown_model(route.model)
-        if scope.get(AZURE) and configuration.settings.upstreams[route.upstream].provider != "azure":
-            query = without_api_version(scope["query_string"].decode("latin-1"))
-            request.scope = {**scope, "query_string": query.encode("latin-1")}
-        if caller.models is not None:
-            await check_body(scope, caller, body.raw)
-        if not body.units and limit_of(caller) is not None:
-            fields_of(body.raw)  # raises BadBody, because a spending limit can't count what can't be read
-        return (
-            for_model(caller, body.model or ""),
-            route,
-            *await self._service.limits.measure(
-                route, configuration, self._dialect, long_context=_asks_long_context(scope, body)
-            ),
         )
 
     async def _served(self, exchange: Exchange, send: Send, now: float) -> Watch | None:
@@ -172,23 +163,16 @@ class Conversations:
     async def _answered(self, exchange: Exchange, send: Send) -> Watch:
         reply = await self.answering.answer(exchange)
         watch = self.answering.watch(exchange, reply)
-        start, headers = reply.start, self._headers(exchange, reply)
+        start, tap, heartbeat = reply.start, watch.tap, exchange.heartbeat
+        headers = outcome_headers(reply.sent, len(reply.run.retries))
+        if (left := self._service.money.spending.remaining(exchange.caller)) is not None:
+            headers.append((Own.SPENDING_REMAINING, left))
+        if reply.run.advice is not None:
+            headers.append((Own.ADVICE, reply.run.advice))
+        if exchange.record.recalls:
+            headers.append((Own.RECALL, str(exchange.record.recalls)))
         hide = without_usage if reply.sent.asks_usage else None
         del reply  # it has the messages that were sent, and a stream may take hours
-        await self._forward(exchange, start, headers, watch.tap, hide, send)
-        watch.ended()
-        return watch
-
-    async def _forward(
-        self,
-        exchange: Exchange,
-        start: ResponseStart,
-        headers: list[tuple[str, str]],
-        tap: Tap | None,
-        hide: Hide | None,
-        send: Send,
-    ) -> None:
-        heartbeat = exchange.heartbeat
         if heartbeat is not None and heartbeat.begun:
             await heartbeat.stop()
         else:
@@ -197,27 +181,13 @@ class Conversations:
         await send_answer(send, start, headers, tap, shape=shape, hide=hide, heartbeat=heartbeat, linger=linger)
         if tap is not None:
             tap.finish()
-
-    def _headers(self, exchange: Exchange, reply: Reply) -> list[tuple[str, str]]:
-        headers = outcome_headers(reply.sent, len(reply.run.retries))
-        if (left := self._service.money.spending.remaining(exchange.caller)) is not None:
-            headers.append((Own.SPENDING_REMAINING, left))
-        if reply.run.advice is not None:
-            headers.append((Own.ADVICE, reply.run.advice))
-        if exchange.record.recalls:
-            headers.append((Own.RECALL, str(exchange.record.recalls)))
-        return headers
+        watch.ended()
+        return watch
 
     async def settle(self, exchanges: list[Exchange]) -> None:
         """Count what requests cost. The list gets empty."""
         while exchanges:
             await settle(self._service, exchanges.pop())
-
-
-def _asks_long_context(scope: Scope, body: Request) -> bool:
-    """Return whether the client asks for Anthropic's long window, in a header or in a field of the body."""
-    betas = b",".join([value for name, value in scope["headers"] if name == b"anthropic-beta"])
-    return LONG_BETA in betas.lower() or (body.long_context and bool(body.units))
 
 
 def _route(configuration: ConfigSnapshot, body: Request, caller: Caller, dialect: Dialect) -> Route:
@@ -247,7 +217,6 @@ def start_headers(exchange: Exchange) -> list[tuple[str, str]]:
 
 
 def identity_headers(exchange: Exchange) -> list[tuple[str, str]]:
-    """Return the response headers that name the policy and the request."""
     return [(Own.POLICY, exchange.caller.policy.name), (Own.ID, exchange.record.id)]
 
 

@@ -22,17 +22,7 @@ from proxy.config import Loaded, Settings
 from proxy.config.document import Node
 from proxy.config.policy import effective_values, stated
 from proxy.config.teams import TeamSettings
-from proxy.endpoints import prompt_text
-from proxy.endpoints.presentation import (
-    compaction_text,
-    conversation,
-    error_text,
-    figure,
-    keyless_hint,
-    milliseconds,
-    request_facts,
-    savings,
-)
+from proxy.endpoints import presentation
 from proxy.endpoints.queries import (
     APIS,
     FILTERS,
@@ -44,15 +34,13 @@ from proxy.endpoints.queries import (
     time_in,
     viewing,
 )
-from proxy.endpoints.records import request_json
-from proxy.endpoints.status import status
+from proxy.endpoints.records import request_json, status
 from proxy.errors import ContentNotAllowed, NotAuthenticated, NotFound, ProxyError, RequestError
 from proxy.http.headers import cookies, credential
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_prompt
 from proxy.pipeline.runtime import Runtime
-from proxy.records.latency import PART_TITLES, latency, seconds, slice_titles
-from proxy.records.report import day_of, money
+from proxy.records.report import PART_TITLES, day_of, latency, money, seconds, slice_titles
 from proxy.store import StoreFailed
 from proxy.telemetry.record import ID_LENGTH, Verdict
 from proxy.telemetry.record_json import NAME_KINDS, record_json
@@ -134,9 +122,15 @@ class Dashboard:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        pages.filters.update(figure=figure, ms=milliseconds, money=money, seconds=seconds, error=error_text)
+        pages.filters.update(
+            figure=presentation.figure,
+            ms=presentation.milliseconds,
+            money=money,
+            seconds=seconds,
+            error=presentation.error_text,
+        )
         pages.filters["part"] = PART_TITLES.get
-        pages.globals.update(text=prompt_text)
+        pages.globals.update(text=presentation)
         return pages
 
     @property
@@ -200,7 +194,7 @@ class Dashboard:
     def _render(self, name: str, viewer: Viewer, status: int = 200, /, **values: Any) -> Response:
         here = values.pop("here", "")
         link = self._service.access.admin_link if self._service.settings.admin is None else None
-        hint = keyless_hint(viewer, link) if here in LISTING else None
+        hint = presentation.keyless_hint(viewer, link) if here in LISTING else None
         text = self._pages.get_template(name).render(
             screens=SCREENS, here=here, who=viewer.name, signed_in=viewer.signed_in, hint=hint, **values
         )
@@ -267,11 +261,11 @@ class Dashboard:
             raise NotFound("You have no record with this id. It may have expired, or belong to another team.")
         calls = await summary_calls(self._service.records.store, found, viewer.tenants)
         prompt = await read_prompt(self._service.stores.archive, found)
-        one, policy = request_json(found, calls), prompt_text.policy_of(found, self._service.settings)
+        one, policy = request_json(found, calls), presentation.policy_of(found, self._service.settings)
         left = (
-            [prompt_text.why_unknown(found, policy)]
+            [presentation.why_unknown(found, policy)]
             if prompt is None
-            else list(prompt_text.left_prompt(prompt, found, policy))
+            else list(presentation.left_prompt(prompt, found, policy))
         )
         if prompt is not None:
             try:
@@ -280,14 +274,14 @@ class Dashboard:
                 prompt, left = None, [*left, error.message]
 
         def rendered() -> Response:
-            values: dict[str, Any] = {"one": one, "facts": request_facts(found, one), "left": left}
+            values: dict[str, Any] = {"one": one, "facts": presentation.request_facts(found, one), "left": left}
             if one["window"] is not None:
                 values |= {
-                    "window": prompt_text.window_title(one["window"]),
-                    "parts": list(prompt_text.window_parts(one["window"])),
+                    "window": presentation.window_title(one["window"]),
+                    "parts": list(presentation.window_parts(one["window"])),
                 }
             if prompt is not None:
-                values |= {"sections": prompt_text.summary_sections(prompt), "prompt": prompt, "longest": LONGEST}
+                values |= {"sections": presentation.summary_sections(prompt), "prompt": prompt, "longest": LONGEST}
             return self._render("request.html", viewer, name_kinds=NAME_KINDS, **values)
 
         return await asyncio.to_thread(rendered)
@@ -297,8 +291,10 @@ class Dashboard:
         found = await selected(records.store, records.tags, {"conversation": id}, viewer.tenants, kind=None)
         if not found:
             raise NotFound("You have no conversation with this id. Its records may have expired.")
-        turns, sums = conversation(found)
-        shown = [(one, compaction_text(one), error_text(one)) for one in map(record_json, turns)]
+        turns, sums = presentation.conversation(found)
+        shown = [
+            (one, presentation.compaction_text(one), presentation.error_text(one)) for one in map(record_json, turns)
+        ]
         return self._render("conversation.html", viewer, id=id, turns=shown, sums=sums)
 
     async def _savings(self, request: Request, viewer: Viewer) -> Response:
@@ -316,7 +312,7 @@ class Dashboard:
         times = await latency(records, since, now, viewer.tenants, None)
 
         def rendered() -> Response:
-            values = {**savings(rows, first, last), "times": times, "slices": slice_titles(times)}
+            values = {**presentation.savings(rows, first, last), "times": times, "slices": slice_titles(times)}
             status = 400 if problem else 200
             place = {"here": SCREENS[1][0], "note": NOTE, "given": given, "problem": problem}
             return self._render("savings.html", viewer, status, **place, **values)
@@ -366,7 +362,6 @@ async def _sign_out(request: Request) -> Response:
 
 
 def _teams_of(settings: Settings, viewer: Viewer) -> dict[str, TeamSettings]:
-    """Return the teams that the sender may see."""
     own = {tenant.removeprefix("team:") for tenant in viewer.tenants or ()}
     return {name: team for name, team in settings.teams.items() if viewer.tenants is None or name in own}
 

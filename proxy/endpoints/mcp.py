@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -63,15 +64,9 @@ class McpEndpoint:
                 raise NotInstalled(
                     "This path needs the package mcp. Fix: have the operator run pip install 'mcp>=2.3'."
                 )
-            tools = await asyncio.to_thread(_import)
-            self._tools = tools(self._service.archive_reader)
+            module = await asyncio.to_thread(import_module, "proxy.endpoints.mcp_tools")
+            self._tools = module.McpTools(self._service.archive_reader)
         return self._tools
-
-
-def _import() -> type[McpTools]:
-    from proxy.endpoints.mcp_tools import McpTools
-
-    return McpTools
 
 
 def _private(send: Send) -> Send:

@@ -20,7 +20,7 @@ from proxy.http.request_body import ClientLeft, Sent, answer_error, answer_json,
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart, read_start, readable
 from proxy.pipeline.runtime import Runtime
-from proxy.telemetry.trace_context import with_trace
+from proxy.telemetry.record import with_trace
 
 log = structlog.get_logger(__name__)
 
@@ -135,13 +135,11 @@ class ModelList:
 
 
 def _page(data: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return entries as one page of Anthropic's list of models."""
     page = [{"type": "model", "display_name": entry["id"], **entry} for entry in data]
     ids = [entry["id"] for entry in page]
     return {"data": page, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def _entries(listed: bytes) -> dict[str, dict[str, Any]]:
-    """Return the entries of a list by id. Entries without an id are omitted."""
     data = msgspec.json.decode(listed)["data"]
     return {entry["id"]: entry for entry in data if isinstance(entry, dict) and isinstance(entry.get("id"), str)}

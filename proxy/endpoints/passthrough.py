@@ -14,8 +14,8 @@ from urllib.parse import unquote, unquote_to_bytes
 import msgspec
 from starlette.types import Message, Receive, Scope
 
-from proxy.access.admission import BodyLease
 from proxy.access.authenticator import Caller
+from proxy.access.quotas import BodyLease
 from proxy.access.spending import limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
@@ -38,8 +38,7 @@ from proxy.pipeline.billing import BYTES_A_TOKEN, EXPECTED_OUTPUT, pricing
 from proxy.pipeline.exchange import RequestContext, begin_request
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
-from proxy.telemetry.record import Usage, record_of, shown_model
-from proxy.telemetry.trace_context import with_trace
+from proxy.telemetry.record import Usage, record_of, shown_model, with_trace
 from proxy.upstream.relay import RelayTransport, without_api_version
 from proxy.upstream.transport import MESSAGES_PATH, RESPONSES_PATH
 
@@ -191,7 +190,6 @@ class Upload:
         self._finished = asyncio.Event()
 
     async def receive(self) -> Message:
-        """Return the next message of the connection."""
         message = await self._receive()
         body = message.get("body", b"")
         self.size += len(body)
@@ -377,7 +375,6 @@ def model_in(body: bytes, kind: str) -> str:
 
 
 def tail_of(path: str) -> AnswerTail:
-    """Return what reads the usage in answers of a path."""
     path = "/" + "/".join(_names(path))
     if path.startswith(RESPONSES_PATH):
         return RESPONSES.answers.tail()

@@ -107,7 +107,6 @@ def _base(names: list[str], at: int) -> int:
 
 
 def is_messages(path: str) -> bool:
-    """Return whether a path belongs to Anthropic's Messages API."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 

@@ -45,7 +45,6 @@ class Viewer(msgspec.Struct, frozen=True):
     admin: Admin | None = None
 
     def sees(self, tenant: str) -> bool:
-        """Return whether the sender may see what belongs to a tenant."""
         return self.tenants is None or tenant in self.tenants
 
     def read_content(self, record: RequestRecord, view: str) -> None:
@@ -111,7 +110,6 @@ def parameters(query: bytes, known: Collection[str]) -> dict[str, str]:
 
 
 def wrong(name: str, problem: str, value: str) -> RequestError:
-    """Return the error for a parameter's value."""
     return RequestError(f"{name}: {problem} (got {value[:_QUOTED]!r}).", param=name)
 
 

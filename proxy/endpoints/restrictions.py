@@ -371,7 +371,6 @@ def _letters(name: str) -> str:
 
 
 def _decoded(raw: msgspec.Raw | None, kind: type[T]) -> T | None:
-    """Return a JSON value of a type, or ``None`` for anything else."""
     try:
         return None if raw is None else msgspec.json.decode(raw, type=kind)
     except UNDECODABLE:

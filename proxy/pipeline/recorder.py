@@ -30,8 +30,7 @@ from proxy.store import Refused, Store, StoreFailed
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.store.tenant_cache import Place, Waiting, WriteBehind
 from proxy.telemetry.metrics import RECORDS
-from proxy.telemetry.record import RECORD, Refusal, RequestRecord, current, new_id
-from proxy.telemetry.trace_context import Trace
+from proxy.telemetry.record import RECORD, Refusal, RequestRecord, Trace, current, new_id
 
 log = structlog.get_logger(__name__)
 

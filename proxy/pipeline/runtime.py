@@ -11,9 +11,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from proxy.access.admin import AdminLink, Sessions
-from proxy.access.admission import BodyMemory, ConcurrencyLimit
 from proxy.access.authenticator import Authenticator
-from proxy.access.quotas import Quotas, SharedQuotas
+from proxy.access.quotas import BodyMemory, ConcurrencyLimit, Quotas, SharedQuotas
 from proxy.access.spending import Spending
 from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings

@@ -19,8 +19,7 @@ from proxy.pipeline.attempt import Departure
 from proxy.pipeline.billing import UNPACKED_BYTES
 from proxy.pipeline.exchange import DEADLINE, Exchange, TimeLeft
 from proxy.pipeline.response_start import Asked, ResponseStart, read_start
-from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, UpstreamCall
-from proxy.telemetry.trace_context import with_trace
+from proxy.telemetry.record import ACCEPTED, CONTINUED, OVERFLOW, UpstreamCall, with_trace
 from proxy.upstream.connections import not_in_time
 from proxy.upstream.transport import Answer, Outgoing, Transport
 

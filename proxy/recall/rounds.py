@@ -49,7 +49,6 @@ class HiddenRounds(TenantCache[list[HiddenRound]]):
         super().__init__(store, KIND, codec, self._answered, PENDING_BYTES)
 
     def get(self, *place: str) -> list[HiddenRound] | None:
-        """Return the hidden rounds that this process knows."""
         answered = self._answered.get(place)
         return self.writes.get(place) if answered is None else answered.rounds
 

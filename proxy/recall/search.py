@@ -244,7 +244,6 @@ def _newer_first(ranked: Sequence[int], scores: Mapping[int, float], shares: Map
 
 
 def _added(scores: Iterable[Mapping[str, float]]) -> Counter[str]:
-    """Return the sums of the scores by word."""
     sums: Counter[str] = Counter()
     for one in scores:
         sums.update(one)

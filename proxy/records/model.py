@@ -81,7 +81,6 @@ class RecordQuery:
         return any(one is not None for one in wanted)
 
     def selects(self, record: RequestRecord) -> bool:
-        """Return whether a record is one of those wanted."""
         return (
             all((wanted := getattr(self, name)) is None or getattr(record, name) == wanted for name in _NAMES)
             and (self.tenants is None or record.tenant in self.tenants)
@@ -153,13 +152,20 @@ class LedgerSums:
                 setattr(self, name, getattr(self, name) + amount)
 
     def add_record(self, record: RequestRecord) -> None:
+        usage, cost, before = record.usage, record.cost, record.before
         if record.kind == "summary":
-            self._add_summary(record)
+            self.summaries += 1
+            if usage is not None:
+                self.summary_input += usage.input or 0
+                self.summary_output += usage.output or 0
+            if cost is not None:
+                self.summary_cost += cost.sent
+            elif usage is not None:
+                self.unpriced += 1
             return
         self.requests += 1
         if record.failed:
             self.errors += 1
-        usage, cost, before = record.usage, record.cost, record.before
         if usage is not None:
             self.input += usage.input or 0
             self.output += usage.output or 0
@@ -188,17 +194,6 @@ class LedgerSums:
             self.received += before
             self.sent += sent
             self.forecast += sent if record.forecast is None else record.forecast
-
-    def _add_summary(self, record: RequestRecord) -> None:
-        self.summaries += 1
-        usage, cost = record.usage, record.cost
-        if usage is not None:
-            self.summary_input += usage.input or 0
-            self.summary_output += usage.output or 0
-        if cost is not None:
-            self.summary_cost += cost.sent
-        elif usage is not None:
-            self.unpriced += 1
 
 
 SUMS: tuple[str, ...] = tuple(field.name for field in fields(LedgerSums))
@@ -253,14 +248,12 @@ class RecordStore(ABC):
 
 
 def sums_of(record: RequestRecord) -> LedgerSums:
-    """Return what one record adds to the ledger."""
     sums = LedgerSums()
     sums.add_record(record)
     return sums
 
 
 def summed(records: Sequence[RequestRecord]) -> dict[LedgerLabels, LedgerSums]:
-    """Return what records add to the ledger, by row."""
     rows: defaultdict[LedgerLabels, LedgerSums] = defaultdict(LedgerSums)
     for record in records:
         rows[labels_of(record)].add_record(record)
@@ -268,7 +261,6 @@ def summed(records: Sequence[RequestRecord]) -> dict[LedgerLabels, LedgerSums]:
 
 
 def labels_of(record: RequestRecord) -> LedgerLabels:
-    """Return the row of the ledger that a record belongs to."""
     return LedgerLabels(
         int(record.time // DAY),
         record.tenant,

@@ -172,38 +172,32 @@ class RedisRecords(RecordStore):
         self, since: int, until: int, tenants: tuple[str, ...] | None = None
     ) -> list[tuple[LedgerLabels, LedgerSums]]:
         with failures():
-            keys = await self._ledger_keys(since, until, tenants)
+            keys: list[bytes] = []
+            if tenants is None:
+                keys += await self._redis.zrangebyscore(_key("rows"), since, until)
+            else:
+                for own in sorted({name(own) for tenant in tenants for own in self._codec.names("tenant", tenant)}):
+                    keys += await self._redis.zrangebyscore(_key("ledger", own), since, until)
             async with self._redis.pipeline(transaction=False) as pipe:
                 for key in keys:
                     pipe.hgetall(_key("row", key.decode()))
-                rows = await pipe.execute()
-        return await asyncio.to_thread(self._summed, keys, rows, tenants)
+                rows: list[dict[bytes, bytes]] = await pipe.execute()
 
-    async def _ledger_keys(self, since: int, until: int, tenants: tuple[str, ...] | None) -> list[bytes]:
-        if tenants is None:
-            found: list[bytes] = await self._redis.zrangebyscore(_key("rows"), since, until)
-            return found
-        names = sorted({name(own) for tenant in tenants for own in self._codec.names("tenant", tenant)})
-        keys: list[bytes] = []
-        for own in names:
-            keys += await self._redis.zrangebyscore(_key("ledger", own), since, until)
-        return keys
+        def summed() -> list[tuple[LedgerLabels, LedgerSums]]:
+            found: dict[LedgerLabels, LedgerSums] = {}
+            for key, row in zip(keys, rows, strict=True):
+                if not row:  # removed meanwhile
+                    continue
+                id = key.decode()
+                sealed = self._codec.decoded("ledger", id, row.pop(b"labels", b""), Sealed)
+                labels = None if sealed is None else self._codec.open_row(id, sealed)
+                if labels is not None and (tenants is None or labels.tenant in tenants):
+                    texts = {one.decode("utf-8", "replace"): sum.decode("utf-8", "replace") for one, sum in row.items()}
+                    amounts = self._codec.sums(id, texts)
+                    found.setdefault(labels, LedgerSums()).add(amounts)  # rows under several keys of encryption
+            return sorted(found.items(), key=row_order)
 
-    def _summed(
-        self, keys: Sequence[bytes], rows: Sequence[dict[bytes, bytes]], tenants: tuple[str, ...] | None
-    ) -> list[tuple[LedgerLabels, LedgerSums]]:
-        found: dict[LedgerLabels, LedgerSums] = {}
-        for key, row in zip(keys, rows, strict=True):
-            if not row:  # removed meanwhile
-                continue
-            id = key.decode()
-            sealed = self._codec.decoded("ledger", id, row.pop(b"labels", b""), Sealed)
-            labels = None if sealed is None else self._codec.open_row(id, sealed)
-            if labels is not None and (tenants is None or labels.tenant in tenants):
-                texts = {one.decode("utf-8", "replace"): value.decode("utf-8", "replace") for one, value in row.items()}
-                amounts = self._codec.sums(id, texts)
-                found.setdefault(labels, LedgerSums()).add(amounts)  # rows under several keys of encryption
-        return sorted(found.items(), key=row_order)
+        return await asyncio.to_thread(summed)
 
     async def count(self) -> int:
         with failures():
@@ -255,7 +249,6 @@ class RedisRecords(RecordStore):
             await self._drop_rows(int(time.time() // DAY) - LEDGER_DAYS)
 
     async def _drop_rows(self, first: int) -> None:
-        """Remove the rows of the days before ``first``."""
         while rows := await self._redis.zrangebyscore(_key("rows"), "-inf", f"({first}", start=0, num=BATCH):
             async with self._redis.pipeline(transaction=False) as pipe:
                 for row in rows:

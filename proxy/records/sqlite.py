@@ -25,7 +25,7 @@ from proxy.records.model import (
     row_order,
     summed,
 )
-from proxy.store.sqlite_worker import BUSY_SECONDS, SqliteWorker
+from proxy.store.sqlite import BUSY_SECONDS, SqliteWorker
 from proxy.telemetry.record import RequestRecord, first_id
 
 SCANNED = 500
@@ -290,7 +290,6 @@ def _missing(db: sqlite3.Connection) -> list[str]:
 
 
 def _not_stored(db: sqlite3.Connection, records: Sequence[RequestRecord]) -> list[RequestRecord]:
-    """Return the records that aren't stored, each once."""
     marks = ", ".join("?" * len(records))
     stored = db.execute(f"SELECT id FROM records WHERE id IN ({marks})", [record.id for record in records])  # noqa: S608
     known = {id for (id,) in stored}
@@ -298,7 +297,6 @@ def _not_stored(db: sqlite3.Connection, records: Sequence[RequestRecord]) -> lis
 
 
 def _among(column: str, names: Sequence[str], conditions: list[str], values: list[Any]) -> None:
-    """Add the condition that a column has one of the names."""
     conditions.append(f"{column} IN ({', '.join('?' * len(names))})")
     values += names
 

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from proxy.access.admission import ConcurrencyLimit
+from proxy.access.quotas import ConcurrencyLimit
 from proxy.config import Loaded, Settings
 from proxy.dialects.apis import DIALECTS
 from proxy.endpoints.compress import COMPRESS, RETRIEVE, Compress, Retrieve
@@ -62,7 +62,10 @@ class Proxy:
     """The application. It routes requests under ``/v1``, and Starlette routes the rest."""
 
     def __init__(self, settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> None:
-        """``loaded`` is the source of the settings; the proxy watches its files. ``profiles`` may be loaded already."""
+        """With ``loaded``, the source of the settings, it follows changes of the files.
+
+        ``profiles`` may have its table loaded already.
+        """
         self.service = Runtime(settings, profiles)
         self.reload = None if loaded is None else Reload(self.service, loaded, os.environ)
         self._conversations = {
@@ -101,7 +104,6 @@ class Proxy:
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """The routes outside ``/v1``."""
         return self._rest.routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -200,7 +202,6 @@ class Proxy:
 
 
 async def _overload(limit: ConcurrencyLimit) -> Overloaded | None:
-    """Wait for a slot. Return the error if none gets free."""
     try:
         await limit.wait_for_slot()
     except Overloaded as error:
@@ -232,11 +233,3 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
 
 def _response(error: ProxyError, headers: Mapping[str, str] | None = None) -> Response:
     return Response(error.body(), error.status, headers, media_type="application/json")
-
-
-def create_app(settings: Settings, loaded: Loaded | None = None, profiles: Profiles | None = None) -> Proxy:
-    """Return the ASGI application for a configuration. With ``loaded``, it follows changes of the files.
-
-    ``profiles`` may have its table loaded already.
-    """
-    return Proxy(settings, loaded, profiles)

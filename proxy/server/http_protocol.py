@@ -76,7 +76,6 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._since if waiting else None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the connection's only timer."""
         super().connection_made(transport)
         self._since = self.loop.time()
         self._timer = self.loop.call_later(self.head_seconds, self._look)
@@ -84,7 +83,6 @@ class BoundedProtocol(HttpToolsProtocol):
             close_idle(self, [other for other in self.connections if isinstance(other, BoundedProtocol)])
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop everything that belongs to the connection."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -186,12 +184,10 @@ class BoundedProtocol(HttpToolsProtocol):
             raise self._refusal(HOSTS if hosts else NO_HOST)
 
     def _refusal(self, message: str) -> Malformed:
-        """Return an error that stops the parser."""
         self._refused = message
         return Malformed(message)
 
     def on_body(self, body: bytes) -> None:
-        """Store a piece of the body for the application."""
         self._unread = 0
         super().on_body(body)
 
@@ -283,6 +279,8 @@ RESERVED = 64
 
 LOG_SECONDS = 60.0
 
+_logged = -LOG_SECONDS
+
 
 @functools.cache
 def most_connections() -> float:
@@ -302,17 +300,9 @@ def close_idle(new: BoundedProtocol, connections: Iterable[BoundedProtocol]) -> 
     idle.sort(key=itemgetter(0))
     for _, client in idle[: len(idle) // 4 + 1] or [(0.0, new)]:
         client.transport.close()
-    _log(len(idle))
-
-
-_logged = -LOG_SECONDS
-
-
-def _log(idle: int) -> None:
-    """Log that connections were closed, at most once a minute."""
     global _logged
     now = time.monotonic()
-    if now - _logged < LOG_SECONDS:
-        return
-    _logged = now
-    log.warning("connections.limited", limit=most_connections(), idle=idle, fix="raise the open-file limit (ulimit -n)")
+    if now - _logged >= LOG_SECONDS:  # at most once a minute
+        _logged = now
+        fix = "raise the open-file limit (ulimit -n)"
+        log.warning("connections.limited", limit=most_connections(), idle=len(idle), fix=fix)

@@ -54,11 +54,9 @@ class Reload:
         """The errors in the configuration on disk, one per line, without secrets."""
 
     def ask(self) -> None:
-        """Read the files immediately, even if they haven't changed."""
         self._asked.set()
 
     async def run(self) -> None:
-        """Watch the files until canceled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._every):

@@ -32,21 +32,20 @@ from proxy import __version__
 from proxy.access.admin import LINK_PATH, SESSION_SECRET, AdminLink, admin_link
 from proxy.config import Loaded, Settings, read
 from proxy.config.checks import exposure
-from proxy.config.document import line_of
-from proxy.config.issues import Issue, error_text
+from proxy.config.document import Issue, error_text, line_of
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
-from proxy.endpoints.status import configuration_hash
+from proxy.endpoints.records import configuration_hash
 from proxy.errors import ConfigurationError
 from proxy.http.headers import on_loopback
 from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.pipeline.runtime import INSTANCE
-from proxy.server.app import Proxy, create_app
+from proxy.server.app import Proxy
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.maintenance import exempt_from_collection
 from proxy.store import store_file
-from proxy.store.sqlite_worker import prepare
+from proxy.store.sqlite import prepare
 from proxy.telemetry.logs import configure
 from proxy.telemetry.metrics import FOLDER, WORKER_STARTS, registry
 
@@ -160,7 +159,7 @@ def _application(settings: Settings, loaded: Loaded | None) -> Proxy:
     """Return the application of a process that does nothing else."""
     # Python's 5 ms start again at each `select` of the event loop, so a busy loop keeps threads from the store.
     sys.setswitchinterval(SWITCH_SECONDS)
-    application = create_app(settings, loaded)
+    application = Proxy(settings, loaded)
     exempt_from_collection()
     return application
 
@@ -340,7 +339,6 @@ def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
 
 
 def refused(host: str, port: int, error: OSError, loaded: Loaded | None = None) -> ConfigurationError:
-    """Return the error for an address that can't be used, with a fix."""
     name, fix = "host", "use an address of this machine, for example --host 127.0.0.1"
     if error.errno == errno.EADDRINUSE:
         name, fix = "port", f"stop the other program, or use another port: --port {port + 1 if port < 65535 else 8787}"
@@ -379,7 +377,6 @@ def announce(settings: Settings, address: str, link: AdminLink | None) -> None:
 
 
 def _written(host: str) -> str:
-    """Return an address as it's written in a URL."""
     return f"[{host}]" if ":" in host else host
 
 

@@ -55,7 +55,6 @@ def open_limits(url: str) -> RedisLimits | None:
 
 
 def is_redis(url: str) -> bool:
-    """Return whether an address is that of a Redis or Valkey server."""
     return url.startswith(("redis:", "rediss:", "redis+", "rediss+"))
 
 

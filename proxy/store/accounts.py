@@ -109,7 +109,6 @@ class Entry(SharedValue, frozen=True):
         return msgspec.structs.replace(self, copied={**self.copied, name: spent}, origin=name)
 
     def merged(self, other: Entry) -> Entry:
-        """Return the entry with what another store has spent since its last copy."""
         spent = Amount(other.tokens, other.money)
         new = spent.minus(self.copied.get(other.origin, NOTHING))
         tokens, money = Amount(self.tokens, self.money).plus(new)
@@ -181,7 +180,6 @@ class Account:
 
     @property
     def known(self) -> bool:
-        """Return whether this process has read the entry."""
         return self._read
 
     @property
@@ -200,7 +198,6 @@ class Account:
 
     @property
     def idle(self) -> bool:
-        """Return whether this process has nothing reserved and nothing to write."""
         return not self._held and not self._changed and self._task is None
 
     async def read(self, *, again: bool = False) -> None:
@@ -253,7 +250,6 @@ class Account:
             log.warning("account.not_written", kind=self._place[1], reason=str(failure) or "timeout")
 
     def _decide(self, id: str, amount: Amount, admits: Admits) -> bool:
-        """Decide by what this process knows."""
         admitted = admits(self.total)
         if admitted:
             self._held[id] = amount
@@ -274,7 +270,6 @@ class Account:
         return total
 
     def _has_part(self) -> bool:
-        """Return whether the entry has reservations of this process."""
         part = self._entry.reserved.get(self._process)
         return part is not None and (part.tokens, part.money) != NOTHING
 

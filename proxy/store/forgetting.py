@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from proxy.constants import DAY
 from proxy.store.interface import ManagedStore, StoreFailed
-from proxy.store.sqlite_worker import is_lasting
+from proxy.store.sqlite import is_lasting
 
 T = TypeVar("T")
 

@@ -101,7 +101,6 @@ class ItemMemory(TenantCache[Item]):
         return any((tenant, id) not in self._missed for id in ids)
 
     def missed(self, tenant: str, ids: Sequence[str]) -> None:
-        """Remember that the store has no items with these ids."""
         for id in ids:
             if len(id) <= LONGEST_ID:
                 self._missed[tenant, id] = True

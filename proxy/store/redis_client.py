@@ -109,7 +109,6 @@ def check(url: str) -> None:
 
 
 def _fits(url: str) -> bool:
-    """Return whether redis-py takes the parameters of an address."""
     try:
         pool: Any = BlockingConnectionPool.from_url(url)  # redis-py doesn't annotate it
         connection = pool.make_connection()
@@ -175,7 +174,6 @@ def name(*parts: str) -> str:
 
 
 def parts(key: bytes) -> list[str]:
-    """Return the parts of a key's name."""
     return [unquote(part) for part in key.decode().split(":")]
 
 
@@ -192,7 +190,6 @@ async def matching(client: Any, pattern: str) -> AsyncIterator[list[bytes]]:
 
 
 async def values_of(client: Any, keys: list[Any]) -> list[bytes | None]:
-    """Return the values of keys, in their order."""
     if not keys:
         return []
     # In a cluster, the keys are on several servers.

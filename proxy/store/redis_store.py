@@ -233,7 +233,6 @@ class RedisStore(ManagedStore):
         return sorted((codec, kind) for version, codec, kind in indexes if version == self._version)
 
     async def _all_indexes(self) -> list[tuple[str, str, str]]:
-        """Return the version, codec, and kind of each index."""
         members: Iterable[bytes] = await self._redis.smembers(_INDEXES)
         return [(version, codec, kind) for version, codec, kind in map(parts, members)]
 
@@ -254,7 +253,6 @@ class RedisStore(ManagedStore):
         return found
 
     async def _drop_names(self, indexes: Iterable[tuple[str, str, str]], keys: Iterable[bytes]) -> None:
-        """Remove entries from the indexes."""
         names: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for key in keys:
             _, _, version, tenant, kind, own = parts(key)

@@ -61,7 +61,6 @@ class AesGcmCodec:
         return hmac.new(self._names, ascii(parts).encode(), hashlib.sha256).hexdigest()
 
     def row(self, tenant: str, kind: str, key: str) -> Names:
-        """Return the names of an entry in the backend."""
         return self.name("tenant", tenant), self.name("kind", kind), self.name("key", tenant, kind, key)
 
     def seal(self, row: Names, value: bytes, nonce: bytes = b"") -> bytes:
@@ -226,7 +225,6 @@ async def _off_loop(work: Callable[[Sequence[Entry]], list[Entry]], entries: Seq
 
 
 def _derived(key: bytes, purpose: str) -> bytes:
-    """Derive a separate key for each purpose."""
     return hmac.new(key, f"compaction-proxy store {purpose}".encode(), hashlib.sha256).digest()
 
 

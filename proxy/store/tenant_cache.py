@@ -161,12 +161,10 @@ class WriteBehind(Generic[V]):
 
     @property
     def bytes(self) -> int:
-        """Return the size of what waits."""
         return self._bytes
 
     @property
     def failing(self) -> bool:
-        """Return whether the last write failed."""
         return self._pause > 0
 
     def get(self, place: Place) -> V | None:
@@ -241,7 +239,6 @@ class WriteBehind(Generic[V]):
         return len(self._waiting)
 
     async def _progressed(self, seconds: float) -> bool:
-        """Wait for the next completed write. Return false if there is none in time."""
         try:
             async with asyncio.timeout(seconds):
                 await self._progress.wait()
@@ -285,7 +282,6 @@ class WriteBehind(Generic[V]):
             self._tell()
 
     def _tell(self) -> None:
-        """Wake those who wait for progress."""
         self._progress.set()
         self._progress.clear()
 
@@ -301,7 +297,6 @@ class WriteBehind(Generic[V]):
         return True
 
     def _batch(self) -> list[tuple[Place, Waiting[V]]]:
-        """Return the values of the next write, oldest first."""
         batch: list[tuple[Place, Waiting[V]]] = []
         size = 0
         for place, waiting in self._waiting.items():
@@ -323,7 +318,11 @@ class WriteBehind(Generic[V]):
             log.exception("store.write_failed", kind=self._kind, reason=type(error).__name__)
             reason, pause = type(error).__name__, len(batch) == 1
         else:
-            self._written(batch)
+            self._pause = 0.0
+            self._limit = min(2 * self._limit, ENTRIES)
+            self._successes += 1
+            for place, waiting in batch:
+                self._settle(place, waiting, written=True)
             return
         self._limit = max(1, len(batch) // 2)
         if pause:
@@ -331,22 +330,13 @@ class WriteBehind(Generic[V]):
         if pause or len(batch) == 1:
             self._failed(len(batch), reason)
         if len(batch) == 1:
-            self._failed_alone(*batch[0], refused=refused)
-
-    def _written(self, batch: Sequence[tuple[Place, Waiting[V]]]) -> None:
-        self._pause = 0.0
-        self._limit = min(2 * self._limit, ENTRIES)
-        self._successes += 1
-        for place, waiting in batch:
-            self._settle(place, waiting, written=True)
-
-    def _failed_alone(self, place: Place, waiting: Waiting[V], *, refused: bool) -> None:
-        if waiting.successes != self._successes:
-            waiting.attempts, waiting.successes = waiting.attempts + 1, self._successes
-        if refused or waiting.attempts >= ATTEMPTS:
-            self._settle(place, waiting, written=False)
-        elif self._waiting.get(place) is waiting:
-            self._waiting[place] = self._waiting.pop(place)  # the others first
+            ((place, waiting),) = batch
+            if waiting.successes != self._successes:
+                waiting.attempts, waiting.successes = waiting.attempts + 1, self._successes
+            if refused or waiting.attempts >= ATTEMPTS:
+                self._settle(place, waiting, written=False)
+            elif self._waiting.get(place) is waiting:
+                self._waiting[place] = self._waiting.pop(place)  # the others first
 
     def _settle(self, place: Place, waiting: Waiting[V], *, written: bool) -> None:
         """Remove a value that was written or dropped, unless its tenant was forgotten or a newer value waits."""
@@ -425,7 +415,6 @@ class TenantCache(ABC, Generic[V]):
         return values
 
     def remember(self, place: Place, value: V) -> None:
-        """Keep a value in memory only."""
         self._memory[place] = value
 
     def save(self, place: Place, value: V, seconds: float) -> bool:
@@ -467,14 +456,12 @@ class TenantCache(ABC, Generic[V]):
         return {key: self._decode(raw) for key, raw in stored.items()}
 
     def _decode(self, raw: bytes) -> tuple[V | None, Exception | None]:
-        """Return a value, or the error if it's damaged."""
         try:
             return self._codec.decode(raw), None
         except self._codec.damaged as error:
             return None, error
 
     def _key(self, place: Place) -> str:
-        """Return the key of a value's entry."""
         return place[1]
 
     @abstractmethod

@@ -22,7 +22,7 @@ from proxy.overflow import Overflow, recognise
 from proxy.summary.forms import CHAT, SummaryForm, read
 from proxy.summary.quality import Written
 from proxy.summary.writer import SummaryFailed, SummaryTooLong
-from proxy.telemetry.trace_context import Trace, new_span, with_trace
+from proxy.telemetry.record import Trace, new_span, with_trace
 from proxy.upstream.refusals import read as read_refusal
 from proxy.upstream.registry import MISSING, denies_path
 from proxy.upstream.traits import Edit, Memory, Place, apply, known

@@ -154,7 +154,6 @@ def words_of(error: BaseException) -> str:
 
 
 def as_text(error: BaseException) -> str:
-    """Return an exception and its causes as readable text."""
     parts = []
     for one in reversed(_all(error)):
         notice = f"{type(one).__qualname__}: {words_of(one)}"
@@ -247,7 +246,7 @@ def is_slow(record: RequestRecord) -> bool:
 
 def fields(record: RequestRecord) -> dict[str, Any]:
     """Return the fields of the line for a request. Fields without a value are left out."""
-    reason, usage, cost = record.reason, record.usage, record.cost
+    reason, usage, cost, error = record.reason, record.usage, record.cost, record.upstream_error
     stated = {
         **_names(record),
         "policy": record.policy,
@@ -263,7 +262,7 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "summary": record.summary,
         "cause": record.cause,
         "retries": record.retries,
-        "upstream_error": _upstream_error(record),
+        "upstream_error": error and error.stated,
         "attempts": [call.status or call.result for call in record.calls] or None,
         "status": record.status,
         "error": record.error,
@@ -272,15 +271,6 @@ def fields(record: RequestRecord) -> dict[str, Any]:
         "cost_usd": cost and cost.sent / PICO,
     }
     return {name: value for name, value in stated.items() if value is not None}
-
-
-def _upstream_error(record: RequestRecord) -> dict[str, str] | None:
-    """Return the names in the upstream's last error."""
-    error = record.upstream_error
-    if error is None:
-        return None
-    names = {"code": error.code, "type": error.type, "param": error.param}
-    return {field: name for field, name in names.items() if name is not None}
 
 
 def _names(record: RequestRecord) -> dict[str, Any]:

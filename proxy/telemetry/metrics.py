@@ -264,70 +264,45 @@ def _observations(metric: Histogram, *labels: str) -> Histogram:
 
 def add(record: RequestRecord) -> None:
     """Count a finished record. This is a sink of the recorder."""
+    team, policy, upstream = record.team or NONE, record.policy or NONE, record.upstream or NONE
+    calls, usage, before = record.calls, record.usage, record.before
     if record.kind == "summary":
-        _add_summary(record)
-    else:
-        _add_request(record)
-
-
-def _add_request(record: RequestRecord) -> None:
+        _observations(SUMMARY, upstream).observe(record.phases.get("total", 0.0) / 1000)
+        if usage is not None:
+            _count(SUMMARY_TOKENS, team, policy, upstream, "input").inc(usage.input or 0)
+            _count(SUMMARY_TOKENS, team, policy, upstream, "output").inc(usage.output or 0)
+        return
     outcome = "client_left" if record.status == 499 else record.verdict
     status = _CLASSES[min(record.status // 100, 5)]
-    place = record.team or NONE, record.policy or NONE
-    _count(REQUESTS, outcome, *place, record.upstream or NONE, record.api, status).inc()
-    if record.before is not None:
-        _add_tokens(record, record.before)
+    _count(REQUESTS, outcome, team, policy, upstream, record.api, status).inc()
+    if before is not None:
+        sent = before if record.sent is None else record.sent
+        _count(TOKENS_BEFORE, team, policy).inc(before)
+        _count(TOKENS_SENT, team, policy).inc(sent)
+        _observations(SIZE_BEFORE, policy).observe(before)
+        _observations(SIZE_SENT, policy).observe(sent)
+        # A bound on messages can replace a conversation with a longer summary.
+        if record.verdict == "compacted" and sent < before:
+            _count(TOKENS_REMOVED, team, policy).inc(before - sent)
     if (share := record.share_kept) is not None:
-        _observations(NAMES_KEPT, record.policy or NONE).observe(share)
-    if record.calls:
-        _add_times(record)
+        _observations(NAMES_KEPT, policy).observe(share)
     if record.error is not None:
-        _count(ERRORS, record.error, record.upstream or NONE).inc()
-
-
-def _add_times(record: RequestRecord) -> None:
-    calls, upstream, team = record.calls, record.upstream or NONE, record.team or NONE
-    times = _observations(UPSTREAM, team, upstream)
+        _count(ERRORS, record.error, upstream).inc()
+    if not calls:
+        return
     for call in calls:
         if call.status is not None:
-            times.observe(call.ms / 1000)
+            _observations(UPSTREAM, team, upstream).observe(call.ms / 1000)
     if len(calls) > 1 or calls[0].result == OVERFLOW:
-        _add_retries([call.result for call in calls if call.result != CONTINUED], upstream)
+        *retried, last = [call.result for call in calls if call.result != CONTINUED]
+        for cause in retried:
+            _count(RETRIES, cause, upstream).inc()
+        if last == OVERFLOW or (OVERFLOW in retried and last == ACCEPTED):
+            _count(OVERFLOWS, "returned" if last == OVERFLOW else "recovered", upstream).inc()
     if (spent := record.own_time) is not None:
         _observations(OVERHEAD, team, record.api).observe(spent / 1000)
     if (waited := record.phases.get("summary")) is not None:
         _observations(SUMMARY_WAIT, team).observe(waited / 1000)
-
-
-def _add_retries(results: list[str], upstream: str) -> None:
-    for cause in results[:-1]:
-        _count(RETRIES, cause, upstream).inc()
-    if results[-1] == OVERFLOW:
-        _count(OVERFLOWS, "returned", upstream).inc()
-    elif OVERFLOW in results and results[-1] == ACCEPTED:
-        _count(OVERFLOWS, "recovered", upstream).inc()
-
-
-def _add_tokens(record: RequestRecord, before: int) -> None:
-    policy = record.policy or NONE
-    place = record.team or NONE, policy
-    sent = before if record.sent is None else record.sent
-    _count(TOKENS_BEFORE, *place).inc(before)
-    _count(TOKENS_SENT, *place).inc(sent)
-    _observations(SIZE_BEFORE, policy).observe(before)
-    _observations(SIZE_SENT, policy).observe(sent)
-    # A bound on messages can replace a conversation with a longer summary.
-    if record.verdict == "compacted" and sent < before:
-        _count(TOKENS_REMOVED, *place).inc(before - sent)
-
-
-def _add_summary(record: RequestRecord) -> None:
-    upstream = record.upstream or NONE
-    _observations(SUMMARY, upstream).observe(record.phases.get("total", 0.0) / 1000)
-    if record.usage is not None:
-        place = record.team or NONE, record.policy or NONE, upstream
-        _count(SUMMARY_TOKENS, *place, "input").inc(record.usage.input or 0)
-        _count(SUMMARY_TOKENS, *place, "output").inc(record.usage.output or 0)
 
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -365,5 +340,4 @@ def registry() -> CollectorRegistry:
 
 
 def exposition() -> bytes:
-    """Return all metrics in Prometheus' text format."""
     return generate_latest(registry())

@@ -24,9 +24,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 from proxy import __version__
-from proxy.telemetry.operations import FindUpstream, OperationMetrics
 from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.tracing import NAME, Spans, Tracing
+from proxy.telemetry.tracing import NAME, FindUpstream, OperationMetrics, Spans, Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -147,7 +146,6 @@ def _in_daemon(shutdown: Callable[[], object]) -> asyncio.Event:
 
 
 def is_disabled() -> bool:
-    """Return whether `OTEL_SDK_DISABLED` turns the SDK off."""
     return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
 
 

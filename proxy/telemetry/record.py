@@ -1,10 +1,12 @@
 """The record of one request: names and figures, never content.
 
-Headers, the log line, metrics, the ledger, and spans are derived from it.
+Headers, the log line, metrics, the ledger, and spans are derived from it. It also has the place of the request in a
+distributed trace, by W3C Trace Context.
 """
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections.abc import MutableMapping
@@ -15,7 +17,67 @@ from typing import Any, Literal
 
 import msgspec
 
-from proxy.telemetry.trace_context import Trace
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+
+# Ids needn't be secret. The SDK makes them in the same way. `os.urandom` takes 5 µs.
+_random = random.getrandbits
+
+
+class AttemptSpan(msgspec.Struct, frozen=True, gc=False):
+    """The span of an attempt: its id, and its start in nanoseconds since 1970."""
+
+    id: str
+    start: int
+
+
+class Trace(msgspec.Struct, eq=False, omit_defaults=True):
+    """The trace of a request, and the request's span in it.
+
+    ``parent`` is the client's span, ``None`` if the proxy began the trace. ``state`` is the client's `tracestate`.
+    ``method`` and ``scheme`` are those of the HTTP request. ``propagated`` is false if upstreams don't get the trace.
+    """
+
+    id: str
+    span: str
+    sampled: bool
+    parent: str | None = None
+    state: str = ""
+    method: str = ""
+    scheme: str = "http"
+    propagated: bool = True
+    attempts: list[AttemptSpan] = []
+
+    def attempt(self) -> str:
+        span = new_span()
+        self.attempts.append(AttemptSpan(span, time.time_ns()))
+        return span
+
+    def child(self, span: str) -> Trace:
+        """Return the trace of a call that the request caused, with the id of its span."""
+        return Trace(self.id, span, self.sampled, self.span, self.state)
+
+
+def new_span() -> str:
+    return f"{_random(64):016x}"
+
+
+def new_trace() -> tuple[str, str]:
+    return f"{_random(128):032x}", f"{_random(64):016x}"
+
+
+def with_trace(headers: list[tuple[str, str]], trace: Trace | None, span: str | None = None) -> list[tuple[str, str]]:
+    """Return headers for an upstream, with a `traceparent` of the proxy in place of the client's.
+
+    ``span`` is the span that the upstream continues. Default: the request's. Without a trace the headers don't change.
+    """
+    if trace is None or not trace.propagated:
+        return headers
+    # `tracestate` without a valid `traceparent` has no meaning.
+    dropped = (TRACEPARENT, TRACESTATE) if trace.parent is None else (TRACEPARENT,)
+    flags = "01" if trace.sampled else "00"
+    parent = (TRACEPARENT, f"00-{trace.id}-{span or trace.span}-{flags}")
+    return [*(pair for pair in headers if pair[0] not in dropped), parent]
+
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed", "unsupported", "refused"]
 
@@ -116,6 +178,12 @@ class UpstreamErrorNames(msgspec.Struct, frozen=True, omit_defaults=True):
     code: str | None = None
     type: str | None = None
     param: str | None = None
+
+    @property
+    def stated(self) -> dict[str, str]:
+        """Return the names that the error has."""
+        names = {"code": self.code, "type": self.type, "param": self.param}
+        return {field: name for field, name in names.items() if name is not None}
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -244,7 +312,6 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
     trace: Trace | None = None
 
     def spent(self, phase: str, milliseconds: float) -> None:
-        """Add to the time of a phase."""
         self.phases[phase] = round(self.phases.get(phase, 0.0) + milliseconds, 3)
 
     @property
@@ -267,7 +334,6 @@ class RequestRecord(msgspec.Struct, eq=False, omit_defaults=True):
 
     @property
     def never_overflowed(self) -> bool:
-        """Return whether no attempt showed that its prompt was too long."""
         return all(call.result not in (OVERFLOW, "empty") for call in self.calls)
 
     @property

@@ -1,15 +1,16 @@
-"""A record as JSON and in sentences, for people and programs outside the proxy. The field names are stable."""
+"""A record as JSON and in sentences, for people and programs. docs/reference/records.md has the stable field names."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from proxy.constants import PICO
-from proxy.telemetry.record import Cost, Reason, Refusal, RequestRecord, UpstreamCall, UpstreamErrorNames, Usage
+from proxy.telemetry.record import Cost, Reason, Refusal, RequestRecord, UpstreamCall, Usage
 
 PHASES = ("body", "compaction", "summary", "upstream", "first_byte", "total")
 
@@ -22,128 +23,49 @@ _UNUSUAL = (
     *("searches", "tier", "region"),
 )
 
-FIELDS: Mapping[str, str] = {
-    "id": "The value of `x-compaction-id`.",
-    "kind, parent": "`request`, or `summary` for a call to a summary model, and then the id of the request.",
-    "time": "The arrival in ISO 8601 (UTC).",
-    "caller": "A digest that distinguishes callers. It reveals no key.",
-    "team, policy, upstream": "Names in the configuration.",
-    "key": "The name of the team's key, or the start of its hash.",
-    "client": "The product and its version in `user-agent`.",
-    "conversation": "A keyed digest that the turns of a conversation share. Those of a caller that begin with the same "
-    "messages share it, too.",
-    "user": "A keyed digest of the end user: `user`, `safety_identifier`, or `metadata.user_id` in the request.",
-    "api": "`chat`, `responses`, `messages`, or `other` for paths that the proxy only forwards.",
-    "path, stream": "The path, with two names at most, and whether the response is streamed.",
-    "model, upstream_model": "The model in the request, and its name at the upstream. `(hidden)`: it isn't a name.",
-    "status, error": "The status and error code that the client got. 499: it disconnected before. Of a summary "
-    "call: 0 without a response, and `canceled` if the proxy ended the call.",
-    "refused_by.limit, refused_by.size, refused_by.used, refused_by.again": "The limit of the team that refused the "
-    "request, its size, what was used, and when requests are accepted again.",
-    "verdict": "`none`, `compacted`, `shadow`, `off`, `failed`, `unsupported`, or `refused`.",
-    "explanation, reason.text": "The story of the request, and the reason for compaction, in sentences.",
-    "reason.trigger": "The condition: `tokens`, `fraction`, `messages`, `price_step`, `bytes`, `media`, or `stage`. "
-    "Otherwise the cause of a retry, as in `attempts[].result`.",
-    "reason.level, reason.size, reason.share": "Threshold, size, and for `fraction` the share of the input budget.",
-    "steps": "The applied steps, as in `x-compaction-steps`.",
-    "tokens": "The size as received, as sent, and in shadow mode as `enforce` would send it, by the proxy's count.",
-    "window": "The parts of the sent prompt by the proxy's count: `instructions` (the first system messages), `tools` "
-    "(with framing), `summary`, and `messages`. Then the room for the `answer`, what is `free`, and the `size`.",
-    "fits": "False if the upstream refused the request as received for its size, or would have. An answer proves that "
-    "it fits.",
-    "output": "The output limit that the request got if the proxy lowered it, in tokens.",
-    "summary.origin, summary.cause": "`stored`, `made`, or `digest`, and the "
-    "[cause of a digest](../api.md#causes-of-a-digest).",
-    "summary.replaced": "The cause of the digest that this summary replaced.",
-    "summary.checkpoints, summary.breaker_open": "Summaries so far, and whether the breaker prevented a call.",
-    "attempts[].status, attempts[].ms": "The upstream's status, and milliseconds until its response started.",
-    "attempts[].result": "`accepted`, `error`, `overflow`, `empty` (the stream ended early), `tool` (compressed), "
-    "`continued` (after a recall), an error code, or the refused part: `reasoning`, `roles`, or `added` by the proxy.",
-    "attempts[].error": "The `code`, `type`, and `param` of the upstream's error, if they are names.",
-    "attempts[].tokens, attempts[].limit": "The tokens sent, and the limit that the refusal states.",
-    "edited": "What the proxy changed in its own translation because the upstream doesn't take it.",
-    "retries": "The number of attempts after the first. Those after a recall don't count.",
-    "usage": "Usage of all calls in the upstream's tokens, web searches, service tier, and region.",
-    "usage.estimated, cost.estimated": "True unless the upstream reported all usage, or all that prices depend on.",
-    "cost": "The price as sent, the estimated price without the proxy, and in shadow mode that with `enforce`.",
-    "ms": "Milliseconds of the body's arrival, compaction, the wait for a summary, the wait for the start of the "
-    "upstream's responses, until the first byte, and in total.",
-    "bytes": "The sizes of the request's body as received, and of the response's body as sent to the client.",
-    "archive, recalls": "The archive ids of removed messages, and how often the model read them.",
-    "retention": "The likeliest names that were removed: in the prompt (with its `share`), only archived, or lost.",
-    "state.tokens": "Tokens after the summary of earlier loaded tools, settings, and reminders.",
-    "state.unloaded": "At most 20 tools that found no room there. The model must load them again.",
-    "trace": "The id of the OpenTelemetry trace, if the proxy sent spans.",
-}
-"""The meaning of each field, for the generated reference. A key has one name or several, or begins longer names."""
-
 
 def record_json(record: RequestRecord) -> dict[str, Any]:
     """Return the fields of a record. A field without a value is ``None``."""
-    usage = record.usage
+    reason, refusal, trace = record.reason, record.refused_by, record.trace
     return {
-        "id": record.id,
-        "kind": record.kind,
-        "parent": record.parent,
+        **_part(record, "id", "kind", "parent"),
         "time": iso_time(record.time),
         "caller": caller_digest(record.tenant),
-        "team": record.team,
-        "key": record.key,
-        "client": record.client,
-        "conversation": record.conversation,
-        "user": record.user,
-        "policy": record.policy,
-        "api": record.api,
-        "path": record.path,
-        "stream": record.stream,
-        "model": record.model,
-        "upstream": record.upstream,
-        "upstream_model": record.upstream_model,
-        "status": record.status,
-        "error": record.error,
-        "refused_by": None if record.refused_by is None else _refusal(record.refused_by),
+        **_part(record, "team", "key", "client", "conversation", "user", "policy", "api", "path", "stream"),
+        **_part(record, "model", "upstream", "upstream_model", "status", "error"),
+        "refused_by": refusal and {**_part(refusal, "limit", "size", "used"), "again": iso_time(refusal.again)},
         "verdict": record.verdict,
         "explanation": explanation(record),
-        "reason": _reason(record),
+        "reason": reason and {**_part(reason, "trigger", "level", "size", "share"), "text": reason_text(reason)},
         "steps": list(record.steps),
-        "tokens": {"before": record.before, "sent": record.sent, "forecast": record.forecast},
+        "tokens": _part(record, "before", "sent", "forecast"),
         "window": _window(record),
         "fits": record.fits,
         "output": record.output,
-        "summary": {
-            "origin": record.summary,
-            "cause": record.cause,
-            "replaced": record.replaced,
-            "checkpoints": record.checkpoints,
-            "breaker_open": record.breaker_open,
-        },
+        "summary": {"origin": record.summary, **_part(record, "cause", "replaced", "checkpoints", "breaker_open")},
         "attempts": [
             {
-                "status": one.status,
-                "result": one.result,
-                "ms": one.ms,
-                "tokens": one.tokens,
-                "limit": one.limit,
-                "error": _names(one.error),
+                **_part(one, "status", "result", "ms", "tokens", "limit"),
+                "error": one.error and _part(one.error, "code", "type", "param"),
             }
             for one in record.calls
         ],
         "retries": record.retries,
         "edited": record.edited,
-        "usage": None if usage is None else _usage(usage),
-        "cost": None if record.cost is None else _cost(record.cost),
+        "usage": record.usage and _usage(record.usage),
+        "cost": record.cost and _cost(record.cost),
         "ms": {name: record.phases.get(name) for name in PHASES},
         "bytes": {"received": record.bytes_in, "sent": record.bytes_out},
         "archive": record.archive,
         "recalls": record.recalls,
         "retention": _retention(record),
         "state": {"tokens": record.state, "unloaded": record.unloaded},
-        "trace": record.trace.id if record.trace is not None and record.trace.sampled else None,
+        "trace": trace.id if trace is not None and trace.sampled else None,
     }
 
 
-def _refusal(refusal: Refusal) -> dict[str, Any]:
-    return {"limit": refusal.limit, "size": refusal.size, "used": refusal.used, "again": iso_time(refusal.again)}
+def _part(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in names}
 
 
 def _window(record: RequestRecord) -> dict[str, Any] | None:
@@ -167,7 +89,7 @@ def _retention(record: RequestRecord) -> dict[str, Any] | None:
 
 def _usage(usage: Usage) -> dict[str, Any]:
     """Return the counts. Those that few providers report are omitted without a value."""
-    counts = {name: getattr(usage, name) for name in _USUAL}
+    counts = _part(usage, *_USUAL)
     counts |= {name: value for name in _UNUSUAL if (value := getattr(usage, name)) is not None}
     if usage.compactions:
         counts["compaction_input"] = sum(one.input or 0 for one in usage.compactions)
@@ -192,12 +114,10 @@ def team_of(tenant: str) -> str | None:
 
 
 def dollars(amount: int) -> str:
-    """Return US dollars times 10^12 as an exact decimal number of US dollars."""
     return format((Decimal(amount) / PICO).normalize(), "f") if amount else "0"
 
 
 def reason_text(reason: Reason) -> str:
-    """Return the reason for a compaction in a sentence."""
     size, level = _number(reason.size), _number(reason.level)
     match reason.trigger:
         case "fraction":
@@ -230,7 +150,6 @@ def reason_text(reason: Reason) -> str:
 
 
 def explanation(record: RequestRecord) -> list[str]:
-    """Return the story of a request in sentences."""
     story, attempts = [_verdict(record)], [_attempt(number, call) for number, call in enumerate(record.calls, 1)]
     if record.refused_by is not None:
         story.append(_refused(record.refused_by))
@@ -260,7 +179,6 @@ def explanation(record: RequestRecord) -> list[str]:
 
 
 def _failure(record: RequestRecord) -> list[str]:
-    """Return a sentence about the failure of a request or a call, if it failed."""
     if record.status == 0 and record.error is not None:
         unsure = "" if record.usage is None else " The upstream may bill the prompt."
         return [f"The call ended without a response ({record.error}).{unsure}"]
@@ -313,29 +231,11 @@ def _refused(refusal: Refusal) -> str:
 
 def _attempt(number: int, call: UpstreamCall) -> str:
     got = "no response" if call.status is None else f"status {call.status}"
-    names = {} if call.error is None else _names(call.error) or {}
-    stated = [f"{field} {name}" for field, name in names.items() if name is not None]
+    stated = [] if call.error is None else [f"{field} {name}" for field, name in call.error.stated.items()]
     if call.limit is not None:
         stated.append(f"a limit of {_number(call.limit)} tokens")
     error = f", which states {', '.join(stated)}" if stated else ""
     return f"Attempt {number} got {got} ({call.result}) after {call.ms:.0f} ms{error}."
-
-
-def _reason(record: RequestRecord) -> dict[str, Any] | None:
-    reason = record.reason
-    if reason is None:
-        return None
-    return {
-        "trigger": reason.trigger,
-        "level": reason.level,
-        "size": reason.size,
-        "share": reason.share,
-        "text": reason_text(reason),
-    }
-
-
-def _names(error: UpstreamErrorNames | None) -> dict[str, Any] | None:
-    return None if error is None else {"code": error.code, "type": error.type, "param": error.param}
 
 
 def _cost(cost: Cost) -> dict[str, Any]:

@@ -3,13 +3,21 @@
 A request gets the ids of its spans when it arrives, because `traceparent` names the span of an attempt before the
 attempt has a result. The SDK's tracer can't give a span an id that is already known. So the proxy builds the SDK's
 finished spans from the record, and the SDK queues, encodes, and exports them. They have names and figures only.
+
+The attributes of calls to models follow OpenTelemetry's conventions for generative AI. The names aren't stable yet.
+Source: github.com/open-telemetry/semantic-conventions-genai. The labels of metrics are names from the configuration. A
+model that the configuration doesn't name has no label.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
+from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
+import msgspec
+from opentelemetry.metrics import Meter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
@@ -18,9 +26,162 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from proxy import __version__
-from proxy.telemetry.operations import OPERATION, FindUpstream, Operation, attributes_of, end_of, operations, start_of
-from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.trace_context import TRACEPARENT, TRACESTATE, Trace, new_span, new_trace
+from proxy.telemetry.record import (
+    ACCEPTED,
+    TRACEPARENT,
+    TRACESTATE,
+    RequestRecord,
+    Trace,
+    UpstreamCall,
+    Usage,
+    new_span,
+    new_trace,
+)
+
+OPERATION = "chat"
+"""The operation of all three APIs."""
+
+_PROVIDERS = {
+    "azure": "azure.ai.openai",
+    "azure_ai": "azure.ai.inference",
+    "bedrock": "aws.bedrock",
+    "bedrock_converse": "aws.bedrock",
+    "cohere_chat": "cohere",
+    "gemini": "gcp.gemini",
+    "mistral": "mistral_ai",
+    "vertex_ai": "gcp.vertex_ai",
+    "vertex_ai_beta": "gcp.vertex_ai",
+    "watsonx": "ibm.watsonx.ai",
+    "xai": "x_ai",
+}
+"""The conventions' names of providers, where they differ from LiteLLM's."""
+
+_PORTS = {"http": 80, "https": 443}
+
+Upstream = tuple[str, str | None]
+"""The provider of an upstream by its name in LiteLLM, and its base URL."""
+
+FindUpstream = Callable[[str], Upstream | None]
+"""Returns the upstream of a name, or ``None`` if the configuration doesn't have it anymore."""
+
+Attributes = Mapping[str, str | int]
+
+
+class Operation(msgspec.Struct, eq=False):
+    """One call to a model. ``start`` and ``end`` are in nanoseconds since 1970.
+
+    ``number`` is 0 for the first attempt. ``error`` is a status, a result, or an error code. ``compacted`` says that
+    the prompt isn't the one that the client sent.
+    """
+
+    span: str
+    start: int
+    end: int
+    number: int = 0
+    call: UpstreamCall | None = None
+    usage: Usage | None = None
+    error: str | None = None
+    compacted: bool = False
+
+
+def start_of(record: RequestRecord) -> int:
+    return int(record.time * 1e9)
+
+
+def end_of(record: RequestRecord) -> int:
+    return start_of(record) + _nanoseconds(record.phases.get("total", 0.0))
+
+
+def operations(record: RequestRecord) -> Iterator[Operation]:
+    """Yield the calls to models that a finished record describes. The record must have a trace."""
+    trace = record.trace
+    if trace is None:
+        return
+    if record.kind == "summary":
+        error = None if record.status == 200 else record.error or str(record.status)
+        yield Operation(trace.span, start_of(record), end_of(record), usage=record.usage, error=error)
+        return
+    last = len(trace.attempts) - 1
+    for number, attempt in enumerate(trace.attempts):
+        call = record.calls[number] if number < len(record.calls) else None
+        end = end_of(record)
+        if call is not None and (number < last or call.status is None):
+            end = attempt.start + _nanoseconds(call.ms)
+        # A record with one attempt states its usage once.
+        usage = record.usage if len(record.calls) < 2 else None if call is None else call.usage
+        error = record.error if number == last else None
+        if call is not None and call.result not in (ACCEPTED, "error"):
+            error = call.result
+        elif call is not None and call.status is not None and call.status >= 400:
+            error = str(call.status)
+        compacted = call is not None and call.tokens is not None and call.tokens != record.before
+        if number == last:
+            compacted = record.verdict == "compacted"
+        yield Operation(attempt.id, attempt.start, max(attempt.start, end), number, call, usage, error, compacted)
+
+
+def _nanoseconds(milliseconds: float) -> int:
+    return int(milliseconds * 1e6)
+
+
+@lru_cache(1_000)
+def attributes_of(name: str, upstream: Upstream | None) -> Attributes:
+    attributes: dict[str, str | int] = {"gen_ai.operation.name": OPERATION, "compaction.upstream": name}
+    if upstream is None:
+        return attributes
+    provider, base_url = upstream
+    attributes["gen_ai.provider.name"] = _PROVIDERS.get(provider, provider)
+    if base_url is not None and (address := urlsplit(base_url)).hostname:
+        attributes["server.address"] = address.hostname
+        attributes["server.port"] = address.port or _PORTS[address.scheme]
+    return attributes
+
+
+DURATION, USAGE = "gen_ai.client.operation.duration", "gen_ai.client.token.usage"
+
+# The conventions' buckets.
+_SECONDS = tuple(0.01 * 2**power for power in range(14))
+_TOKENS = tuple(float(4**power) for power in range(14))
+
+
+class OperationMetrics:
+    """Histograms of the duration and the tokens of calls to models. ``add`` is a sink of the recorder."""
+
+    def __init__(self, meter: Meter, upstreams: FindUpstream, models: Callable[[], Set[str]]) -> None:
+        """``models`` returns the configured models."""
+        self._upstreams = upstreams
+        self._models = models
+        self._durations = meter.create_histogram(
+            DURATION, "s", "Duration of calls to models.", explicit_bucket_boundaries_advisory=_SECONDS
+        )
+        self._usages = meter.create_histogram(
+            USAGE, "{token}", "Tokens that calls to models used.", explicit_bucket_boundaries_advisory=_TOKENS
+        )
+
+    def add(self, record: RequestRecord) -> None:
+        """Count the calls of a finished record."""
+        shared = self._labels(record)
+        for operation in operations(record):
+            error = {} if operation.error is None else {"error.type": operation.error}
+            self._durations.record((operation.end - operation.start) / 1e9, {**shared, **error})
+            if (usage := operation.usage) is not None:
+                for kind, tokens in (("input", usage.input), ("output", usage.output)):
+                    if tokens is not None:
+                        self._usages.record(tokens, {**shared, "gen_ai.token.type": kind})
+
+    def _labels(self, record: RequestRecord) -> Attributes:
+        upstream, model = record.upstream or "", record.upstream_model
+        named = {
+            "compaction.team": record.team,
+            "compaction.policy": record.policy,
+            "gen_ai.request.model": model if model in self._models() else None,
+        }
+        return {
+            **attributes_of(upstream, self._upstreams(upstream)),
+            "compaction.kind": record.kind,
+            **{label: value for label, value in named.items() if value is not None},
+        }
+
 
 NAME = "compaction-proxy"
 """The name of the program, as a service and as the source of spans and metrics."""
@@ -33,6 +194,8 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET, _ERROR = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
 _METHODS = frozenset({"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"})
 _CLIENT_LEFT = 499
+_OF_RECORD = ("api", "verdict", "team", "policy", "upstream", "summary", "cause", "error", "id")
+"""Fields of a record that the span of a request has under the same names."""
 
 _Value = str | bool | int | float | tuple[str, ...]
 
@@ -120,12 +283,29 @@ class Spans:
         route = None if record.api == "other" else record.path
         # By the conventions for HTTP, a status below 500 isn't an error of the server.
         failed = record.status >= 500 or (record.error is not None and record.status < 400)
+        reason = record.reason
+        about: dict[str, _Value | None] = {
+            "http.request.method": method,
+            "http.response.status_code": record.status,
+            "http.route": route,
+            "url.path": record.path,
+            "url.scheme": trace.scheme,
+            "error.type": (record.error or str(record.status)) if failed else None,
+            **{f"compaction.{name}": getattr(record, name) for name in _OF_RECORD},
+            **{f"compaction.{name}": getattr(record, name) or None for name in ("steps", "retries", "checkpoints")},
+            "compaction.tokens_before": record.before,
+            "compaction.tokens_sent": record.sent,
+            "compaction.tokens_forecast": record.forecast,
+            "compaction.trigger": None if reason is None else reason.trigger,
+            "compaction.level_reached": None if reason is None else reason.level,
+            "compaction.size": None if reason is None else reason.size,
+        }
         return ReadableSpan(
             name if route is None else f"{name} {route}",
             span,
             parent,
             self._resource,
-            _stated(_about_request(record, trace, method, route, failed=failed)),
+            {name: value for name, value in about.items() if value is not None},
             kind=SpanKind.SERVER,
             status=_ERROR if failed else _UNSET,
             start_time=start_of(record),
@@ -137,15 +317,37 @@ class Spans:
         self, record: RequestRecord, operation: Operation, span: SpanContext, parent: SpanContext
     ) -> ReadableSpan:
         upstream, model = record.upstream or "", record.upstream_model or record.model
-        failed = operation.error is not None and record.status != _CLIENT_LEFT
+        call, usage = operation.call, operation.usage
+        status = record.status if record.kind == "summary" else None if call is None else call.status
+        about: dict[str, _Value | None] = {
+            "gen_ai.request.model": model,
+            "gen_ai.request.stream": True if record.stream else None,
+            "gen_ai.conversation.compacted": True if operation.compacted else None,
+            "http.request.resend_count": operation.number or None,
+            "http.response.status_code": status or None,
+            "error.type": operation.error,
+            "compaction.kind": record.kind,
+        }
+        if call is not None:
+            about["compaction.result"] = call.result
+            if record.stream and usage is not None:
+                about["gen_ai.response.time_to_first_chunk"] = call.ms / 1000
+            about["compaction.tokens_sent"] = call.tokens
+            about["compaction.limit"] = call.limit
+        if usage is not None:
+            about["gen_ai.usage.input_tokens"] = usage.input
+            about["gen_ai.usage.output_tokens"] = usage.output
+            about["gen_ai.usage.cache_read.input_tokens"] = usage.cache_read
+            about["gen_ai.usage.cache_write.input_tokens"] = usage.cache_write
+        stated = {name: value for name, value in about.items() if value is not None}
         return ReadableSpan(
             OPERATION if model is None else f"{OPERATION} {model}",
             span,
             parent,
             self._resource,
-            {**attributes_of(upstream, self._upstreams(upstream)), **_stated(_about_call(record, operation, model))},
+            {**attributes_of(upstream, self._upstreams(upstream)), **stated},
             kind=SpanKind.CLIENT,
-            status=_ERROR if failed else _UNSET,
+            status=_ERROR if operation.error is not None and record.status != _CLIENT_LEFT else _UNSET,
             start_time=operation.start,
             end_time=operation.end,
             instrumentation_scope=SCOPE,
@@ -161,65 +363,3 @@ class _Ids:
 
     def context(self, span: str, *, remote: bool = False) -> SpanContext:
         return SpanContext(self._trace, int(span, 16), remote, _SAMPLED, self._state)
-
-
-def _about_request(
-    record: RequestRecord, trace: Trace, method: str, route: str | None, *, failed: bool
-) -> dict[str, _Value | None]:
-    reason = record.reason
-    return {
-        "http.request.method": method,
-        "http.response.status_code": record.status,
-        "http.route": route,
-        "url.path": record.path,
-        "url.scheme": trace.scheme,
-        "error.type": (record.error or str(record.status)) if failed else None,
-        "compaction.api": record.api,
-        "compaction.verdict": record.verdict,
-        "compaction.team": record.team,
-        "compaction.policy": record.policy,
-        "compaction.upstream": record.upstream,
-        "compaction.steps": record.steps or None,
-        "compaction.summary": record.summary,
-        "compaction.cause": record.cause,
-        "compaction.retries": record.retries or None,
-        "compaction.error": record.error,
-        "compaction.trigger": None if reason is None else reason.trigger,
-        "compaction.id": record.id,
-        "compaction.tokens_before": record.before,
-        "compaction.tokens_sent": record.sent,
-        "compaction.tokens_forecast": record.forecast,
-        "compaction.checkpoints": record.checkpoints or None,
-        "compaction.level_reached": None if reason is None else reason.level,
-        "compaction.size": None if reason is None else reason.size,
-    }
-
-
-def _about_call(record: RequestRecord, operation: Operation, model: str | None) -> dict[str, _Value | None]:
-    call, usage = operation.call, operation.usage
-    status = record.status if record.kind == "summary" else None if call is None else call.status
-    about: dict[str, _Value | None] = {
-        "gen_ai.request.model": model,
-        "gen_ai.request.stream": True if record.stream else None,
-        "gen_ai.conversation.compacted": True if operation.compacted else None,
-        "http.request.resend_count": operation.number or None,
-        "http.response.status_code": status or None,
-        "error.type": operation.error,
-        "compaction.kind": record.kind,
-    }
-    if call is not None:
-        about["compaction.result"] = call.result
-        if record.stream and usage is not None:
-            about["gen_ai.response.time_to_first_chunk"] = call.ms / 1000
-        about["compaction.tokens_sent"] = call.tokens
-        about["compaction.limit"] = call.limit
-    if usage is not None:
-        about["gen_ai.usage.input_tokens"] = usage.input
-        about["gen_ai.usage.output_tokens"] = usage.output
-        about["gen_ai.usage.cache_read.input_tokens"] = usage.cache_read
-        about["gen_ai.usage.cache_write.input_tokens"] = usage.cache_write
-    return about
-
-
-def _stated(attributes: Mapping[str, _Value | None]) -> dict[str, _Value]:
-    return {name: value for name, value in attributes.items() if value is not None}

@@ -15,10 +15,9 @@ import yaml
 from proxy.cli.commands import main
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.http.headers import Own
-from proxy.telemetry.events import MEANINGS
 from proxy.telemetry.metrics import DEFINITIONS
 from proxy.telemetry.record import Cost, Reason, Refusal, RequestRecord, UpstreamCall, Usage
-from proxy.telemetry.record_json import FIELDS, record_json
+from proxy.telemetry.record_json import record_json
 from tests.docs.config_schema import SCHEMA_FILE, docstrings, schema_text
 
 ROOT = Path(__file__).parents[2]
@@ -177,19 +176,6 @@ def errors(root: type[ProxyError] = ProxyError) -> Iterator[type[ProxyError]]:
             yield from errors(below)
 
 
-def records() -> str:
-    """Return the page of the fields of a record."""
-    rows: dict[str, list[str]] = {}
-    for name in record_fields():
-        rows.setdefault(meaning_of(name), []).append(name)
-    shown = ([code(names), text(meaning)] for meaning, names in rows.items())
-    intro = (
-        "A record has all fields. One without a value is `null` or empty, and rare parts of `usage` are omitted. Money "
-        "is decimal text in US dollars. [The HTTP API](../api.md#records) returns records."
-    )
-    return page("Fields of a record", intro, [table(("record field", "meaning"), shown)])
-
-
 def record_fields() -> list[str]:
     """Return the names of all values in a record."""
     usage = Usage(*[1] * 11, "flex", "us", (Usage(1, 1),))
@@ -208,12 +194,6 @@ def _fields(value: Node, above: str = "") -> Iterator[str]:
             yield f"{above}{name}"
 
 
-def meaning_of(field: str) -> str:
-    """Return the meaning of a field, or of the longest name that begins it."""
-    meanings = {name: meaning for names, meaning in FIELDS.items() for name in names.split(", ")}
-    return meanings[max((n for n in meanings if field == n or field.startswith(f"{n}.")), key=len)]
-
-
 def metrics() -> str:
     """Return the page of metrics."""
     rows = (
@@ -225,10 +205,11 @@ def metrics() -> str:
 
 
 def log_events() -> str:
-    """Return the page of log events."""
-    meanings = {name: meaning for names, meaning in MEANINGS.items() for name in names.split(", ")}
+    """Return the page of log events. The last column is written in the page, and the code has the others."""
+    written = (FOLDER / "log-events.md").read_text(encoding="utf-8")
+    meanings = dict(re.findall(r"^\| `([\w.]+)` \|.* \| (.+) \|$", written, re.MULTILINE))
     rows = (
-        [f"`{name}`", ", ".join(sorted(levels, reverse=True)), code(sorted(fields)), text(meanings[name])]
+        [f"`{name}`", ", ".join(sorted(levels, reverse=True)), code(sorted(fields)), meanings.get(name, "MEANING")]
         for name, (levels, fields) in sorted(logged().items())
     )
     intro = "[Logs, metrics, and traces](../telemetry.md#log-lines) describes the format."
@@ -283,7 +264,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "settings.md": settings,
     "commands.md": commands,
     "http.md": http,
-    "records.md": records,
     "metrics.md": metrics,
     "log-events.md": log_events,
 }

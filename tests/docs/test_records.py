@@ -10,12 +10,13 @@ from proxy.records.model import RECORD_LIMIT
 from proxy.records.report import BY, COLUMNS
 from proxy.summary.store import Cause
 from proxy.telemetry.record import Verdict
-from proxy.telemetry.record_json import FIELDS
 from tests.docs.test_documents import API, spans, table
+from tests.docs.test_reference import RECORDS
 
 
 def test_the_values_of_a_verdict_are_documented() -> None:
-    assert spans(FIELDS["verdict"]) == list(get_args(Verdict))
+    (meaning,) = [row[1] for row in table(RECORDS, "record field") if row[0] == "`verdict`"]
+    assert spans(meaning) == list(get_args(Verdict))
 
 
 def test_every_cause_of_a_digest_is_documented_and_no_other() -> None:

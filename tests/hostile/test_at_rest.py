@@ -19,11 +19,10 @@ import httpx
 import pytest
 
 from proxy.server.loopback import serve
-from proxy.store import sqlite_worker
+from proxy.store import sqlite
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.forgetting import forget
-from proxy.store.sqlite import SqliteStore
-from proxy.store.sqlite_worker import put_aside
+from proxy.store.sqlite import SqliteStore, put_aside
 from tests.kit.program import ROOT, program, write_config
 from tests.kit.waiting import until
 from tests.product.test_store import CALLER, KEY, PROMPT, SUMMARY, configuration, conversation, stand_in
@@ -190,12 +189,12 @@ def test_a_damaged_file_that_was_moved_aside_is_its_owners_too(tmp_path: Path) -
 
 
 @linux
-@pytest.mark.parametrize("most", [sqlite_worker.IN_MEMORY, 1])
+@pytest.mark.parametrize("most", [sqlite.IN_MEMORY, 1])
 def test_writing_the_file_anew_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Small bodies stay in memory. Larger ones use a file that never has a name."""
-    monkeypatch.setattr(sqlite_worker, "IN_MEMORY", most)
+    monkeypatch.setattr(sqlite, "IN_MEMORY", most)
     monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
     seen: set[str] = set()
     named: set[str] = set()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.loopback import serve
 from tests.conftest import settings_for
@@ -33,7 +33,7 @@ def upstream() -> Iterator[RawUpstream]:
 
 @pytest.fixture(scope="module")
 def quick(upstream: RawUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serve(create_app(settings_for(upstream.url, tmp_path_factory.mktemp("quick"))), http=Quick) as url:
+    with serve(Proxy(settings_for(upstream.url, tmp_path_factory.mktemp("quick"))), http=Quick) as url:
         yield url
 
 
@@ -93,7 +93,7 @@ def test_connections_beyond_the_limit_replace_idle_ones(
     upstream: RawUpstream, start_proxy: StartProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.server.http_protocol.most_connections", lambda: 20)
-    with contextlib.ExitStack() as held, serve(create_app(settings_for(upstream.url, tmp_path))) as url:
+    with contextlib.ExitStack() as held, serve(Proxy(settings_for(upstream.url, tmp_path))) as url:
         idle = [held.enter_context(connected(url)) for _ in range(30)]
         time.sleep(0.1)
         idle.append(held.enter_context(connected(url)))

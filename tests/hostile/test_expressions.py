@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from proxy.compaction.rules import Pins, search_for, whole
-from proxy.config.issues import Issues
+from proxy.config.document import Issues
 from proxy.summary import prompt
 from proxy.summary.prompt import REDACTED, Redaction
 from tests.kit.configurations import loads

@@ -17,7 +17,7 @@ from proxy.dialects.chat.request import parse
 from proxy.errors import BadBody
 from proxy.http.sse import EventBuffer
 from proxy.overflow import recognise
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.loopback import serve
 from tests.conftest import settings_for
@@ -33,7 +33,7 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 @pytest.fixture(scope="module")
 def entrance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with RawUpstream(lambda _: [answer(GOOD)]) as upstream:
-        app = create_app(settings_for(upstream.url, tmp_path_factory.mktemp("proxy"), {"server": {"deadline": 5}}))
+        app = Proxy(settings_for(upstream.url, tmp_path_factory.mktemp("proxy"), {"server": {"deadline": 5}}))
         with serve(app, http=BoundedProtocol) as url:
             yield url
 

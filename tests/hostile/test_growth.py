@@ -22,7 +22,7 @@ import proxy
 
 BOUNDED = {
     "proxy.compaction.stages.lossless._TOKEN": "reads valid JSON, in which each string ends",
-    "proxy.config.patterns._INEXACT": "an operator's expression has 1,000 characters at most",
+    "proxy.config.fields._INEXACT": "an operator's expression has 1,000 characters at most",
     "proxy.dialects.answers._END": "matched at a few places of an answer's end",
 }
 """Expressions that only read short texts or the operator's, with the reason."""

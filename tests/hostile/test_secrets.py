@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from proxy.cli.commands import main
 from proxy.config import Settings
 from proxy.pipeline.runtime import Runtime
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.telemetry.metrics import REGISTRY, exposition
 from proxy.upstream.connections import Connections
 from proxy.upstream.transport import Answer
@@ -299,7 +299,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(Connections, "send", send)
     routed = {"models": [{"match": "known-*", "upstream": "main"}]}
-    return create_app(settings_for("http://127.0.0.1:1", tmp_path, routed))
+    return Proxy(settings_for("http://127.0.0.1:1", tmp_path, routed))
 
 
 NAMES = 10_000

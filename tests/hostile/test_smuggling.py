@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.endpoints.passthrough import quoted
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.http_protocol import BoundedProtocol
 from proxy.server.loopback import serve
 from tests.conftest import settings_for
@@ -90,13 +90,13 @@ def upstream() -> Iterator[RawUpstream]:
 
 @pytest.fixture(scope="module")
 def own(upstream: RawUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serve(create_app(settings_for(upstream.url, tmp_path_factory.mktemp("own"))), http=BoundedProtocol) as url:
+    with serve(Proxy(settings_for(upstream.url, tmp_path_factory.mktemp("own"))), http=BoundedProtocol) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def other(upstream: RawUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serve(create_app(settings_for(upstream.url, tmp_path_factory.mktemp("other"))), http="h11") as url:
+    with serve(Proxy(settings_for(upstream.url, tmp_path_factory.mktemp("other"))), http="h11") as url:
         yield url
 
 

@@ -16,9 +16,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.server import maintenance
-from proxy.store import guarded, sqlite_worker
+from proxy.store import guarded, sqlite
 from proxy.store.guarded import FAILURES
-from proxy.store.sqlite_worker import put_aside
+from proxy.store.sqlite import put_aside
 from tests.kit.waiting import until
 from tests.product.test_store import get, metric, rows, running, summary_of
 
@@ -52,15 +52,15 @@ def locked(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full(file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    opening, bound = sqlite_worker.SqliteWorker._open, "1"
+    opening, bound = sqlite.SqliteWorker._open, "1"
 
-    def opened(self: sqlite_worker.SqliteWorker) -> sqlite3.Connection:
+    def opened(self: sqlite.SqliteWorker) -> sqlite3.Connection:
         connection = opening(self)
         # A bound under what there is already means: no more.
         connection.execute(f"PRAGMA max_page_count = {bound}")
         return connection
 
-    patch.setattr(sqlite_worker.SqliteWorker, "_open", opened)
+    patch.setattr(sqlite.SqliteWorker, "_open", opened)
     yield
     bound = "1000000"
 

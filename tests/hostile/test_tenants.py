@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.config import Settings
-from proxy.server.app import Proxy, create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.scripted import words
 from tests.kit.upstream import is_summary_request
@@ -107,7 +107,7 @@ class House:
     def __init__(self, upstream: Upstream, configuration: dict[str, Any], keys: Sequence[str | None]) -> None:
         self.upstream = upstream
         self.keys = keys
-        self.app: Proxy = create_app(Settings.model_validate(configuration))
+        self.app: Proxy = Proxy(Settings.model_validate(configuration))
         self.http = httpx.AsyncClient(
             transport=httpx.ASGITransport(self.app), base_url="http://127.0.0.1:8787", timeout=60
         )

@@ -14,7 +14,7 @@ import pytest
 from starlette.routing import Route
 
 from proxy.http.headers import Own
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, TIMEOUT, Got, StartProxy, chat, received
 from tests.kit.configurations import check
@@ -253,7 +253,7 @@ SIGNING_IN = ("/compaction/sign-in", "/compaction/sign-out", "/compaction/assets
 
 
 def test_every_other_route_needs_a_key(start_proxy: StartProxy, upstream: RawUpstream, tmp_path: Path) -> None:
-    routes = create_app(settings_for(upstream.url, tmp_path, KEYS)).routes
+    routes = Proxy(settings_for(upstream.url, tmp_path, KEYS)).routes
     assert routes
     url, before = start_proxy(upstream.url, KEYS), len(upstream.arrived)
     paths = [route.path for route in routes if isinstance(route, Route)]

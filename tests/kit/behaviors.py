@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from proxy.config import load
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.messages import Message, assistant, call, result, system, user, words
 from tests.kit.upstream import Received, Reply, RequestCounter, Responder, StandIn
@@ -187,7 +187,7 @@ def opened(
         }
         file = folder / "config.yaml"
         file.write_text(yaml.safe_dump(settings))
-        with serve(create_app(load(file, {}))) as entrance, httpx.Client(trust_env=False, timeout=60) as http:
+        with serve(Proxy(load(file, {}))) as entrance, httpx.Client(trust_env=False, timeout=60) as http:
             yield Front(entrance, upstream, http)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from proxy.config.issues import Issue, Issues
+from proxy.config.document import Issue, Issues
 from tests.kit.configurations import loads
 
 

@@ -25,7 +25,7 @@ import yaml
 from starlette.types import ASGIApp
 
 from proxy.config import load
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.messages import assistant, call, result, system, user, words
 from tests.kit.upstream import Received, Reply, Responder, StandIn, text_tokens
@@ -179,7 +179,7 @@ def front(
         }
         file = folder / "config.yaml"
         file.write_text(yaml.safe_dump(settings))
-        with serve(create_app(load(file, {}))) as entrance, httpx.Client(trust_env=False, timeout=60) as http:
+        with serve(Proxy(load(file, {}))) as entrance, httpx.Client(trust_env=False, timeout=60) as http:
             yield Front(entrance, upstream, http)
     assert upstream.faults == [], "every request was well formed"
 

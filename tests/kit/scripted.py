@@ -13,7 +13,7 @@ import openai
 from starlette.types import ASGIApp
 
 from proxy.config import load
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.messages import assistant, system, user, words
 from tests.kit.program import write_config
@@ -60,7 +60,7 @@ def protected(
 @contextlib.contextmanager
 def proxied(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """The URL of a proxy with these settings, as YAML has them; its store is in the folder unless they name one."""
-    with serve(create_app(load(write_config(settings, folder), {}))) as url:
+    with serve(Proxy(load(write_config(settings, folder), {}))) as url:
         yield url
 
 

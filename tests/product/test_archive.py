@@ -17,7 +17,7 @@ import yaml
 from starlette.types import Receive, Scope, Send
 
 from proxy.config import load
-from proxy.server.app import Proxy, create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from proxy.store.archive import Removed
 
@@ -66,7 +66,7 @@ class Running:
 def running(folder: Path, settings: Mapping[str, Any]) -> Iterator[Running]:
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump({"store": {"url": f"sqlite:///{folder}/store.db"}, **settings}))
-    proxy = Running(create_app(load(file, {})))
+    proxy = Running(Proxy(load(file, {})))
     with serve(proxy) as proxy.url:
         yield proxy
 

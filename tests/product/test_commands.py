@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from proxy.access.authenticator import Authenticator
-from proxy.cli import records
+from proxy.cli import models as cli_models
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.server.loopback import serve
 from proxy.store import open_store
@@ -205,7 +205,7 @@ def test_explain(folder: Path) -> None:
 
 def test_explain_uses_the_limits_that_the_server_has(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """First those that the upstream reports, then lower ones that the server has learned for some caller."""
-    for module in (limit_discovery, records):
+    for module in (limit_discovery, cli_models):
         monkeypatch.setattr(module, "reports_limits", lambda settings: True)
 
     async def models(request: Request) -> JSONResponse:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from proxy.config import load
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 
 RESULT = "\n".join(f"src/module_{n}.py:{n}: value = compute({n})" for n in range(120))
@@ -89,7 +89,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(configuration))
-    with serve(create_app(load(path, {}))) as address:
+    with serve(Proxy(load(path, {}))) as address:
         yield address
 
 

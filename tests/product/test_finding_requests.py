@@ -24,7 +24,7 @@ import yaml
 
 from proxy.config import load
 from proxy.pipeline.recorder import BEGINNING, _tag
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.messages import assistant, system, user, words
 from tests.kit.program import ROOT, call, terminal
@@ -81,7 +81,7 @@ def door(folder: Path, app: Any, store: str, **policy: Any) -> Iterator[Door]:
             "store": {"url": store or f"sqlite:///{folder}/store.db"},
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-        with serve(create_app(load(folder / "config.yaml", {}))) as url, contextlib.ExitStack() as ends:
+        with serve(Proxy(load(folder / "config.yaml", {}))) as url, contextlib.ExitStack() as ends:
             yield Door(url, folder, ends)
 
 

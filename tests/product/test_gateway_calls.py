@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from proxy.config import load
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 
 KEY, PLAIN = "sk-gateway", "sk-plain"
@@ -177,7 +177,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(configuration))
-    with serve(create_app(load(path, {}))) as address:
+    with serve(Proxy(load(path, {}))) as address:
         yield address
 
 

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.constants import DAY
-from proxy.records.latency import SAMPLE, latency
+from proxy.records.report import SAMPLE, latency
 from proxy.records.sqlite import SqliteRecords
 from proxy.telemetry.record import RequestRecord, UpstreamCall, first_id
 from tests.kit.program import call

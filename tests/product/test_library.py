@@ -19,7 +19,7 @@ from proxy import Compaction, acompact, compact
 from proxy.config import load
 from proxy.demo.validity import faults
 from proxy.errors import BadBody, ConfigurationError
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.upstream import Reply, StandIn
 from tests.product.test_compress import APIS, Gateway, chat
@@ -112,7 +112,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         }
         path = folder / "config.yaml"
         path.write_text(yaml.safe_dump(configuration))
-        with serve(create_app(load(path, {}))) as address:
+        with serve(Proxy(load(path, {}))) as address:
             yield address
 
 

@@ -23,7 +23,7 @@ import yaml
 
 from proxy.config import load
 from proxy.recall import tool
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.front_door import HUGE, archive_id, long_talk, summary_messages, text_of
 from tests.kit.upstream import StandIn
@@ -86,7 +86,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             "models": [{"match": "*", "upstream": "main", "profile": profile}],
         }
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-        app = create_app(load(folder / "config.yaml", {}))
+        app = Proxy(load(folder / "config.yaml", {}))
         with serve(app) as url:
             ids = []
             for secret in (SECRET, "Bring a ladder."):
@@ -248,7 +248,7 @@ def test_without_the_package_the_path_says_how_to_install_it(tmp_path: Path, mon
     (tmp_path / "config.yaml").write_text(f"store: {{url: 'sqlite:///{tmp_path}/store.db'}}")
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setattr("proxy.endpoints.mcp.find_spec", lambda name: None)
-    with serve(create_app(load(tmp_path / "config.yaml", {}))) as url:
+    with serve(Proxy(load(tmp_path / "config.yaml", {}))) as url:
         answer = Served(url, "", "", None).post(LIST)
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_installed")
     assert "pip install 'mcp>=2.3'" in answer.json()["error"]["message"]

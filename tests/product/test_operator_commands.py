@@ -23,8 +23,7 @@ from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.limits.prices import price_from
 from proxy.pipeline.billing import Basis, cost_of
 from proxy.records import open_records
-from proxy.server.loopback import serve
-from proxy.server.programs import PROGRAMS, launch
+from proxy.server.loopback import PROGRAMS, launch, serve
 from proxy.store import open_store
 from proxy.telemetry.record import RequestRecord, Usage
 from tests.kit.program import ROOT, call, program, run, write_config
@@ -298,10 +297,10 @@ def test_check_warns_of_budgets_that_count_nothing(tmp_path: Path) -> None:
 LOADS = """
 import sys, httpx
 from proxy.config import load
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from pathlib import Path
-with serve(create_app(load(Path(sys.argv[1]), {}))) as url:
+with serve(Proxy(load(Path(sys.argv[1]), {}))) as url:
     assert httpx.get(url + "/readyz", trust_env=False).status_code == 200
     print("litellm" in sys.modules)
 """

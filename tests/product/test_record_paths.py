@@ -24,7 +24,7 @@ from proxy.endpoints.records import PARAMETERS, REPORT, REQUESTS, STATUS
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.records.model import SUMS, LedgerSums, RecordQuery, sums_of
 from proxy.records.report import BY, MONEY
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from proxy.store import open_store
 from proxy.telemetry.record import Cost, Reason, RequestRecord, UpstreamCall, Usage, first_id
@@ -113,7 +113,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         await store.aclose()
 
     asyncio.run(learned())
-    with serve(create_app(load(config, {}))) as url, httpx.Client(trust_env=False, timeout=60) as http:
+    with serve(Proxy(load(config, {}))) as url, httpx.Client(trust_env=False, timeout=60) as http:
         yield Running(url, http, folder, [*records, error, summary])
 
 

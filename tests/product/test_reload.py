@@ -19,7 +19,8 @@ import yaml
 
 from proxy.config import read
 from proxy.config.loading import attempt
-from proxy.server.app import WRONG, Proxy, create_app
+from proxy.pipeline.runtime import listening
+from proxy.server.app import WRONG, Proxy
 from proxy.server.loopback import serve
 from tests.kit.program import program
 from tests.kit.scripted import chat, client, key_hash
@@ -53,7 +54,7 @@ def written(path: Path, text: str) -> None:
 def followed(path: Path, every: float = 0.05, host: str | None = None) -> Iterator[tuple[str, Proxy]]:
     """A proxy that checks its configuration more often than by default. ``host`` is the command's."""
     loaded = read(path, {})
-    app = create_app(loaded.settings.listening(host), loaded)
+    app = Proxy(listening(loaded.settings, host), loaded)
     assert app.reload is not None
     app.reload._every = every
     with serve(app) as url:

@@ -12,7 +12,7 @@ import openai
 import yaml
 
 from proxy.config import load
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.messages import user, words
 from tests.kit.program import call
@@ -48,7 +48,7 @@ def test_each_figure_of_each_team_is_that_of_the_upstream(tmp_path: Path) -> Non
             "store": {"url": f"sqlite:///{tmp_path}/store.db"},
         }
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
-        with serve(create_app(load(tmp_path / "config.yaml", {}))) as entrance:
+        with serve(Proxy(load(tmp_path / "config.yaml", {}))) as entrance:
             for team, messages in asked:
                 with client(entrance, team) as own:
                     try:

@@ -20,7 +20,7 @@ from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.units import decode
 from proxy.limits.profiles import Profile, Profiles
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.scripted import proxied
 from tests.kit.upstream import StandIn
@@ -78,7 +78,7 @@ def test_what_is_shortened_is_counted_so_too() -> None:
 
 
 def test_profiles_that_count_otherwise_have_counters_of_their_own() -> None:
-    service = create_app(Settings()).service
+    service = Proxy(Settings()).service
     plain = Profile("m", tools="json")
     assert service.limits.measures.counter(plain, CHAT) is service.limits.measures.counter(
         replace(plain, model="n", context_window=9_000), CHAT

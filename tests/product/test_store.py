@@ -21,13 +21,13 @@ import zstandard
 from proxy.config import load
 from proxy.pipeline import recorder
 from proxy.server import maintenance
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
-from proxy.store import sqlite_worker
+from proxy.store import sqlite
 from proxy.store.archive import KIND as ARCHIVE
 from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.replicated_map import name_of
-from proxy.store.sqlite_worker import put_aside
+from proxy.store.sqlite import put_aside
 from tests.kit.program import call, run, write_config
 from tests.kit.scripted import chat, client, proxied
 from tests.kit.upstream import Reply, StandIn
@@ -156,7 +156,7 @@ def test_forgetting_a_caller_drops_what_the_server_remembers_of_its_conversation
     monkeypatch.setattr(maintenance, "EVERY", 0.2)
     with serve(stand_in().app) as upstream:
         settings = load(write_config(configuration(upstream, tmp_path), tmp_path), {})
-        app = create_app(settings)
+        app = Proxy(settings)
         answering = app._conversations["/v1/chat/completions"].answering
         caches = (answering.costs._seen, answering.feedback._turns)
         with serve(app) as url:
@@ -209,14 +209,14 @@ def test_a_damaged_file_is_moved_aside_at_the_start(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def slow(seconds: float) -> Iterator[None]:
-    do = sqlite_worker.SqliteWorker._do
+    do = sqlite.SqliteWorker._do
 
-    def slowly(self: sqlite_worker.SqliteWorker, work: Callable[[sqlite3.Connection], Any]) -> Any:
+    def slowly(self: sqlite.SqliteWorker, work: Callable[[sqlite3.Connection], Any]) -> Any:
         time.sleep(seconds)
         return do(self, work)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_worker.SqliteWorker, "_do", slowly)
+        patch.setattr(sqlite.SqliteWorker, "_do", slowly)
         yield
 
 

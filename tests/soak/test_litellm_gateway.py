@@ -19,7 +19,7 @@ import yaml
 from proxy.config import load
 from proxy.demo.agent import AGENTS
 from proxy.demo.script import decide
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.upstream import EveryApi
 
@@ -107,7 +107,7 @@ def test_sessions_fit_behind_litellm(tmp_path: Path, api: str) -> None:
     """Every second turn streams. The stand-in refuses what doesn't fit, and calls without their results."""
     model = EveryApi(window=WINDOW, responder=decide)
     with (
-        serve(create_app(load(compressor(tmp_path), {}))) as compressing,
+        serve(Proxy(load(compressor(tmp_path), {}))) as compressing,
         serve(model.app) as upstream,
         gateway(tmp_path, upstream, compressing) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key=MASTER, max_retries=0, timeout=60) as client,

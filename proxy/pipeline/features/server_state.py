@@ -31,8 +31,7 @@ from proxy.pipeline.job import Outcome, reason_for
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import Watch
-from proxy.telemetry.record import Reason
-from proxy.telemetry.trace_context import with_trace
+from proxy.telemetry.record import Reason, with_trace
 from proxy.upstream.bridge.returned import is_unique
 from proxy.upstream.relay import RelayTransport
 from proxy.upstream.transport import RESPONSES_PATH, read_most

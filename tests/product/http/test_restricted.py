@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config.issues import Issues
+from proxy.config.document import Issues
 from tests.kit.client import CHAT, JSON, StartProxy, ask
 from tests.kit.configurations import loads
 from tests.kit.raw_upstream import RawUpstream

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from proxy.config import load
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from tests.kit.agent_script import SCHEMA, SYSTEM, TOOLS, Received, question, result
 from tests.kit.message_checks import THINKING, blocks_of
@@ -69,7 +69,7 @@ class Fleet:
 
     def _worker(self) -> tuple[contextlib.ExitStack, str]:
         worker = contextlib.ExitStack()
-        return worker, worker.enter_context(serve(create_app(load(self._config, {}))))
+        return worker, worker.enter_context(serve(Proxy(load(self._config, {}))))
 
 
 class Agent:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from proxy.config import load
 from proxy.limits.learned import CAUTION, LearnedLimit, LearnedLimits
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from tests.product.properties.fitting import Figures, Sessions
 
 SESSIONS = int(os.environ.get("FITTING_SESSIONS", "150"))
@@ -33,7 +33,7 @@ def test_requests_that_fit_are_left_alone(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump(configured))
 
     async def run() -> Figures:
-        service = create_app(load(file, {})).service
+        service = Proxy(load(file, {})).service
         sessions = Sessions(service)
         for seed in range(SESSIONS):
             await sessions.run(seed)

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.access.admin import LINK, AdminLink, Admins, admin_link
 from proxy.config import Settings
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.loopback import serve
 from proxy.telemetry.record import RequestRecord, new_id
 from tests.kit.configurations import loads
@@ -31,7 +31,7 @@ def test_the_link_starts_one_session_for_all_workers(tmp_path: Path, monkeypatch
         assert link.file.parent.stat().st_mode & 0o777 == 0o700
         token = link.address.partition("http://127.0.0.1:1/compaction/?token=")[2]
         monkeypatch.setenv(LINK, environ[LINK])
-        with serve(create_app(settings)) as first, serve(create_app(settings)) as second:
+        with serve(Proxy(settings)) as first, serve(Proxy(settings)) as second:
             with httpx.Client(base_url=first, trust_env=False) as browser:
                 wrong = browser.get("/compaction/?token=guess")
                 assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)

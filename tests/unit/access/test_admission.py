@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from proxy.access.admission import BodyMemory, ConcurrencyLimit, Resource
+from proxy.access.quotas import BodyMemory, ConcurrencyLimit, Resource
 from proxy.config.server import ServerSettings
 from proxy.errors import BodyTooLarge, Overloaded
 from proxy.http.request_body import read_body

@@ -17,14 +17,12 @@ from proxy.records.model import RecordQuery
 from proxy.store import ManagedStore, open_store
 from proxy.store.accounts import Entry
 from proxy.store.forgetting import forget
-from proxy.store.replicated_map import SharedValue
 from proxy.store.sqlite import SqliteStore
 from proxy.summary.allowance import KIND
 from tests.kit.records import record
 
 pytest.importorskip("cryptography")
 OLD, NEW = b"o" * 32, b"n" * 32
-FORMS: dict[str, type[SharedValue]] = {KIND: Entry}
 DAYS = 7 * 86_400.0
 UNTIL = time.time() + DAYS
 
@@ -51,7 +49,7 @@ def place(url: str, keys: Sequence[bytes] = (), *, every: bool = False) -> Deplo
 
 
 async def migrated(source: Deployment, target: Deployment) -> Migration:
-    migration = Migration(source, target, name="source", forms=FORMS, record_seconds=DAYS)
+    migration = Migration(source, target, "source", DAYS)
     try:
         await migration.run()
     finally:
@@ -170,7 +168,7 @@ def test_a_tenant_that_is_forgotten_during_a_run_is_removed_from_the_target(tmp_
 
     async def test() -> None:
         await filled(source.stores[0], 9)
-        migration = Migration(source, target, name="source", forms=FORMS, record_seconds=DAYS)
+        migration = Migration(source, target, "source", DAYS)
         copy_records = migration._copy_records
         migration._copy_records = forgetting  # type: ignore[method-assign]
         forgetting.then = copy_records  # type: ignore[attr-defined]

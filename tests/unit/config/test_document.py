@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config import Settings
-from proxy.config.issues import Issue, Issues
+from proxy.config.document import Issue, Issues
 from tests.kit.configuration import errors_in
 from tests.kit.configurations import loads
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.config.issues import masked
+from proxy.config.document import masked
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from proxy.pipeline.billing import Bill, Pricing
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.exchange import Exchange, TimeLeft
 from proxy.pipeline.features.recall import reserved
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.telemetry.record import Reason, RequestRecord
 from proxy.telemetry.record_json import reason_text
 from proxy.upstream.transport import Answer, Outgoing, Transport
@@ -217,7 +217,7 @@ def answered(case: Case, folder: Path, *, deadline: float = 1e12) -> tuple[Reply
     script = Script(case.answers)
 
     async def run() -> tuple[Reply, Exchange]:
-        service = create_app(load(folder / "config.yaml", {})).service
+        service = Proxy(load(folder / "config.yaml", {})).service
         try:
             body = await case.dialect.request.read(json.dumps(case.body).encode())
             configuration = service.configuration
@@ -308,7 +308,7 @@ def test_records_explain_each_cause_of_a_retry(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("store: {url: 'sqlite://'}")
 
     async def causes() -> set[str]:
-        service = create_app(load(tmp_path / "config.yaml", {})).service
+        service = Proxy(load(tmp_path / "config.yaml", {})).service
         found = {recovery.cause for recovery in Answering(service).recoveries}
         await service.aclose()
         return found

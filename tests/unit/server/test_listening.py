@@ -13,7 +13,7 @@ from proxy.access.admin import admin_link
 from proxy.config import read
 from proxy.config.settings import Settings
 from proxy.errors import ConfigurationError
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.run import Single, announce, bind, dashboard_address
 from tests.kit.program import free_port
 
@@ -40,7 +40,7 @@ def test_a_server_that_takes_the_port_during_the_start_gives_one_line() -> None:
     bound = bind(own, 0, None)
     port = bound[0].getsockname()[1]
     ready: list[None] = []
-    single = Single(uvicorn.Config(create_app(own), port=port, log_config=None), lambda: ready.append(None))
+    single = Single(uvicorn.Config(Proxy(own), port=port, log_config=None), lambda: ready.append(None))
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", port))  # possible while nobody listens

@@ -10,7 +10,7 @@ import pytest
 from proxy.config import read
 from proxy.config.settings import Settings
 from proxy.errors import ConfigurationError
-from proxy.server.app import create_app
+from proxy.server.app import Proxy
 from proxy.server.run import serve_metrics
 from tests.kit.program import free_port
 
@@ -22,7 +22,7 @@ def test_metrics_are_served_on_their_own_address(tmp_path: Path) -> None:
     loaded = read(file, {})
     serve_metrics(loaded.settings, loaded)
     assert "compaction_requests_total" in httpx.get(f"http://{address}/metrics", trust_env=False).text
-    assert "/metrics" not in [getattr(route, "path", None) for route in create_app(loaded.settings).routes]
+    assert "/metrics" not in [getattr(route, "path", None) for route in Proxy(loaded.settings).routes]
     with pytest.raises(ConfigurationError) as caught:  # the port is in use now
         serve_metrics(loaded.settings, loaded)
     assert caught.value.message.startswith(f"{file}:2: metrics.listen: cannot listen on {address} (address")

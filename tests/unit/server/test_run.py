@@ -12,7 +12,7 @@ from proxy.server import run
 
 def test_threads_get_the_interpreter_lock_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """With Python's own interval, a busy event loop keeps the threads of the store waiting for seconds."""
-    monkeypatch.setattr(run, "create_app", lambda *_: None)
+    monkeypatch.setattr(run, "Proxy", lambda *_: None)
     monkeypatch.setattr(run, "exempt_from_collection", lambda: None)
     before = sys.getswitchinterval()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from proxy.config import Loaded, read
-from proxy.endpoints.status import configuration_hash
+from proxy.endpoints.records import configuration_hash
 from proxy.server.run import log_start
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import ConfigurationError
-from proxy.store import Entry, StoreFailed, open_store, sqlite_worker
-from proxy.store.sqlite import SqliteStore
-from proxy.store.sqlite_worker import put_aside
+from proxy.store import Entry, StoreFailed, open_store, sqlite
+from proxy.store.sqlite import SqliteStore, put_aside
 from tests.kit.stores import Clock, files_with, opened, with_store, write_old_file
 
 CANARY = b"CANARY-7f3a9b"
@@ -217,7 +216,7 @@ def test_no_content_is_left_of_what_expired_in_a_file_that_keeps_its_pages(tmp_p
     """A file that another program has rewritten may keep its empty pages."""
     clock = Clock()
     with opened(tmp_path / "a.db") as db:
-        db.executescript(sqlite_worker._SCHEMA)
+        db.executescript(sqlite._SCHEMA)
 
     async def test(store: SqliteStore) -> None:
         await store.put_many([Entry("t", "summary", f"k{n}", CANARY * 500, 60) for n in range(100)])

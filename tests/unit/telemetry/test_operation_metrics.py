@@ -11,9 +11,8 @@ pytest.importorskip("opentelemetry.sdk", reason=f"run: {INSTALL}")
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
-from proxy.telemetry.operations import OperationMetrics
-from proxy.telemetry.record import RequestRecord, Usage
-from proxy.telemetry.trace_context import Trace
+from proxy.telemetry.record import RequestRecord, Trace, Usage
+from proxy.telemetry.tracing import OperationMetrics
 
 
 def summary(milliseconds: float = 30.0, model: str = "small", **values: object) -> RequestRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.telemetry.trace_context import Trace, with_trace
+from proxy.telemetry.record import Trace, with_trace
 
 CLIENT = [("accept", "*/*"), ("traceparent", "00-client"), ("tracestate", "vendor=1")]
 

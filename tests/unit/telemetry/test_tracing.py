@@ -15,8 +15,7 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason=f"run: {INS
 
 from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON
 
-from proxy.telemetry.record import RequestRecord
-from proxy.telemetry.trace_context import Trace
+from proxy.telemetry.record import RequestRecord, Trace
 from proxy.telemetry.tracing import Tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

@@ -9,7 +9,7 @@ from typing import Any
 from proxy.compaction.summary_message import INDEX_TITLE, USERS_TITLE, sections_of
 from proxy.config.settings import Settings
 from proxy.constants import DAY
-from proxy.endpoints import prompt_text as shown
+from proxy.endpoints import presentation as shown
 from proxy.pipeline.changes import Message, Prompt
 from proxy.telemetry.record import RequestRecord, UpstreamCall
 
