@@ -50,8 +50,7 @@ log = structlog.get_logger(__name__)
 
 _Result = TypeVar("_Result")
 
-SECONDS = 600.0
-"""The time that a summary may take."""
+SECONDS = 600.0  # the time that a summary may take
 
 
 class Compacted(msgspec.Struct, frozen=True):

@@ -35,8 +35,7 @@ from proxy.telemetry.metrics import refused
 
 log = structlog.get_logger(__name__)
 
-LINK = "COMPACTION_PROXY_ADMIN_LINK"
-"""The environment variable by which the workers of one server share the link."""
+LINK = "COMPACTION_PROXY_ADMIN_LINK"  # the environment variable by which the workers of one server share the link
 
 LINK_PATH = "/compaction/"
 
@@ -47,8 +46,7 @@ _FOLDER, _FILE = "compaction-proxy-", "link"
 
 _BYTES = 32
 
-_SHOWN = 12
-"""Digits of a key's hash in logs, for a key without a name."""
+_SHOWN = 12  # digits of a key's hash in logs, for a key without a name
 
 
 class Admin(msgspec.Struct, frozen=True):
@@ -229,8 +227,7 @@ SESSION_COOKIE = "compaction_session"
 
 SESSION_PATH = "/compaction"
 
-SESSION_SECONDS = 12 * 3600
-"""Lifetime of a session."""
+SESSION_SECONDS = 12 * 3600  # lifetime of a session
 
 
 class Sessions:

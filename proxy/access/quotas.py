@@ -160,8 +160,7 @@ WAIT_SECONDS = 1.0
 """Seconds that a request over the concurrency limit waits for another to end. A response's last byte often reaches the
 client slightly before the proxy records its end. At most as many wait as may run, so that no team fills the proxy."""
 
-POLL_SECONDS = 0.05
-"""Seconds between two tries meanwhile, where replicas count together."""
+POLL_SECONDS = 0.05  # seconds between two tries meanwhile, where replicas count together
 
 STORE_FAILS = "The proxy can't count your team's requests because its store fails. Try again in a moment."
 
@@ -289,14 +288,9 @@ def _over_rate(rate: int, seconds: int) -> TooManyRequests:
 
 log = structlog.get_logger(__name__)
 
-ADMIT_SECONDS = 0.25
-"""Seconds to wait for the store's decision on a request."""
-
-RENEW_SECONDS = 15.0
-"""Seconds between two renewals of the leases of requests in progress, a quarter of a lease."""
-
-CLOSING_SECONDS = 2.0
-"""Seconds to end leases when the process ends."""
+ADMIT_SECONDS = 0.25  # seconds to wait for the store's decision on a request
+RENEW_SECONDS = 15.0  # seconds between two renewals of the leases of requests in progress, a quarter of a lease
+CLOSING_SECONDS = 2.0  # seconds to end leases when the process ends
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 15.0
 """Seconds without a call to the store after repeated failures. The pause doubles after each failed attempt."""

@@ -29,8 +29,7 @@ KIND = SPENDING
 
 EPOCH = date(1970, 1, 1).toordinal()
 
-AGAIN_SECONDS = 5
-"""Seconds after which to retry if requests in progress have reserved all that is left."""
+AGAIN_SECONDS = 5  # seconds after which to retry if requests in progress have reserved all that is left
 
 _GRACE = 92.0 * DAY
 """Seconds that an entry stays in the store after the beginning of its period.

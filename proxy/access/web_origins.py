@@ -54,14 +54,12 @@ EXPOSED = (*Own, "x-request-id", "retry-after", "*")
 """Response headers that a page may read. Without credentials, browsers read ``*`` as every header, so upstreams'
 rate limits work, too."""
 
-PREFLIGHT_SECONDS = 600
-"""How long a browser may cache a preflight response."""
+PREFLIGHT_SECONDS = 600  # how long a browser may cache a preflight response
 
 _KEYS = frozenset(name.encode() for name in KEY_HEADERS)
 _TELLING = frozenset({b"host", b"origin", b"sec-fetch-site"})
 _READ = _KEYS | _TELLING | {b"access-control-request-method"}
-_REMEMBERED = 100
-"""Remember at most this many spellings of ``Host`` that are fine."""
+_REMEMBERED = 100  # remember at most this many spellings of `Host` that are fine
 _REPORTED = 100
 """Log at most this many different names of refused hosts and origins, so that a page can't flood the log."""
 

@@ -19,8 +19,7 @@ from proxy.errors import ConfigurationError
 
 KEY_PREFIX = "cp-"
 
-KEY_BYTES = 32
-"""Random bytes of a key."""
+KEY_BYTES = 32  # random bytes of a key
 
 CONFIG = click.option(
     "--config",

@@ -153,8 +153,7 @@ def _about(loaded: Loaded, team: str | None, model: str | None, policy: Policy, 
     return table
 
 
-ADMIN = "(admin)"
-"""Shown in place of a team, whose name can't have parentheses."""
+ADMIN = "(admin)"  # shown in place of a team, whose name can't have parentheses
 
 
 def list_keys(settings: Settings, console: Console) -> None:

@@ -24,14 +24,12 @@ from proxy.store import StoreFailed, open_store, store_file
 from proxy.upstream.litellm.library import TESTED, untested_version
 from proxy.upstream.registry import Upstreams
 
-SECONDS = 10.0
-"""Timeout of a request to an upstream."""
+SECONDS = 10.0  # timeout of a request to an upstream
 
 CLOCK_SECONDS = 60.0
 """Difference between the clocks here and at an upstream that is reported. Keys and entries expire by the clock."""
 
-FILES = 4_096
-"""Open files that a server with 1,000 concurrent requests needs, with some to spare."""
+FILES = 4_096  # open files that a server with 1,000 concurrent requests needs, with some to spare
 
 State = Literal["ok", "warning", "failed"]
 

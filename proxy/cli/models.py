@@ -264,8 +264,7 @@ async def _strictest(
     return limit, factor, f"{', '.join([*stated, *counted]) or 'no change'} ({which})"
 
 
-_TENANT = "explain"
-"""Counts of replayed requests are cached under this name, apart from those of callers."""
+_TENANT = "explain"  # counts of replayed requests are cached under this name, apart from those of callers
 
 
 _LIMITS = (("context_window", "window"), ("max_input_tokens", "input"))

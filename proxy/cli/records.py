@@ -244,8 +244,7 @@ def read_records(config: Path | None, work: Callable[[RecordStore, Tags], Awaita
 
 INDENT = "    "
 
-POLL_SECONDS = 1.0
-"""Seconds between two reads of new records."""
+POLL_SECONDS = 1.0  # seconds between two reads of new records
 
 LATE_SECONDS = 3_600
 """Age at which a request that is still in progress is no longer followed. Ids sort by arrival, not by end."""

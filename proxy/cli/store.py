@@ -50,11 +50,8 @@ FORMS: dict[str, type[SharedValue]] = {
 
 REPORT_SECONDS = 2.0
 
-SKIPPED = ("making",)
-"""Kinds that aren't copied: leases."""
-
-ROWS = 200
-"""Rows of the ledger per write."""
+SKIPPED = ("making",)  # kinds that aren't copied: leases
+ROWS = 200  # rows of the ledger per write
 
 
 def migrated(source: str, config: Path | None) -> int:

@@ -8,12 +8,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 
-WIDE = 150
-"""Columns of tables that don't go to a terminal."""
+WIDE = 150  # columns of tables that don't go to a terminal
 
 
-FOLDED = 20
-"""Characters of a line of a folded name, at least."""
+FOLDED = 20  # characters of a line of a folded name, at least
 
 
 def table_console() -> Console:

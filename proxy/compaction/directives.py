@@ -13,17 +13,10 @@ from typing import TypeVar
 
 Rule = TypeVar("Rule", bound=Hashable)
 
-LONGEST = 500
-"""Characters. A longer sentence isn't a rule but a paste."""
-
-SHORTEST = 8
-"""Characters of the shortest rule, or bytes: a word of Chinese has few characters."""
-
-MOST = 262_144
-"""Characters of a text that are searched: half of them from its beginning, half from its end."""
-
-WRAPPED = 50
-"""Characters of a line that may continue in the next one."""
+LONGEST = 500  # Characters. A longer sentence isn't a rule but a paste.
+SHORTEST = 8  # characters of the shortest rule, or bytes: a word of Chinese has few characters
+MOST = 262_144  # characters of a text that are searched: half of them from its beginning, half from its end
+WRAPPED = 50  # characters of a line that may continue in the next one
 
 _END = re.compile(r"[.!?][\"')\]*_`”]{0,3}\s+")
 # The same in any script. Those of Chinese and Japanese need no space after them.
@@ -34,8 +27,7 @@ _AROUND = ".,;:!?\"'()[]*_`“”"
 _SYMBOL = re.compile(r"[^\w\s\u0300-\u036f\u0600-\u06ff\u0900-\u109f]")  # vowel signs aren't symbols
 _CODE = re.compile(r"[{};=<>\\]|\)\s{0,4}:|\w\(")
 
-ENOUGH = 9
-"""The weight from which a sentence counts as a rule."""
+ENOUGH = 9  # the weight from which a sentence counts as a rule
 
 SAID = 4
 """The weight from which a sentence of the user may be one. If there's too little room, heavier ones come first."""
@@ -113,8 +105,7 @@ _VERBS = (
 )
 _POLITE = ("please", "also", "and", "but", "so", "then", "just", "ok", "okay", "kindly", "again")
 _PLEASE = 4
-_CLAUSE = 4
-"""The weight of a demand after a comma, as in "when you are done, tell me"."""
+_CLAUSE = 4  # the weight of a demand after a comma, as in "when you are done, tell me"
 _HAVE_TO = 5
 _QUESTION = 6
 _LOOKS_LIKE_CODE = 5
@@ -216,8 +207,7 @@ def _start(words: list[str]) -> int:
     return weight
 
 
-_MISSES = 16
-"""Rules that may be too long before the search for one that fits ends."""
+_MISSES = 16  # rules that may be too long before the search for one that fits ends
 
 
 def heaviest(found: Mapping[Rule, int], most: int, size: Callable[[Rule], int]) -> list[Rule]:

@@ -12,8 +12,7 @@ from proxy.compaction.turn import Facts, Turn
 if TYPE_CHECKING:
     from proxy.compaction.render import OutgoingMessage
 
-TextCounter = Callable[[str], int]
-"""Count the tokens of a text with the tokenizer of the requested model."""
+TextCounter = Callable[[str], int]  # count the tokens of a text with the tokenizer of the requested model
 
 Rewrite = Callable[[str, str], str | None]
 """Take a tool's name and the text of a call's arguments. Return shorter arguments; ``None`` to keep them."""

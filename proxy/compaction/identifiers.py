@@ -52,25 +52,15 @@ class Mention(msgspec.Struct, array_like=True, gc=False):
     weight: int = 0
 
 
-Names = dict[str, Mention]
-"""Names by spelling, with their mentions."""
-
-MOST = 3_000
-"""Names that are remembered: far more than fit in any prompt."""
-
-PIECE = 16_384
-"""Characters per search. A search takes less than 1 ms, and no other thread runs meanwhile."""
-
-SHORTEST_NUMBER = 5
-"""Digits. Shorter numbers are mostly those of lines."""
+Names = dict[str, Mention]  # names by spelling, with their mentions
+MOST = 3_000  # names that are remembered: far more than fit in any prompt
+PIECE = 16_384  # Characters per search. A search takes less than 1 ms, and no other thread runs meanwhile.
+SHORTEST_NUMBER = 5  # Digits. Shorter numbers are mostly those of lines.
 
 LONGEST_NUMBER = 20
 
-DATE = 10
-"""Characters of a date without its time."""
-
-SHORTEST, LONGEST = 3, 300
-"""Characters of words that may be names. A longer one counts as several words."""
+DATE = 10  # characters of a date without its time
+SHORTEST, LONGEST = 3, 300  # Characters of words that may be names. A longer one counts as several words.
 
 # A class of characters takes half of the time of "\w". It has the letters and digits of the Basic Multilingual Plane.
 _WORD = re.compile(
@@ -132,15 +122,12 @@ _DEFINITION = re.compile(
 # A capitalized word, unless it begins a sentence.
 _CAPITALIZED = re.compile(r"[A-Z](?<=[a-z,] [A-Z])[a-z]{2,20}\b")
 _VALUE = re.compile(r'": ?"((?:[A-Z][a-z]{2,20}\b ?){1,4})"')
-SHORT_ARGUMENTS = 500
-"""Characters. The prose in longer arguments is a file's content."""
-LONGEST_BEFORE = 24
-"""Characters of the word before a capitalized one."""
+SHORT_ARGUMENTS = 500  # Characters. The prose in longer arguments is a file's content.
+LONGEST_BEFORE = 24  # characters of the word before a capitalized one
 
 _HIDDEN = re.compile(r"\.[A-Za-z][\w-]{0,60}/")
 _SYSTEM = ("/dev/", "/proc/", "/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/", "/usr/local/bin/")
-_MEMBERS = ("console.log", "process.env")
-"""Members of objects that look like files."""
+_MEMBERS = ("console.log", "process.env")  # members of objects that look like files
 
 # A path without a file extension must be absolute or start with a dot. Otherwise "and/or" would match.
 _FILE = re.compile(r"\.[a-z]\w{0,5}$")
@@ -428,8 +415,7 @@ _PRIOR = {
 _WORD_OF_FILE, _FIGURE_OF_FILE = 1.0, -3.0
 """The same for a word of code that belongs to a file, and for a figure such as a number or a URL, which can be read
 again in the file."""
-_FOLDER = -2.0
-"""The same for a path without an extension."""
+_FOLDER = -2.0  # the same for a path without an extension
 
 
 def ranking(found: Names) -> list[str]:

@@ -19,32 +19,23 @@ from proxy.compaction.pieces import pause
 MARKS = {"written": " (written)", "read": " (read)"}
 """The kinds that the index lists first, each with its mark behind the folder."""
 
-SMALL = 3
-"""The most files of a folder that are listed with those of its parent."""
-
-SHARED = 2
-"""The files of a folder that make it likely that a relative path begins there."""
+SMALL = 3  # the most files of a folder that are listed with those of its parent
+SHARED = 2  # the files of a folder that make it likely that a relative path begins there
 
 _LABELS = {"url": "URLs", "flag": "flags", "name": "names", "proper": "names"}
 """The labels of names without a file. Other kinds are ``_FIGURES``."""
 
 _FIGURES = "ids and figures"
 
-_FOLDER_TOKENS = 10
-"""About the tokens of a folder's line. The exact size is known when the lines are written."""
+_FOLDER_TOKENS = 10  # About the tokens of a folder's line. The exact size is known when the lines are written.
 
 _RARE = ("url", "ticket", "code", "email", "amount")
 _WITH_DIGITS = ("name", *FILES)
 _DIGITS = re.compile(r"\d{3}")
 
-_ROUNDS = 3
-"""Times that names are chosen, with more tokens if the list became shorter than expected."""
-
-_NAME_TOKENS = 6
-"""About the tokens of a name that is taken off a list that became too long."""
-
-_LEAST_SAVING = 20
-"""Characters that naming a folder once must save."""
+_ROUNDS = 3  # times that names are chosen, with more tokens if the list became shorter than expected
+_NAME_TOKENS = 6  # about the tokens of a name that is taken off a list that became too long
+_LEAST_SAVING = 20  # characters that naming a folder once must save
 
 
 def index(found: Names, shown: str, max_tokens: int, count: TextCounter) -> str:

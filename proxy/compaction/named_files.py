@@ -42,8 +42,7 @@ _READING = {
     "cat", "fs_read", "get_file_contents", "notebookread", "open", "open_file", "read", "read_file",
     "read_many_files", "read_multiple_files", "read_notebook", "read_text_file", "readfile", "view", "view_file",
 }  # fmt: skip
-_VIEWING_COMMANDS = ("view", "read")
-"""Values of ``command`` with which a tool that can write only reads."""
+_VIEWING_COMMANDS = ("view", "read")  # values of `command` with which a tool that can write only reads
 
 _KEYS = (
     "path", "file_path", "filename", "file", "notebook_path", "filePath", "filepath", "target_file", "absolute_path",

@@ -30,11 +30,8 @@ _HINT = re.compile(
 _LINE_END = re.compile(r"(?=\n)")
 _NUMBERED = re.compile(r"\s{0,6}\d{1,7}[:-]")
 
-HINTED = 4_000
-"""Characters of a text in which a line names its file, or none does."""
-
-LONGEST_COMMAND = 2_000
-"""Characters of a command in which its file is searched."""
+HINTED = 4_000  # characters of a text in which a line names its file, or none does
+LONGEST_COMMAND = 2_000  # characters of a command in which its file is searched
 
 _WORDS = re.compile(rf"(?<![\w/.])(?:{_PATH})(?![\w/])")
 # A message or a script in a command names files that the command doesn't handle.

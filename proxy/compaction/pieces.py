@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from threading import local
 
-SEARCHED = 65_536
-"""Characters per search."""
+SEARCHED = 65_536  # characters per search
 
 
 class _ThisThread(local):

@@ -18,8 +18,7 @@ from proxy.compaction.turn import Facts, Turn
 PLAN_TOOLS = frozenset({"todowrite", "todo_write", "write_todos", "update_plan"})
 """Tools of well-known agents that replace the whole plan, whatever its shape, as ``plain_name`` returns them."""
 
-GOAL_TOOLS = frozenset({"create_goal", "update_goal"})
-"""Tools that set or change the goal that a plan serves."""
+GOAL_TOOLS = frozenset({"create_goal", "update_goal"})  # tools that set or change the goal that a plan serves
 
 _STEP = re.compile(r"(?:task|todo)s?_?(?:create|add|update)|(?:create|add|update)_(?:task|todo)(?:_item)?s?")
 _STATE_KEYS = ("status", "state", "done", "completed", "checked")

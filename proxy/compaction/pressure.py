@@ -16,14 +16,12 @@ from proxy.compaction import keeps
 from proxy.compaction.gains import Gains
 from proxy.compaction.turn import Turn
 
-COMMA = 1
-"""Bytes between two messages in an outgoing body."""
+COMMA = 1  # bytes between two messages in an outgoing body
 
 SEPARATOR = 2
 """Most bytes between two messages in an incoming body: many encoders add a space. The planner counts with these."""
 
-SUMMARY_BYTES = 6
-"""Bytes per token of a summary message. English text has 4 to 5, and JSON escapes add some."""
+SUMMARY_BYTES = 6  # Bytes per token of a summary message. English text has 4 to 5, and JSON escapes add some.
 
 
 @dataclass(frozen=True, slots=True)

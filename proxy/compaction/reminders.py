@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from proxy.compaction import keeps
 
-NOTE = "note "
-"""The start of the keys of reminders."""
+NOTE = "note "  # the start of the keys of reminders
 
 COUNTER = NOTE + "counter "
 """The start of the keys of reminders that only count something. They stand in the first message of the user alone."""

@@ -17,8 +17,7 @@ from proxy.compaction.state import unloaded
 from proxy.compaction.turn import Forms, Turn
 
 SUMMARY = "summary"
-STEPS = (*NAMES, SUMMARY)
-"""The names of all steps, in the order of reports."""
+STEPS = (*NAMES, SUMMARY)  # the names of all steps, in the order of reports
 
 # Longer forms aren't cached and are rebuilt for each request, so that the cache stays small.
 REMEMBERED_BYTES = 65_536

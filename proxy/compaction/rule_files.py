@@ -12,8 +12,7 @@ from typing import Any
 
 from proxy.compaction.named_files import named_files, parsed, plain_name
 
-MARKS = (b".md", b".MD", b"rules", b"kill")
-"""Bytes of which every call that reads such a file has some."""
+MARKS = (b".md", b".MD", b"rules", b"kill")  # bytes of which every call that reads such a file has some
 
 _RULES = re.compile(
     r"(?:.*/)?(?:(?:AGENTS?|CLAUDE|GEMINI|QWEN|CONTRIBUTING|CONVENTIONS|COPILOT|RULES|SKILL)(?:\.local|\.override)?\.md|"
@@ -55,8 +54,7 @@ _PRINTS = re.compile(
 _FOLDERS = ("cwd", "workdir", "working_directory", "dir_path", "directory")
 # Other arguments in one word may name a repository or a host.
 _HOW = ("encoding", "mode", "type", "shell", "sandbox_permissions", "command", "cmd", *_FOLDERS)
-_ARGUMENTS = 2_000
-"""Characters of a call's arguments. Those of a call that only reads are shorter."""
+_ARGUMENTS = 2_000  # Characters of a call's arguments. Those of a call that only reads are shorter.
 
 
 def project_folders(texts: Iterable[str]) -> list[str]:

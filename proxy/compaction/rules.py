@@ -25,8 +25,7 @@ from proxy.compaction.settings import Clause, IndexRules, Trigger, UserMessageRu
 from proxy.compaction.stages.stage import Stage, StageRules
 from proxy.compaction.turn import Facts, Turn
 
-Search = Callable[[str], bool]
-"""Return whether a pattern matches anywhere in a text. The text must come from ``whole``."""
+Search = Callable[[str], bool]  # Return whether a pattern matches anywhere in a text. The text must come from `whole`.
 
 
 class NotSearchable(ValueError):

@@ -54,14 +54,9 @@ class Clause:
         return max(self.tokens or 0, share_of(self.fraction, budget))
 
 
-Trigger = tuple[Clause, ...]
-"""A trigger fires if any of its clauses is met. An empty trigger never fires."""
-
-TRIGGER: Trigger = (Clause(fraction=0.85),)
-"""The default trigger of a policy and of its stages."""
-
-KEEP = Clause(fraction=0.10)
-"""The default of ``keep``, for a policy and for its stages."""
+Trigger = tuple[Clause, ...]  # A trigger fires if any of its clauses is met. An empty trigger never fires.
+TRIGGER: Trigger = (Clause(fraction=0.85),)  # the default trigger of a policy and of its stages
+KEEP = Clause(fraction=0.10)  # the default of `keep`, for a policy and for its stages
 
 
 def with_step(trigger: Trigger, tokens: int | None) -> Trigger:

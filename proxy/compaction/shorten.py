@@ -16,8 +16,7 @@ Notable = Callable[[str, int], Sequence[str]]
 
 _NAMES = "Names in it: "
 
-FEWEST = 4
-"""Characters. With fewer, there's no room for both a beginning and an end."""
+FEWEST = 4  # Characters. With fewer, there's no room for both a beginning and an end.
 
 _NOTABLE_WORDS = (
     "error", "exception", "traceback", "failed", "failure", "fatal", "panic", "denied", "refused", "unable to",
@@ -25,15 +24,13 @@ _NOTABLE_WORDS = (
 )  # fmt: skip
 _NOTABLE = re.compile(rf"\b(?:{'|'.join(_NOTABLE_WORDS)})\b|(?:error|exception)\b", re.IGNORECASE)
 
-LEAST_BASE64 = 400
-"""Characters of a run that counts as base64."""
+LEAST_BASE64 = 400  # characters of a run that counts as base64
 
 _BASE64 = string.ascii_letters + string.digits + "+/"
 _RUN = re.compile(r"[A-Za-z0-9+/]+")
 _PADDING = re.compile("={0,2}")
 _DATA_URL = re.compile(r"data:[\w/+.-]{3,60};base64,\Z")
-_LONGEST_START = 80
-"""Characters before the base64 of a data URL, and a few more."""
+_LONGEST_START = 80  # characters before the base64 of a data URL, and a few more
 
 
 def without_base64(text: str, note: str) -> str:

@@ -40,8 +40,7 @@ MOST_NAMES = 300
 """The names that ``retention`` counts, those that are likeliest needed again. About 300 to 350 agree best with the
 names that agents need next: fewer are almost all in the index, and of more, most are never needed."""
 
-Counts = tuple[int, int, int]
-"""Numbers of names: kept in the prompt, only in the archive, and lost."""
+Counts = tuple[int, int, int]  # numbers of names: kept in the prompt, only in the archive, and lost
 
 _COUNTED_KINDS = ("files", "identifiers", "numbers", "errors")
 _NUMBERS = ("number", "amount", "date", "version", "ticket", "code", "uuid", "hash")

@@ -52,11 +52,8 @@ NO_LINKS = Links()
 Effect = tuple[str, ...]
 """The keys of something that a part puts into effect, such as ``tool NAME``. It ends when all keys have a newer one."""
 
-OPENING = 16
-"""Characters of a text by which texts of a program are recognized."""
-
-SHORT = " short"
-"""The end of ``Facts.opening`` if the texts have fewer characters than that."""
+OPENING = 16  # characters of a text by which texts of a program are recognized
+SHORT = " short"  # the end of `Facts.opening` if the texts have fewer characters than that
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +97,8 @@ class Rare(msgspec.Struct, frozen=True):
 
 NOTHING_RARE = Rare()
 
-FACTS_BYTES = 330
-"""About the bytes of a unit's facts, without the parts of few units and cached values."""
-
-PART_BYTES = 100
-"""About the bytes of a call, of the properties that only results have, or of an opening, without ids."""
+FACTS_BYTES = 330  # about the bytes of a unit's facts, without the parts of few units and cached values
+PART_BYTES = 100  # about the bytes of a call, of the properties that only results have, or of an opening, without ids
 
 ITEM_BYTES = 200
 """About the bytes of rare parts, a name, a file that a call uses, or the key of a form, without long texts."""
@@ -338,8 +332,7 @@ def attributed(turns: list[Turn]) -> list[Turn]:
     return made
 
 
-PROGRAM = "program"
-"""The role of a program's note."""
+PROGRAM = "program"  # the role of a program's note
 
 
 def faults(messages: Sequence[Facts]) -> int:

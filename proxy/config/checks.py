@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 LEAST_CACHE = 16_000_000
 """The least bytes of ``server.cache_memory``. A conversation of a million tokens has several megabytes."""
 
-SHORTEST_RECALL = 200
-"""Tokens of a result of the tool for the archive that has about one passage of a message."""
-
-Finding = tuple[Path, str, str]
-"""The path of a setting, the problem, and its fix."""
+SHORTEST_RECALL = 200  # tokens of a result of the tool for the archive that has about one passage of a message
+Finding = tuple[Path, str, str]  # the path of a setting, the problem, and its fix
 
 
 def cross_check(root: Node, written: WrittenSettings, settings: Settings) -> list[Issue]:

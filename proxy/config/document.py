@@ -83,8 +83,7 @@ _WORD = re.compile(r"[A-Za-z0-9+=]{16,}")
 # With "-" and "_" names of models are as long, with "/" paths are, so these must look more random.
 _LONG = re.compile(r"[A-Za-z0-9+=_-]{32,}|(?<![\w./+])[A-Za-z0-9+/]{40}(?![\w./+])")
 
-_TURNS = 5
-"""Changes between lower case, upper case and digits. Names of models and settings have fewer in one word."""
+_TURNS = 5  # Changes between lower case, upper case and digits. Names of models and settings have fewer in one word.
 
 
 def masked(text: str) -> str:
@@ -105,8 +104,7 @@ def _turns(word: str, most: int) -> bool:
     return "0" in kinds and turns >= _TURNS and turns * most >= len(kinds)
 
 
-Path = tuple[str | int, ...]
-"""The keys and indices from the root to a value."""
+Path = tuple[str | int, ...]  # the keys and indices from the root to a value
 
 
 @dataclass(frozen=True, slots=True)

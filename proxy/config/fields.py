@@ -58,29 +58,20 @@ def no_truth_value(value: object) -> object:
     return value
 
 
-Count = Annotated[int, Field(gt=0), BeforeValidator(no_truth_value)]
-"""A positive whole number."""
+Count = Annotated[int, Field(gt=0), BeforeValidator(no_truth_value)]  # a positive whole number
 
 Days = Annotated[Count, Field(le=36_500)]
 """A lifetime in days, at most a century. A store doesn't take one of many millennia."""
 
-CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(no_truth_value)]
-"""A whole number, zero or more."""
-
-Seconds = Annotated[float, Field(gt=0), BeforeValidator(no_truth_value)]
-"""A duration in seconds, over zero."""
-
-Amount = Annotated[float, Field(gt=0), BeforeValidator(no_truth_value)]
-"""An amount of money, over zero."""
-
-Grace = Annotated[float, Field(ge=0), BeforeValidator(no_truth_value)]
-"""A duration in seconds, zero or more."""
+CountOrZero = Annotated[int, Field(ge=0), BeforeValidator(no_truth_value)]  # a whole number, zero or more
+Seconds = Annotated[float, Field(gt=0), BeforeValidator(no_truth_value)]  # a duration in seconds, over zero
+Amount = Annotated[float, Field(gt=0), BeforeValidator(no_truth_value)]  # an amount of money, over zero
+Grace = Annotated[float, Field(ge=0), BeforeValidator(no_truth_value)]  # a duration in seconds, zero or more
 
 Port = Annotated[int, Field(ge=0, le=65535), BeforeValidator(no_truth_value)]
 """A TCP port; 0 lets the system choose a free one."""
 
-Text = Annotated[str, Field(min_length=1)]
-"""Text that isn't empty."""
+Text = Annotated[str, Field(min_length=1)]  # text that isn't empty
 
 
 def off_for_false(value: object) -> object:

@@ -21,8 +21,7 @@ from proxy.config.settings import Settings, WrittenSettings
 from proxy.config.sources import Assembly, Sources, files_at
 from proxy.errors import ConfigurationError
 
-_NOT_IN_FORCE = {"policies", "include"}
-"""Settings of ``WrittenSettings`` that ``Settings`` omits or resolves."""
+_NOT_IN_FORCE = {"policies", "include"}  # settings of `WrittenSettings` that `Settings` omits or resolves
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,11 +63,8 @@ def _prefix(path: str) -> str:
     raise wrong("must be a path without a slash at its end; * stands for one name", fix="prefixes: [/gateway/*]")
 
 
-Prefix = Annotated[Text, AfterValidator(_prefix)]
-"""The beginning of a path, as in ``/gateway/*``."""
-
-Host = Annotated[Text, AfterValidator(_host)]
-"""An IP address or a host name, without a port."""
+Prefix = Annotated[Text, AfterValidator(_prefix)]  # the beginning of a path, as in `/gateway/*`
+Host = Annotated[Text, AfterValidator(_host)]  # an IP address or a host name, without a port
 
 
 class ServerSettings(Section):
@@ -254,8 +251,7 @@ def _store_key(value: SecretStr) -> SecretStr:
     return value
 
 
-StoreKey = Annotated[SecretStr, AfterValidator(_store_key)]
-"""A key of 32 bytes. The proxy never prints it."""
+StoreKey = Annotated[SecretStr, AfterValidator(_store_key)]  # A key of 32 bytes. The proxy never prints it.
 
 
 class EncryptionSettings(Section):

@@ -170,8 +170,7 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-SHARED = ("policies", "teams")
-"""The sections that several files may contain."""
+SHARED = ("policies", "teams")  # the sections that several files may contain
 
 INCLUDE = "include"
 

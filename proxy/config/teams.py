@@ -25,8 +25,7 @@ class AuthSettings(Section):
     instead of summaries. Default: shared if the server listens only on loopback, else separate."""
 
 
-SHOWN = 12
-"""Hex digits of a key's hash that commands and records show."""
+SHOWN = 12  # hex digits of a key's hash that commands and records show
 
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}")
 

@@ -148,8 +148,7 @@ _CERTAIN: Mapping[tuple[str, str | None], tuple[Api, ...]] = MappingProxyType(
 )
 """The APIs of services, by provider and address. ``None`` is any address."""
 
-Secret = Annotated[SecretStr, AfterValidator(_header_value)]
-"""Text that the proxy sends in a header and never prints."""
+Secret = Annotated[SecretStr, AfterValidator(_header_value)]  # text that the proxy sends in a header and never prints
 
 
 class UpstreamSettings(Section):
@@ -365,5 +364,4 @@ PriceField = Annotated[
 ModelPrices = Annotated[Mapping[Text, PriceField], AfterValidator(_fields)]
 """The prices of a model in US dollars per token or search, by the fields of LiteLLM's table."""
 
-Prices = Mapping[Text, ModelPrices]
-"""Prices by model: the upstream's name, or a glob. The first match wins."""
+Prices = Mapping[Text, ModelPrices]  # Prices by model: the upstream's name, or a glob. The first match wins.

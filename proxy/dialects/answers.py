@@ -34,29 +34,21 @@ NO_ROOM = WINDOW_REASONS | LENGTH_REASONS | ABORT_REASONS
 BLANK = b"\xef\xbb\xbf \t\r\n"
 """Bytes that may come before the first value: a byte order mark, and blank lines that keep the connection alive."""
 
-TAIL_BYTES = 4_096
-"""Bytes to keep of each chunk."""
-TAIL_CHUNKS = 16
-"""Number of last chunks to keep."""
+TAIL_BYTES = 4_096  # bytes to keep of each chunk
+TAIL_CHUNKS = 16  # number of last chunks to keep
 
 KEPT_BYTES = 131_072
 """Bytes of a stream that are kept until their text is extracted, and of its text. Usually the usage arrives first."""
 
-LENIENT_BYTES = 1_000_000
-"""Bytes of JSON that Python's slower parser tries to read."""
-
-LARGEST = 16_000_000
-"""Bytes of an answer that isn't streamed, or of one event, that are kept."""
-
-EVENT = re.compile(rb"[%b]{0,512}(?:data|event|error|id|retry)?:" % BLANK)
-"""The beginning of a stream."""
+LENIENT_BYTES = 1_000_000  # bytes of JSON that Python's slower parser tries to read
+LARGEST = 16_000_000  # bytes of an answer that isn't streamed, or of one event, that are kept
+EVENT = re.compile(rb"[%b]{0,512}(?:data|event|error|id|retry)?:" % BLANK)  # the beginning of a stream
 
 Verdict = Literal["content", "error", "end"]
 
 Object = Mapping[str, Any]
 
-_SHOWN = 512
-"""Bytes of an event that decide whether it is an error."""
+_SHOWN = 512  # bytes of an event that decide whether it is an error
 _ERROR_NAME = re.compile(rb"event: ?(?:[\w.-]{0,64}(?:error|exception)|response\.failed)", re.I)
 _ERROR_DATA = re.compile(
     rb"(?:^|[\r\n])data: ?\{\s{0,16}(?:\"error\"\s{0,16}:\s{0,16}[^\sn]|\"(?:type|object)\"\s{0,16}:\s{0,16}"
@@ -347,8 +339,7 @@ class AnswerTail:
         self._kept, self._size, self._limit = [rest], len(rest), max(KEPT_BYTES, 2 * len(rest))
 
 
-ItemSink = Callable[[str, bytes], None]
-"""Takes an output item: its id, and its bytes."""
+ItemSink = Callable[[str, bytes], None]  # takes an output item: its id, and its bytes
 
 
 class ItemReader(ABC):

@@ -21,8 +21,7 @@ from proxy.tokens import tools
 from proxy.tokens.media import MEDIA, Media, data_in
 from proxy.tokens.text import TextCount, check, count, dump, encoding, escaped, loaded
 
-CALL = 3
-"""Tokens of a call's frame, and of a tool's."""
+CALL = 3  # tokens of a call's frame, and of a tool's
 
 
 class Counter(ABC):
@@ -170,15 +169,11 @@ def plain_json(value: object) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t").replace('\\"', '"').replace("\\\\", "\\")
 
 
-TOKENS_PER_SEALED_CHARACTER = 3 / 16
-"""Sealed data is base64, and has about four bytes per token."""
-
-_SEALED_TYPES = ("encrypted", "redacted")
-"""What the types of parts contain whose ``data`` is sealed."""
+TOKENS_PER_SEALED_CHARACTER = 3 / 16  # sealed data is base64, and has about four bytes per token
+_SEALED_TYPES = ("encrypted", "redacted")  # what the types of parts contain whose `data` is sealed
 
 
-_DEEPEST = 16
-"""Levels of nesting in which sealed data is searched."""
+_DEEPEST = 16  # levels of nesting in which sealed data is searched
 
 
 def opened(value: Any, depth: int = 0) -> tuple[Any, int]:
@@ -240,8 +235,7 @@ _KNOWN_PART: Set[str] = {"type", "cache_control", *_TEXT_FIELDS}
 FORMAT_PART = 20
 """Divide a body's bytes by this for the most that a response format may take. Not every upstream counts its schema."""
 
-PLAIN_VALUE = 200
-"""Bytes that an unknown field may have if it adds no text."""
+PLAIN_VALUE = 200  # bytes that an unknown field may have if it adds no text
 
 _FUNCTION = b'"function"'
 _EMPTY = frozenset({b"null", b"[]", b"{}", b'""', b"false"})

@@ -24,8 +24,7 @@ _MARKS = (SILENT - {"type", "role"}) | {"created", "created_at", "completed_at",
 
 _MESSAGE_FIELDS = frozenset({"role", "content", "refusal", "name", "tool_calls", "function_call", "audio"})
 _REASONING = re.compile("reasoning|thinking|thought")
-_WORD = 100
-"""Characters of a word without spaces that says nothing in an unknown field of a message, such as a status."""
+_WORD = 100  # characters of a word without spaces that says nothing in an unknown field of a message, such as a status
 
 _SIGNED = ("ignature=", "sig=", "oken=")
 _SIGNED_QUERY = re.compile(r"""\?[^\s"'<>?]*?(?:ignature|sig|oken)=[^\s"'<>?]*""")

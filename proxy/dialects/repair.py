@@ -16,8 +16,7 @@ from proxy.compaction.turn import Facts, Turn, head_length
 if TYPE_CHECKING:
     from proxy.dialects.units import Units
 
-NO_RESULT = "No result of this call was recorded."
-"""Result that is inserted for a call without one."""
+NO_RESULT = "No result of this call was recorded."  # result that is inserted for a call without one
 
 STRAY_RESULT = "[Result of a tool call that is not part of this conversation]\n"
 """Prefix for the text of a result without a call."""

@@ -16,8 +16,7 @@ from proxy.errors import BadBody
 from proxy.overflow.silent import asks_for_removal
 from proxy.tokens.media import has_remote_media
 
-MAX_MESSAGES = 40_000
-"""Messages that a request can have."""
+MAX_MESSAGES = 40_000  # messages that a request can have
 
 MAX_VALUES = 300_000
 """JSON values in a request, counted by the commas between them. A conversation has about seven in each message."""
@@ -25,11 +24,8 @@ MAX_VALUES = 300_000
 INLINE_BYTES = 4_000_000
 """A body of at most this many bytes is measured and parsed on the event loop, a larger one in a thread."""
 
-LONG_BETA = b"context-1m-"
-"""The beginning of the names of Anthropic's beta for the long window."""
-
-SEARCHED = 2_000
-"""A body with at least this many bytes isn't searched for media, but its new messages are."""
+LONG_BETA = b"context-1m-"  # the beginning of the names of Anthropic's beta for the long window
+SEARCHED = 2_000  # a body with at least this many bytes isn't searched for media, but its new messages are
 
 _SLICE = 1_000_000
 

@@ -19,8 +19,7 @@ from proxy.dialects.units import encode
 from proxy.errors import BadBody
 from proxy.http.sse import LONGEST_EVENT, EventSplitter, data_of, split_events
 
-DONE = b"[DONE]"
-"""The data of the event that ends a stream of some APIs."""
+DONE = b"[DONE]"  # the data of the event that ends a stream of some APIs
 
 
 class HiddenCall(msgspec.Struct):

@@ -48,8 +48,7 @@ MOST_RESULTS = 20_000
 
 _NESTED = frozenset({dict, list})
 
-PIECE = 65_536
-"""Bytes of a large unit."""
+PIECE = 65_536  # bytes of a large unit
 
 # Each process has its own seed, so clients can't construct collisions.
 _SEED = secrets.randbits(64)
@@ -156,8 +155,7 @@ class ByDigest(Generic[T]):
         return result
 
 
-Unit = TypeVar("Unit")
-"""A decoded unit: a message, or a run of items."""
+Unit = TypeVar("Unit")  # a decoded unit: a message, or a run of items
 
 
 class Units(Format, Generic[Unit]):

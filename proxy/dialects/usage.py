@@ -11,8 +11,7 @@ Object = Mapping[str, object]
 
 _TIER_NAMES = {**{name: name for name in TIERS}, "fast": "priority"}
 _REGION_LENGTH = 16
-_LARGEST = 10_000_000
-"""The largest count of searches or of one kind of token. A larger one is an error."""
+_LARGEST = 10_000_000  # The largest count of searches or of one kind of token. A larger one is an error.
 
 _SERVING = "fallback_message"
 """The type of the call that wrote the answer if another model took over. The outer figures include it."""

@@ -14,16 +14,12 @@ from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Links
 from proxy.dialects.parts import OPAQUE, SILENT, Part, Table
 from proxy.tokens.media import MEDIA_LABELS
 
-Change = Callable[[str], str]
-"""Take a text that may be shortened, and return what replaces it."""
-
-Swap = Callable[[Any], Any]
-"""Take a part of a list, and return what replaces it; ``None`` removes it."""
+Change = Callable[[str], str]  # take a text that may be shortened, and return what replaces it
+Swap = Callable[[Any], Any]  # take a part of a list, and return what replaces it; `None` removes it
 
 _LABELED = ("hosted", "media", "system")
 
-TEXT_FILE = Part(reads=())
-"""The row of a file in base64 that is a text."""
+TEXT_FILE = Part(reads=())  # the row of a file in base64 that is a text
 
 
 def row_of(part: object, table: Table) -> Part:

@@ -47,8 +47,7 @@ _UNCOUNTED = "The proxy can't count tokens at the moment. Send the messages unch
 ROW_TOKENS = 400
 """Most tokens of an old result. No summary replaces it, so it must get smaller than in a conversation with one."""
 
-QUOTED = 16_000
-"""Most characters of what a query for an archived original returns."""
+QUOTED = 16_000  # most characters of what a query for an archived original returns
 
 QUERY_BYTES = 100_000
 

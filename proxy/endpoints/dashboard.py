@@ -57,8 +57,7 @@ SCREENS = (
     ("/compaction/policies", "Policies"),
 )
 
-LISTING = (HOME, SCREENS[1][0])
-"""Screens about requests, whose sender may have had a key that the visitor hasn't."""
+LISTING = (HOME, SCREENS[1][0])  # screens about requests, whose sender may have had a key that the visitor hasn't
 
 ROWS = 50
 
@@ -76,11 +75,8 @@ FIELDS = (
 )
 """The text fields of the filter: name, width in characters, and an example. The first three are always visible."""
 
-LONGEST = 4_000
-"""Characters of a message on a page. The JSON endpoint has all."""
-
-FORM_BYTES = 10_000
-"""Bytes of the form to sign in."""
+LONGEST = 4_000  # Characters of a message on a page. The JSON endpoint has all.
+FORM_BYTES = 10_000  # bytes of the form to sign in
 
 HEADERS = {
     "content-security-policy": (

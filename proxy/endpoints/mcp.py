@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 PATH = "/compaction/mcp"
 
-BODY_BYTES = 1_000_000
-"""Maximum bytes of a message. Calls have a few hundred."""
+BODY_BYTES = 1_000_000  # Maximum bytes of a message. Calls have a few hundred.
 
 
 class McpEndpoint:

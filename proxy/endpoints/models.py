@@ -28,8 +28,7 @@ _WILD = "*?["
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError)
 
-LIST_BYTES = 4_000_000
-"""Bytes that an upstream's list can have, compressed or not."""
+LIST_BYTES = 4_000_000  # bytes that an upstream's list can have, compressed or not
 
 
 class ModelList:

@@ -228,14 +228,9 @@ async def drained(receive: Receive) -> None:
         pass
 
 
-WHOLE_BYTES = 1_000_000
-"""A body with at most this Content-Length is read before the proxy contacts the upstream."""
-
-INLINE_BYTES = 65_536
-"""Bytes of a body that Python's parser reads on the event loop."""
-
-SAMPLE_BYTES = 8_192
-"""Bytes of a body that are kept to find its model and to count its tokens."""
+WHOLE_BYTES = 1_000_000  # a body with at most this Content-Length is read before the proxy contacts the upstream
+INLINE_BYTES = 65_536  # bytes of a body that Python's parser reads on the event loop
+SAMPLE_BYTES = 8_192  # bytes of a body that are kept to find its model and to count its tokens
 
 # A few further headers may come before the value. Their number is bounded, so that the search takes linear time.
 _FORM_FIELD = re.compile(rb'name="?model"?\r\n(?:[^\r\n]{1,200}+\r\n){0,4}+\r\n([^\r\n]{1,200})\r\n')

@@ -10,16 +10,14 @@ from starlette.types import Scope
 from proxy.errors import ErrorShape
 from proxy.http.request_body import header
 
-PREFIX = "/v1"
-"""The API starts here."""
+PREFIX = "/v1"  # the API starts here
 
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
 MESSAGES = "/v1/messages"
 RESPONSES = "/v1/responses"
 
-DEPLOYMENT = "compaction.deployment"
-"""Key of a scope: the deployment that an Azure client names in the path."""
+DEPLOYMENT = "compaction.deployment"  # key of a scope: the deployment that an Azure client names in the path
 
 AZURE = "compaction.azure"
 """Key of a scope: present if the path was in Azure's form, so that `api-version` in the query belongs to Azure."""

@@ -23,8 +23,7 @@ from proxy.store.interface import UNSTORED_TENANT
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import iso_time
 
-SHOWN_ROWS = 50
-"""Rows of a table of savings. Further ones are summed up; the report as JSON or CSV has all."""
+SHOWN_ROWS = 50  # Rows of a table of savings. Further ones are summed up; the report as JSON or CSV has all.
 
 
 _PHASES = {
@@ -173,8 +172,7 @@ def milliseconds(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}"
 
 
-START = 200
-"""Characters of the start of a text."""
+START = 200  # characters of the start of a text
 
 
 def policy_of(record: RequestRecord, settings: Settings) -> Policy | None:

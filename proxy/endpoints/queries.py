@@ -28,8 +28,7 @@ from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
 
 log = structlog.get_logger(__name__)
 
-KEYLESS = "callers without a key"
-"""The name of senders without a key or a session."""
+KEYLESS = "callers without a key"  # the name of senders without a key or a session
 
 
 class Viewer(msgspec.Struct, frozen=True):
@@ -172,8 +171,7 @@ async def selected(
     return await records.select(query)
 
 
-AHEAD_SECONDS = 3_600
-"""Age of a call at which a request no longer waits for it."""
+AHEAD_SECONDS = 3_600  # age of a call at which a request no longer waits for it
 
 
 async def summary_calls(
@@ -189,8 +187,7 @@ async def summary_calls(
     return [*began, *(one for one in earlier if one.time + one.phases.get("total", 0.0) / 1_000 > record.time)]
 
 
-NO_TAG = "-"
-"""Replaces the tag of a user if no record has a tag."""
+NO_TAG = "-"  # replaces the tag of a user if no record has a tag
 
 
 def _query(given: Mapping[str, str]) -> RecordQuery:

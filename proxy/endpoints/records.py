@@ -290,8 +290,7 @@ def _answer(id: str, found: Found) -> bytes:
     )
 
 
-MOST_LIMITS = 200
-"""Learned limits to return, those that hold longest. Clients choose the names of models."""
+MOST_LIMITS = 200  # Learned limits to return, those that hold longest. Clients choose the names of models.
 
 _STARTED = time.time()
 

@@ -22,11 +22,8 @@ from proxy.upstream.transport import Headers
 
 log = structlog.get_logger(__name__)
 
-LINGER_SECONDS = 2.0
-"""Seconds to read the rest of a stream whose client has left, if a spending limit applies."""
-
-QUOTED_BYTES = 500
-"""Bytes of an error that isn't JSON to quote in an error event."""
+LINGER_SECONDS = 2.0  # seconds to read the rest of a stream whose client has left, if a spending limit applies
+QUOTED_BYTES = 500  # bytes of an error that isn't JSON to quote in an error event
 
 _LAST = rb"(?:message_stop|response\.(?:completed|incomplete|failed))"
 _ENDS = re.compile(rb"^(?:data: ?\[DONE\]|event: ?" + _LAST + rb'\r?$|data: ?{"type": ?"' + _LAST + rb'")', re.M)
@@ -35,8 +32,7 @@ _ENDS = re.compile(rb"^(?:data: ?\[DONE\]|event: ?" + _LAST + rb'\r?$|data: ?{"t
 _NUMBER = re.compile(rb'"sequence_number": ?(\d{1,15})')
 
 
-Hide = Callable[[bytes], bytes]
-"""Returns whole events without what the client didn't ask for."""
+Hide = Callable[[bytes], bytes]  # returns whole events without what the client didn't ask for
 
 
 async def send_answer(

@@ -66,14 +66,9 @@ _NAMES_MODELS = ("model", "models", "modelid", "modelname", "fallback", "fallbac
 _PARAMETERS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _EXAMPLES = frozenset({"default", "const", "enum", "examples", "input_examples"})
 
-MOST_FIELDS = 1_000
-"""Fields that a body can have at its top, and each of its tools. The APIs have about 40."""
-
-MOST_TOOLS = 1_000
-"""Tools that a body can have. OpenAI takes 128."""
-
-INLINE_BYTES = 65_536
-"""A body of at most this many bytes is checked on the event loop, a larger one in a thread."""
+MOST_FIELDS = 1_000  # Fields that a body can have at its top, and each of its tools. The APIs have about 40.
+MOST_TOOLS = 1_000  # Tools that a body can have. OpenAI takes 128.
+INLINE_BYTES = 65_536  # a body of at most this many bytes is checked on the event loop, a larger one in a thread
 
 T = TypeVar("T")
 

@@ -20,17 +20,10 @@ from proxy.store.tenant_cache import Codec, Place, TenantCache
 
 KIND = "recall"
 
-CONVERSATIONS = 2_000
-"""Conversations with hidden rounds that each process remembers."""
-
-MOST = 200
-"""Hidden rounds of a conversation that are kept, the newest ones."""
-
-PENDING_BYTES = 16_000_000
-"""Maximum bytes of hidden rounds that wait to be written."""
-
-Conversation = tuple[str, str]
-"""A tenant, and the key of one of its conversations."""
+CONVERSATIONS = 2_000  # conversations with hidden rounds that each process remembers
+MOST = 200  # hidden rounds of a conversation that are kept, the newest ones
+PENDING_BYTES = 16_000_000  # maximum bytes of hidden rounds that wait to be written
+Conversation = tuple[str, str]  # a tenant, and the key of one of its conversations
 
 
 class _Answered(NamedTuple):

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from proxy.dialects.apis import archived_text
 
-PASSAGE = 1_000
-"""Characters of a passage, about. A passage ends between words if possible."""
+PASSAGE = 1_000  # Characters of a passage, about. A passage ends between words if possible.
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +84,8 @@ def _parts(text: str) -> Iterator[tuple[int, str]]:
         yield start, text[start:]
 
 
-LONGEST_QUERY = 1_000
-"""Characters of a query that count."""
-
-MOST_TERMS = 32
-"""Words of a query that count."""
+LONGEST_QUERY = 1_000  # characters of a query that count
+MOST_TERMS = 32  # words of a query that count
 
 _TERM = re.compile(r"\S+")
 _PUNCTUATION = ".,;:!?"
@@ -114,20 +110,11 @@ _FUNCTION_WORDS = frozenset(
     )
 )
 
-USER_WEIGHT = 1.5
-"""The weight of the user's words. They state facts, where answers repeat the subject at length."""
-
-NEIGHBOR_WEIGHT = 0.2
-"""The share of its neighbors' scores that an exchange gets."""
-
-NEWER = 0.5
-"""A newer exchange may have a newer value if it has at least this share of an older one's score, ..."""
-
-SAME = 0.6
-"""... and has its score from the same words, by this cosine. Then it comes first."""
-
-ENOUGH = 20
-"""Messages of the user that show which words the user often uses."""
+USER_WEIGHT = 1.5  # The weight of the user's words. They state facts, where answers repeat the subject at length.
+NEIGHBOR_WEIGHT = 0.2  # the share of its neighbors' scores that an exchange gets
+NEWER = 0.5  # a newer exchange may have a newer value if it has at least this share of an older one's score,
+SAME = 0.6  # ... and has its score from the same words, by this cosine. Then it comes first.
+ENOUGH = 20  # messages of the user that show which words the user often uses
 
 
 class Index:

@@ -42,20 +42,17 @@ TOKENS = 300
 
 TAG = "earlier_message"
 
-EXCHANGES = 10
-"""Exchanges in a search result at most, unless the call states a number."""
+EXCHANGES = 10  # exchanges in a search result at most, unless the call states a number
 
 MOST_ENTRIES = 64
 """Entries that a search reads: the newest checkpoint, which leads to all earlier ones, and shortened messages."""
 
-MOST_CALLS = 8
-"""Calls of one round that get a result. A round with more has probably been told to make them."""
+MOST_CALLS = 8  # Calls of one round that get a result. A round with more has probably been told to make them.
 
 KEPT = 4
 """Lists of entries that a response keeps for its further calls: usually the whole conversation, and entries by id."""
 
-PLACES = 8
-"""Calls of the MCP tools that a tenant can have in progress. Others get 429."""
+PLACES = 8  # Calls of the MCP tools that a tenant can have in progress. Others get 429.
 
 BUSY = "Too many calls read your archive at the same time. Try again in a second."
 

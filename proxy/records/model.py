@@ -24,11 +24,8 @@ from proxy.telemetry.record import RequestRecord, first_id
 
 log = structlog.get_logger(__name__)
 
-RECORD_LIMIT = 1_000
-"""Maximum records of one page."""
-
-LEDGER_DAYS = 400
-"""Days that rows of the ledger are kept."""
+RECORD_LIMIT = 1_000  # maximum records of one page
+LEDGER_DAYS = 400  # days that rows of the ledger are kept
 
 TENANT_ROWS = 200
 """Rows of the ledger for each tenant and day. Requests for further models are summed up under ``OTHER``."""
@@ -36,11 +33,8 @@ TENANT_ROWS = 200
 DAY_ROWS = 20_000
 """Rows of the ledger for each day. Further callers without a team are summed up together, without a tenant."""
 
-OTHER = "(other)"
-"""The model of such sums. No name that ``shown_model`` returns has parentheses, except ``HIDDEN_MODEL``."""
-
-LARGEST_SUM = 4 * 10**18
-"""The largest amount in a row. Two of them can be added in 64 bits."""
+OTHER = "(other)"  # The model of such sums. No name that `shown_model` returns has parentheses, except `HIDDEN_MODEL`.
+LARGEST_SUM = 4 * 10**18  # The largest amount in a row. Two of them can be added in 64 bits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +287,8 @@ _RECORD, _ROW = "record", "ledger"
 _DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError)
 """Errors of a value that a store returned. Another version of the proxy may have written it, with other fields."""
 
-REMEMBERED = 2_000
-"""Names, and rows of the ledger, whose encoding a store remembers. Each takes up to about 1 KB."""
-
-LOGGED = 1_000
-"""Unreadable rows that a process logs, each once."""
+REMEMBERED = 2_000  # Names, and rows of the ledger, whose encoding a store remembers. Each takes up to about 1 KB.
+LOGGED = 1_000  # unreadable rows that a process logs, each once
 
 T = TypeVar("T")
 

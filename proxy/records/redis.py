@@ -43,14 +43,9 @@ The format of names never changes, so each version can remove the records of all
 
 PREFIX = f"{TAG}:{VERSION}"
 
-_VERSIONS = f"{TAG}:versions"
-"""The set of the versions that have written records."""
-
-BATCH = 200
-"""Records per script. The server answers nobody else meanwhile."""
-
-PAGE = 500
-"""Records per read."""
+_VERSIONS = f"{TAG}:versions"  # the set of the versions that have written records
+BATCH = 200  # Records per script. The server answers nobody else meanwhile.
+PAGE = 500  # records per read
 
 # The arguments are the milliseconds to keep the records, and for each record its id, tenant, parent (or nothing),
 # value, row of the ledger (or nothing), the row's tenant, day, and labels, the length of its sums, and these: names,

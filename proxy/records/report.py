@@ -16,8 +16,7 @@ from proxy.records.model import SUMS, LedgerLabels, LedgerSums, RecordQuery, Rec
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import dollars, iso_time
 
-BY = ("team", "key", "policy", "model", "upstream", "api", "day")
-"""Labels to group by."""
+BY = ("team", "key", "policy", "model", "upstream", "api", "day")  # labels to group by
 
 MONEY = frozenset({"cost", "summary_cost", "as_received", "forecast_cost"})
 
@@ -25,8 +24,7 @@ DERIVED = ("savings", "forecast_savings", "shadow_savings", "estimated_share")
 
 COLUMNS = (*SUMS, *DERIVED)
 
-Group = tuple[tuple[str | None, ...], LedgerSums]
-"""The values of the labels, and the sums."""
+Group = tuple[tuple[str | None, ...], LedgerSums]  # the values of the labels, and the sums
 
 
 def grouped(rows: Iterable[tuple[LedgerLabels, LedgerSums]], by: Sequence[str]) -> list[Group]:
@@ -139,11 +137,8 @@ STEPS = (60, 300, 900, 3_600, 3 * 3_600, 6 * 3_600, DAY, 7 * DAY, 30 * DAY, 400 
 
 SLICES = 8
 
-SAMPLE = 1_000
-"""The newest requests of a slice that count, so that a report of many records takes less than a second."""
-
-Times = dict[str, list[float]]
-"""Milliseconds by part."""
+SAMPLE = 1_000  # the newest requests of a slice that count, so that a report of many records takes less than a second
+Times = dict[str, list[float]]  # milliseconds by part
 
 
 async def latency(

@@ -28,14 +28,9 @@ from proxy.records.model import (
 from proxy.store.sqlite import BUSY_SECONDS, SqliteWorker
 from proxy.telemetry.record import RequestRecord, first_id
 
-SCANNED = 500
-"""Records per read if their values decide which ones are wanted."""
-
-BATCH = 1_000
-"""Records that one step of maintenance removes. Other processes can write between steps."""
-
-_AMOUNT = "INTEGER NOT NULL DEFAULT 0"
-"""The type of sums. Older versions of the proxy add rows without newer columns."""
+SCANNED = 500  # records per read if their values decide which ones are wanted
+BATCH = 1_000  # Records that one step of maintenance removes. Other processes can write between steps.
+_AMOUNT = "INTEGER NOT NULL DEFAULT 0"  # The type of sums. Older versions of the proxy add rows without newer columns.
 
 _SUMS = ", ".join(f"{name} {_AMOUNT}" for name in SUMS)
 

@@ -46,14 +46,12 @@ WRONG = (
 )
 """Everybody may read this response, so it doesn't quote the configuration."""
 
-HEALTH = frozenset({"/livez", "/readyz", "/metrics"})
-"""Paths that are served even if the proxy is overloaded."""
+HEALTH = frozenset({"/livez", "/readyz", "/metrics"})  # paths that are served even if the proxy is overloaded
 
 
 CRASHED = "The proxy failed to process this request. Try again, or ask its operator to check the log."
 
-API = "/v1/"
-"""Requests below this path are recorded."""
+API = "/v1/"  # requests below this path are recorded
 
 Endpoint = Callable[[Scope, Receive, Sent], Awaitable[None]]
 

@@ -18,14 +18,9 @@ from proxy.errors import Malformed
 
 log = structlog.get_logger(__name__)
 
-HEAD_BYTES = 262_144
-"""The largest request head, and the largest trailer section, in bytes."""
-
-MOST_FIELDS = 1_000
-"""Header fields of a request. nginx and Apache allow at most some hundreds."""
-
-HEAD_SECONDS = 20.0
-"""The time a client has to send a whole request head, in seconds. nginx and Apache allow 20 to 60."""
+HEAD_BYTES = 262_144  # the largest request head, and the largest trailer section, in bytes
+MOST_FIELDS = 1_000  # header fields of a request. nginx and Apache allow at most some hundreds.
+HEAD_SECONDS = 20.0  # the time a client has to send a whole request head, in seconds. nginx and Apache allow 20 to 60.
 
 GRACE_SECONDS = 1.0
 """The time a client has to send its request when the server stops before the request has arrived, in seconds."""
@@ -274,8 +269,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-RESERVED = 64
-"""Open files for everything other than requests: the store, the log, libraries, and listening sockets."""
+RESERVED = 64  # open files for everything other than requests: the store, the log, libraries, and listening sockets
 
 LOG_SECONDS = 60.0
 

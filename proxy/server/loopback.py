@@ -153,17 +153,10 @@ def launch(command: Sequence[str], url: str, environment: Mapping[str, str]) -> 
 
 ADDRESS = "127.0.0.1"
 
-SIGNALED = 128
-"""A shell adds this to the number of the signal that ended a command."""
-
-END_WITHIN = 9.0
-"""Seconds for a server to stop after its requests have ended or were canceled."""
-
-TICK = 1.0
-"""Seconds between updates of the ``date`` header."""
-
-REST = 0.005
-"""Seconds between checks for unfinished requests while the server stops."""
+SIGNALED = 128  # a shell adds this to the number of the signal that ended a command
+END_WITHIN = 9.0  # seconds for a server to stop after its requests have ended or were canceled
+TICK = 1.0  # seconds between updates of the `date` header
+REST = 0.005  # seconds between checks for unfinished requests while the server stops
 
 
 class NotStarted(RuntimeError):

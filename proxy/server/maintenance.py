@@ -23,8 +23,7 @@ from proxy.store.tenant_cache import cancelled
 
 log = structlog.get_logger(__name__)
 
-EVERY = 30.0
-"""Seconds from the end of one round to the beginning of the next."""
+EVERY = 30.0  # seconds from the end of one round to the beginning of the next
 
 
 async def _nothing() -> None:

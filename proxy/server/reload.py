@@ -22,14 +22,12 @@ from proxy.telemetry.metrics import RELOADS
 
 log = structlog.get_logger(__name__)
 
-EVERY = 1.0
-"""Seconds between two checks of the files."""
+EVERY = 1.0  # seconds between two checks of the files
 
 SETTLED = 0.1
 """Seconds that files must stay unchanged before the proxy reads them, because an editor may still be writing."""
 
-SETTLES_WITHIN = 50
-"""Checks after which the proxy reads files that keep changing."""
+SETTLES_WITHIN = 50  # checks after which the proxy reads files that keep changing
 
 
 class Reload:

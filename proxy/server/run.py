@@ -57,11 +57,8 @@ WORKER_START_SECONDS = 30
 uvicorn's default is 5. A worker on a busy machine takes longer to start, and uvicorn then cancels the rolling restart.
 """
 
-SWITCH_SECONDS = 0.0005
-"""Seconds after which a thread that waits for the interpreter lock gets it from another one."""
-
-STARTUP_FAILURE = 3
-"""Exit status if the application can't start. It's uvicorn's own."""
+SWITCH_SECONDS = 0.0005  # seconds after which a thread that waits for the interpreter lock gets it from another one
+STARTUP_FAILURE = 3  # Exit status if the application can't start. It's uvicorn's own.
 
 _STORE_FIX = "make the folder writable for the proxy's user, or store: {url: sqlite:////var/lib/NAME/compaction.db}"
 

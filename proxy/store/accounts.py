@@ -32,31 +32,17 @@ from proxy.store.tenant_cache import answered, cancelled
 
 log = structlog.get_logger(__name__)
 
-ADMIT_SECONDS = 0.5
-"""Seconds that a reservation waits for the store."""
-
-FLUSH_SECONDS = 0.2
-"""Seconds after which amounts that were spent are written."""
-
-PAUSE_SECONDS = 2.0
-"""Seconds without a write after the store has failed."""
-
-LEASE_SECONDS = 60.0
-"""Seconds until the reservations of a process end, unless it renews them."""
+ADMIT_SECONDS = 0.5  # seconds that a reservation waits for the store
+FLUSH_SECONDS = 0.2  # seconds after which amounts that were spent are written
+PAUSE_SECONDS = 2.0  # seconds without a write after the store has failed
+LEASE_SECONDS = 60.0  # seconds until the reservations of a process end, unless it renews them
 
 RENEW_SECONDS = LEASE_SECONDS / 3
 
-KNOWN_SECONDS = 3_600.0
-"""Seconds after the end of its lease that a process's last write is known."""
-
-ATTEMPTS = 50
-"""Writes to try while other processes change the entry."""
-
-CLOSING_SECONDS = 5.0
-"""Seconds to write the last amounts when the process ends."""
-
-LARGEST = 1 << 62
-"""The largest sum. JSON and the databases have integers of 64 bits."""
+KNOWN_SECONDS = 3_600.0  # seconds after the end of its lease that a process's last write is known
+ATTEMPTS = 50  # writes to try while other processes change the entry
+CLOSING_SECONDS = 5.0  # seconds to write the last amounts when the process ends
+LARGEST = 1 << 62  # The largest sum. JSON and the databases have integers of 64 bits.
 
 
 class Amount(NamedTuple):
@@ -76,8 +62,7 @@ NOTHING = Amount()
 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Time = Annotated[float, msgspec.Meta(ge=0, le=32_503_680_000)]
-"""Seconds since 1970, until the year 3000."""
+Time = Annotated[float, msgspec.Meta(ge=0, le=32_503_680_000)]  # seconds since 1970, until the year 3000
 
 
 class Reserved(msgspec.Struct, frozen=True, array_like=True):
@@ -115,8 +100,7 @@ class Entry(SharedValue, frozen=True):
         return msgspec.structs.replace(self, tokens=tokens, money=money, copied={**self.copied, other.origin: spent})
 
 
-Admits = Callable[[Amount], bool]
-"""Returns whether a reservation is admitted, by what is spent and reserved without it."""
+Admits = Callable[[Amount], bool]  # returns whether a reservation is admitted, by what is spent and reserved without it
 
 
 class _Waiting(NamedTuple):

@@ -10,8 +10,7 @@ from proxy.store.tenant_cache import Place
 
 V = TypeVar("V")
 
-DEFAULT = 256_000_000
-"""Bytes of ``server.cache_memory``."""
+DEFAULT = 256_000_000  # bytes of `server.cache_memory`
 
 SLACK = 50
 """A cache that is full is emptied by this part more, so that not every new value looks for the largest tenant."""

@@ -18,16 +18,14 @@ T = TypeVar("T")
 KIND = "forgotten"
 """The kind of entry that tells other processes about a forgotten tenant. These entries don't belong to a tenant."""
 
-SPENDING, ALLOWANCE = "spending.2", "spent.2"
-"""The kinds of entries with accounts of teams."""
+SPENDING, ALLOWANCE = "spending.2", "spent.2"  # the kinds of entries with accounts of teams
 
 KEPT = (SPENDING, ALLOWANCE)
 """Kinds of entries that stay. Otherwise, forgetting a team's conversations would give it a new budget."""
 
 MARK_SECONDS = DAY
 
-PATIENCE = 60.0
-"""Seconds to retry each step of a removal while other processes use the store."""
+PATIENCE = 60.0  # seconds to retry each step of a removal while other processes use the store
 
 
 class Holder(Protocol):

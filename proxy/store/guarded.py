@@ -18,11 +18,8 @@ from cachetools import LRUCache
 from proxy.store.interface import Entry, ManagedStore, Refused, Store, StoreFailed
 from proxy.telemetry.metrics import STORE_BREAKER, STORE_FAILURES
 
-FAILURES = 3
-"""Consecutive failures that open a breaker."""
-
-REMEMBERED = 10_000
-"""Failing keys that are remembered, the most recently used ones."""
+FAILURES = 3  # consecutive failures that open a breaker
+REMEMBERED = 10_000  # failing keys that are remembered, the most recently used ones
 
 Change = Literal["opened", "closed"]
 
@@ -112,20 +109,11 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-READ_SECONDS = 1.0
-"""Timeout of a read, in seconds. A request may wait for it."""
-
-WRITE_SECONDS = 5.0
-"""Timeout of a write, in seconds. No request waits for one."""
-
-FIRST_PAUSE = 5.0
-"""Seconds of the first pause. The pause doubles each time the single attempt after it fails."""
-
-LONGEST_PAUSE = 60.0
-"""Upper bound of a pause, in seconds."""
-
-CLOSING_SECONDS = 5.0
-"""Timeout of closing the store, in seconds."""
+READ_SECONDS = 1.0  # Timeout of a read, in seconds. A request may wait for it.
+WRITE_SECONDS = 5.0  # Timeout of a write, in seconds. No request waits for one.
+FIRST_PAUSE = 5.0  # Seconds of the first pause. The pause doubles each time the single attempt after it fails.
+LONGEST_PAUSE = 60.0  # upper bound of a pause, in seconds
+CLOSING_SECONDS = 5.0  # timeout of closing the store, in seconds
 
 
 class Guarded(Store):

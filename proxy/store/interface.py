@@ -6,14 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-PER_PAGE = 20
-"""Entries that ``pages`` yields at once. Entries may have several megabytes."""
-
-SHARED_TENANT = "anonymous"
-"""The tenant of callers without a key, if all of them count as one caller."""
-
-UNSTORED_TENANT = "nobody"
-"""The tenant of callers without a key otherwise. The proxy stores nothing that they send."""
+PER_PAGE = 20  # Entries that `pages` yields at once. Entries may have several megabytes.
+SHARED_TENANT = "anonymous"  # the tenant of callers without a key, if all of them count as one caller
+UNSTORED_TENANT = "nobody"  # The tenant of callers without a key otherwise. The proxy stores nothing that they send.
 
 
 class StoreFailed(Exception):
@@ -24,8 +19,7 @@ class Refused(StoreFailed):
     """The store works, but can't hold one of the values, so another attempt would fail, too."""
 
 
-Names = tuple[str, str, str]
-"""The tenant, kind, and key of an entry."""
+Names = tuple[str, str, str]  # the tenant, kind, and key of an entry
 
 
 class Entry(NamedTuple):

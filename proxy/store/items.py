@@ -22,29 +22,14 @@ log = structlog.get_logger(__name__)
 
 KIND = "item"
 
-LARGEST = 1_000_000
-"""Bytes. Larger items, such as generated images, aren't remembered."""
-
-LONGEST_ID = 200
-"""Characters. Items with longer ids aren't remembered."""
-
-PENDING_BYTES = 16_000_000
-"""Maximum bytes of items that wait to be written."""
-
-MOST_READ = 2_000
-"""Ids per request to read from the store: the newest ones."""
-
-SIZES = 50_000
-"""Sizes of unknown items in each process's memory, and ids whose items aren't in the store."""
-
-DIGITS = 15
-"""The most digits of the time that begins a stored item."""
-
-_OVERHEAD = 300
-"""Bytes of memory per item in addition to its content."""
-
-FORGOTTEN = b""
-"""In place of the items of an id that several had."""
+LARGEST = 1_000_000  # Bytes. Larger items, such as generated images, aren't remembered.
+LONGEST_ID = 200  # Characters. Items with longer ids aren't remembered.
+PENDING_BYTES = 16_000_000  # maximum bytes of items that wait to be written
+MOST_READ = 2_000  # ids per request to read from the store: the newest ones
+SIZES = 50_000  # sizes of unknown items in each process's memory, and ids whose items aren't in the store
+DIGITS = 15  # the most digits of the time that begins a stored item
+_OVERHEAD = 300  # bytes of memory per item in addition to its content
+FORGOTTEN = b""  # in place of the items of an id that several had
 
 NEVER = float("-inf")
 

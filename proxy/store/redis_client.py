@@ -17,14 +17,9 @@ from proxy.store.interface import Refused, StoreFailed
 
 SENTINEL_PORT = 26379
 
-CONNECT_SECONDS = 2.0
-"""Timeout of a connection attempt."""
-
-SOCKET_SECONDS = 5.0
-"""Timeout of a response. Reads of requests have a shorter one."""
-
-CONNECTIONS = 50
-"""Maximum connections to one server. Further calls wait for a free one."""
+CONNECT_SECONDS = 2.0  # timeout of a connection attempt
+SOCKET_SECONDS = 5.0  # Timeout of a response. Reads of requests have a shorter one.
+CONNECTIONS = 50  # Maximum connections to one server. Further calls wait for a free one.
 
 PARAMETERS = (
     *("client_name", "db", "health_check_interval", "password", "socket_connect_timeout", "socket_keepalive"),
@@ -33,8 +28,7 @@ PARAMETERS = (
 )
 """Query parameters of an address. Others of redis-py change what the client returns, such as ``decode_responses``."""
 
-SCANNED = 1_000
-"""Keys that one step of a scan looks at."""
+SCANNED = 1_000  # keys that one step of a scan looks at
 
 
 def connect(url: str) -> Any:

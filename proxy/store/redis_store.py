@@ -19,19 +19,13 @@ from typing import Any, Literal, NamedTuple
 from proxy.store.interface import PER_PAGE, Entry, ManagedStore
 from proxy.store.redis_client import close, connect, failures, matching, name, parts, refusals, unlink, values_of
 
-VERSION = "1"
-"""The format of values."""
+VERSION = "1"  # the format of values
 
 PREFIX = "compaction"
 
-KEYS = 500
-"""Keys per read."""
-
-WRITES = 500
-"""Entries per write. The client encodes them on the event loop."""
-
-_INDEXES = name(PREFIX, "indexes")
-"""The set of all indexes: their versions, codecs, and kinds."""
+KEYS = 500  # keys per read
+WRITES = 500  # Entries per write. The client encodes them on the event loop.
+_INDEXES = name(PREFIX, "indexes")  # the set of all indexes: their versions, codecs, and kinds
 
 # The arguments are the value that the entry must have, its new content, and the milliseconds to keep it.
 _REPLACE = r"""
@@ -41,8 +35,7 @@ if ARGV[3] == '0' then redis.call('UNLINK', KEYS[1]) else redis.call('SET', KEYS
 return 1
 """
 
-Place = tuple[str, str]
-"""A tenant, and the key of one of its entries."""
+Place = tuple[str, str]  # a tenant, and the key of one of its entries
 
 
 class RedisStore(ManagedStore):

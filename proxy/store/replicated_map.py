@@ -30,11 +30,8 @@ REFRESH_SECONDS = 60.0
 ATTEMPTS = 10
 """Attempts to merge a value into the stored one, while other processes write it. Later writes repeat a failed merge."""
 
-SIZE = 500
-"""Approximate bytes of a value in memory."""
-
-PENDING_BYTES = 16_000_000
-"""Maximum bytes of values that wait to be written. The next refresh writes those over it."""
+SIZE = 500  # approximate bytes of a value in memory
+PENDING_BYTES = 16_000_000  # Maximum bytes of values that wait to be written. The next refresh writes those over it.
 
 
 class SharedValue(msgspec.Struct, frozen=True):

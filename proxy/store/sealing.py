@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-INLINE_BYTES = 65_536
-"""Values of more bytes are encrypted and decrypted in a thread."""
+INLINE_BYTES = 65_536  # values of more bytes are encrypted and decrypted in a thread
 
 _NONCE = 12
 
@@ -40,8 +39,7 @@ class Unreadable(Exception):
     """The stored bytes aren't the bytes that the proxy wrote under these names."""
 
 
-Content = tuple[str, str, str, bytes]
-"""The real names of an entry, and its value."""
+Content = tuple[str, str, str, bytes]  # the real names of an entry, and its value
 
 
 class AesGcmCodec:

@@ -28,14 +28,9 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-IN_MEMORY = 256_000_000
-"""Largest file, in bytes, that a rebuild copies in memory. Larger files use a temporary file."""
-
-BUSY_SECONDS = 2.0
-"""Seconds to wait for another process's write."""
-
-PAGE = 4096
-"""Page size of new files, in bytes."""
+IN_MEMORY = 256_000_000  # Largest file, in bytes, that a rebuild copies in memory. Larger files use a temporary file.
+BUSY_SECONDS = 2.0  # seconds to wait for another process's write
+PAGE = 4096  # page size of new files, in bytes
 
 PAD = 1002
 """Padding bytes before each value, so that the value lies entirely on overflow pages.
@@ -61,11 +56,8 @@ _UNSTORABLE = (OverflowError, UnicodeError)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _LASTING = (*_DAMAGED, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 
-ASIDE = ".damaged-"
-"""Infix between the name of a damaged file and the time at which the proxy moved it."""
-
-_BESIDE = ("-wal", "-shm", "-journal")
-"""Suffixes of SQLite's companion files."""
+ASIDE = ".damaged-"  # infix between the name of a damaged file and the time at which the proxy moved it
+_BESIDE = ("-wal", "-shm", "-journal")  # suffixes of SQLite's companion files
 
 
 class SqliteWorker:
@@ -270,23 +262,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-BATCH = 200
-"""Entries per removal. Other processes can write between removals."""
-
-SMALL = 1_000
-"""Bytes. To shrink the file, the store removes smaller entries only if there are no larger ones."""
-
-SHRINK_TO = 0.9
-"""Share of the size limit to shrink to when the file exceeds it."""
-
-PAGES = 1_000
-"""Empty pages that one step returns to the file system."""
-
-KEYS = 500
-"""Keys per query."""
-
-ROWS = 100
-"""Rows per statement that writes several. Each statement waits for the interpreter lock."""
+BATCH = 200  # Entries per removal. Other processes can write between removals.
+SMALL = 1_000  # Bytes. To shrink the file, the store removes smaller entries only if there are no larger ones.
+SHRINK_TO = 0.9  # share of the size limit to shrink to when the file exceeds it
+PAGES = 1_000  # empty pages that one step returns to the file system
+KEYS = 500  # keys per query
+ROWS = 100  # Rows per statement that writes several. Each statement waits for the interpreter lock.
 
 _ROW = "tenant = ? AND kind = ? AND key = ?"
 _COLUMNS = "tenant, kind, key, value, expires"

@@ -33,45 +33,24 @@ log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
 
-Place = tuple[str, ...]
-"""A tenant, and the names of one of its values, which is the key of its entry in most caches."""
-
-ENTRIES = 500
-"""Maximum entries per write."""
-
-BYTES = 4_000_000
-"""Bytes after which a write gets no further entry."""
-
-INLINE_BYTES = 32_768
-"""Bytes of values that are encoded or decoded on the event loop. More are processed in a thread."""
-
-GATHER_SECONDS = 0.02
-"""Seconds to wait for the values of further requests before a write, unless someone waits for it."""
-
-LATE_SECONDS = 1.0
-"""Age of the oldest waiting entry from which requests wait for the writer."""
+Place = tuple[str, ...]  # a tenant, and the names of one of its values, which is the key of its entry in most caches
+ENTRIES = 500  # maximum entries per write
+BYTES = 4_000_000  # bytes after which a write gets no further entry
+INLINE_BYTES = 32_768  # Bytes of values that are encoded or decoded on the event loop. More are processed in a thread.
+GATHER_SECONDS = 0.02  # seconds to wait for the values of further requests before a write, unless someone waits for it
+LATE_SECONDS = 1.0  # age of the oldest waiting entry from which requests wait for the writer
 
 ROOM_SECONDS, STUCK_SECONDS = 5.0, 2.0
 """Seconds after which a request stops waiting for the writer: in total, and without a completed write."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
-"""Seconds between failed writes. The pause doubles."""
-
-ATTEMPTS = 3
-"""Times that an entry may fail alone while the store takes other entries. Then it's dropped."""
-
-CLOSING_SECONDS = 5.0
-"""Seconds without a completed write after which a process that ends drops what waits."""
-
-LAST_ATTEMPTS = 4
-"""Failed writes after which a process that ends drops what waits."""
-
-AGAIN_SECONDS = 0.1
-"""Seconds after which ``cancelled`` cancels a task again."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # Seconds between failed writes. The pause doubles.
+ATTEMPTS = 3  # Times that an entry may fail alone while the store takes other entries. Then it's dropped.
+CLOSING_SECONDS = 5.0  # seconds without a completed write after which a process that ends drops what waits
+LAST_ATTEMPTS = 4  # failed writes after which a process that ends drops what waits
+AGAIN_SECONDS = 0.1  # seconds after which `cancelled` cancels a task again
 
 
-STALL_SECONDS = 0.1
-"""If a wait takes this much longer than it should, this process was busy."""
+STALL_SECONDS = 0.1  # if a wait takes this much longer than it should, this process was busy
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:

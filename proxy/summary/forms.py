@@ -21,19 +21,15 @@ from proxy.upstream.transport import output_field
 REQUIRED_OUTPUT = 4_096
 """The output to ask Anthropic's API for, in tokens, if a model rejects a larger one. All its models write this much."""
 
-ADAPTIVE_THINKING = 8_000
-"""Tokens of output for a model that decides itself how long it thinks."""
-
-_REFUSALS = frozenset({400, 401, 403, 422})
-"""The statuses of requests in a form that an upstream doesn't take."""
+ADAPTIVE_THINKING = 8_000  # tokens of output for a model that decides itself how long it thinks
+_REFUSALS = frozenset({400, 401, 403, 422})  # the statuses of requests in a form that an upstream doesn't take
 
 _JSON: Headers = [("content-type", "application/json")]
 _TEXT_TYPES = ("text", "output_text", None)
 Messages = list[dict[str, Any]]
 Fields = dict[str, msgspec.Raw]
 
-_MOST_BREAKPOINTS = 4
-"""Breakpoints that Anthropic's API accepts in a request."""
+_MOST_BREAKPOINTS = 4  # breakpoints that Anthropic's API accepts in a request
 
 
 _THOUGHT = re.compile(

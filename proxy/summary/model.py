@@ -46,11 +46,8 @@ OUTPUT_MARGIN = 1.5
 _ANSWER_LIMIT = 4_000_000
 
 _OK = 200
-_EDITS = 10
-"""Retries in other words. A client may send several fields that an API refuses one at a time."""
-
-UNLIMITED = Edit("unlimited")
-"""Leaves out the output limit of a summary call. No other request loses its limit."""
+_EDITS = 10  # Retries in other words. A client may send several fields that an API refuses one at a time.
+UNLIMITED = Edit("unlimited")  # Leaves out the output limit of a summary call. No other request loses its limit.
 
 CONTINUED = Edit("continued")
 """Says that an upstream refuses transcripts, and that the conversation's own model writes notes instead."""
@@ -66,8 +63,7 @@ The arguments are the bytes of its body, a function that counts its prompt in to
 and the id of its span. Raises ``AllowanceSpent``.
 """
 
-Way = tuple[SummaryForm, Transport]
-"""An API, and the transport for its path."""
+Way = tuple[SummaryForm, Transport]  # an API, and the transport for its path
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -27,11 +27,8 @@ log = structlog.get_logger(__name__)
 
 REDACTED = "[redacted]"
 
-TEXT_SECONDS = 0.5
-"""CPU seconds that each of a policy's own expressions may take for one text."""
-
-ALL_SECONDS = 5.0
-"""CPU seconds that all of a policy's own expressions may take for one summary."""
+TEXT_SECONDS = 0.5  # CPU seconds that each of a policy's own expressions may take for one text
+ALL_SECONDS = 5.0  # CPU seconds that all of a policy's own expressions may take for one summary
 
 # Keys by prefix. A key has a digit; a CSS class name like `sk-fading-circle` has none.
 _KEYS = re.compile(
@@ -197,11 +194,8 @@ def _blacked_out_whole(match: re.Match[str]) -> str:
     return REDACTED if match.group() else ""
 
 
-SAMPLED = 4_000
-"""Characters at both ends of a message that are searched for the user's own words."""
-
-Clean = Callable[[str], str]
-"""Removes text that the summary model must not read."""
+SAMPLED = 4_000  # characters at both ends of a message that are searched for the user's own words
+Clean = Callable[[str], str]  # removes text that the summary model must not read
 
 _MARKER = "\n[… {characters} characters left out …]\n"
 # Long runs of base64 carry no readable content.
@@ -210,8 +204,7 @@ _BASE64 = re.compile(
     # Base64 in lines, as mail and the `base64` command write it, and a run that goes on behind them.
     r"|(?:[A-Za-z0-9+/]{60,76}(?:\r?\n|(?:\\r)?\\n)){4,}[A-Za-z0-9+/]{0,76}(?P<more>[A-Za-z0-9+/]{400,})?={0,2})"
 )
-_SHORTEST_WORD = 56
-"""Characters of the shortest data URL in the expression. Lines are longer."""
+_SHORTEST_WORD = 56  # Characters of the shortest data URL in the expression. Lines are longer.
 _BESIDE_BASE64 = re.compile(r"[^\w/+.;=,:\\\r\n-]")
 # A block in a tag or a fence, by the start of its first line.
 _OPENING = re.compile(r"^[ \t]{0,8}(?:<([A-Za-z][\w-]{0,60})[^<>\n]{0,200}>|(```|~~~))", re.MULTILINE)
@@ -316,8 +309,7 @@ def _has_long(text: str) -> bool:
     return False
 
 
-WORDS_PER_TOKEN = 0.6
-"""A conservative ratio for English prose. Other languages have fewer words per token."""
+WORDS_PER_TOKEN = 0.6  # A conservative ratio for English prose. Other languages have fewer words per token.
 
 _SYSTEM = """\
 You write notes that let an assistant continue a long conversation whose beginning no longer fits its input. \
@@ -341,8 +333,7 @@ word if the wording matters.
 Write in the language of the user's own words. Write facts, not narration. Keep exact spellings. \
 Use at most {words} words."""
 
-CONTINUATION = "<write_notes>"
-"""The first line of the message that asks the conversation's own model for notes."""
+CONTINUATION = "<write_notes>"  # the first line of the message that asks the conversation's own model for notes
 
 _CONTINUATION = """\
 {mark}

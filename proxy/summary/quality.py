@@ -101,8 +101,7 @@ _CALL_KEY = re.compile(
 _ACTION = re.compile(r"^Action Input:", re.MULTILINE)
 _CLOSING = re.compile(r"</([^\W\d][\w:.-]{0,60})>\Z")
 _NOTE_LANGUAGES = {"", "json", "markdown", "md", "text", "txt", "yaml", "yml", "html", "xml"}
-_MOST_WORDS = 40
-"""Words before a call, or of an announcement. A text with more of them is notes that end with it."""
+_MOST_WORDS = 40  # Words before a call, or of an announcement. A text with more of them is notes that end with it.
 _ANNOUNCES = re.compile(
     r"(?i)(?:(?:ok(?:ay)?|now|first|next|then|good|great)\b\W{0,3}){0,3}(?:let me|let's|i'll|i will|i'm going to"
     r"|i need to|让我|我来|我将|ich (?:werde|schaue|prüfe)|je vais|voy a|vou) ?\w"

@@ -25,14 +25,9 @@ log = structlog.get_logger(__name__)
 
 V = TypeVar("V")
 
-LEFT_OF_A_TENANT = 8
-"""Maximum summaries per tenant that continue after no caller waits anymore."""
-
-LEFT = 32
-"""Maximum summaries per process that continue. Each one holds its conversation in memory."""
-
-CheckpointKey = tuple[str, ...]
-"""A tenant and the key of a checkpoint."""
+LEFT_OF_A_TENANT = 8  # maximum summaries per tenant that continue after no caller waits anymore
+LEFT = 32  # Maximum summaries per process that continue. Each one holds its conversation in memory.
+CheckpointKey = tuple[str, ...]  # a tenant and the key of a checkpoint
 
 
 class Progress:
@@ -176,14 +171,9 @@ def _now() -> float:
 
 KIND = "making"
 
-LEASE_SECONDS = 5.0
-"""Lifetime of a lease after a worker takes or renews it, in seconds."""
-
-RENEWED_SECONDS = LEASE_SECONDS / 4
-"""Interval between renewals, in seconds."""
-
-TAKING_SECONDS = 1.0
-"""Seconds to wait for the store before the worker starts without a lease."""
+LEASE_SECONDS = 5.0  # lifetime of a lease after a worker takes or renews it, in seconds
+RENEWED_SECONDS = LEASE_SECONDS / 4  # interval between renewals, in seconds
+TAKING_SECONDS = 1.0  # seconds to wait for the store before the worker starts without a lease
 
 
 class Lease:

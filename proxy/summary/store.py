@@ -34,20 +34,11 @@ log = structlog.get_logger(__name__)
 KIND = "summary.2"
 """Incompatible formats of ``StoredSummary`` get kinds of their own, so versions of the proxy can share a store."""
 
-LIFETIME = 30 * DAY
-"""Lifetime of a model's summary in the store, in seconds."""
-
-REMEMBERED = 500
-"""Entries that each process keeps in memory."""
-
-NAME = 230
-"""About the bytes of a name in memory with its mentions and the name of its file, without its characters."""
-
-WORTH = 8
-"""Requests that pay for a summary of everything. A client that changes old messages makes each one useless."""
-
-FAILURES = 3
-"""Failed attempts after which the proxy stops calling models for a conversation."""
+LIFETIME = 30 * DAY  # lifetime of a model's summary in the store, in seconds
+REMEMBERED = 500  # entries that each process keeps in memory
+NAME = 230  # about the bytes of a name in memory with its mentions and the name of its file, without its characters
+WORTH = 8  # Requests that pay for a summary of everything. A client that changes old messages makes each one useless.
+FAILURES = 3  # failed attempts after which the proxy stops calling models for a conversation
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,8 @@ from proxy.summary.prompt import entries, fenced, language_sample, request_messa
 from proxy.summary.quality import checked
 from proxy.summary.writer import SummaryFailed, SummaryTask, SummaryTooLong, SummaryTry, SummaryUnasked, SummaryWriter
 
-PARALLEL = 4
-"""Chunks of one conversation that the proxy summarizes concurrently."""
-
-SMALLEST_CHUNK = 500
-"""Smallest usable chunk, in tokens. The proxy doesn't call a summary model with a smaller window."""
+PARALLEL = 4  # chunks of one conversation that the proxy summarizes concurrently
+SMALLEST_CHUNK = 500  # Smallest usable chunk, in tokens. The proxy doesn't call a summary model with a smaller window.
 
 # Tokens of the prompt's wording, and a margin for tokenizers that count slightly differently.
 _PROMPT_TOKENS = 600

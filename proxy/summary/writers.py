@@ -25,11 +25,8 @@ WRITERS: Mapping[str, Sequence[type[SummaryWriter]]] = {
 }
 """The writers of each method, in the order to try them: from the cheapest to the surest."""
 
-FIRST_PAUSE = 60.0
-"""Seconds of a breaker's first pause."""
-
-LONGEST_PAUSE = 600.0
-"""Upper bound of a pause, in seconds."""
+FIRST_PAUSE = 60.0  # seconds of a breaker's first pause
+LONGEST_PAUSE = 600.0  # upper bound of a pause, in seconds
 
 
 class SummaryTries:

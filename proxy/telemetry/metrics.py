@@ -41,8 +41,7 @@ class Definition(NamedTuple):
     meaning: str
 
 
-DEFINITIONS: list[Definition] = []
-"""All metrics of the proxy, in the order of the reference."""
+DEFINITIONS: list[Definition] = []  # all metrics of the proxy, in the order of the reference
 
 
 def _counter(name: str, text: str, labels: Mapping[str, str] | None = None, *, note: str = "") -> Counter:
@@ -245,8 +244,7 @@ def refused(reason: str) -> Counter:
     return REFUSED.labels(reason=reason)
 
 
-NONE = "-"
-"""The value of a label without a name, such as the team of a caller without a team."""
+NONE = "-"  # the value of a label without a name, such as the team of a caller without a team
 
 _CLASSES = ("-", "1xx", "2xx", "3xx", "4xx", "5xx")
 
@@ -305,8 +303,7 @@ def add(record: RequestRecord) -> None:
         _observations(SUMMARY_WAIT, team).observe(waited / 1000)
 
 
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""The environment variable with the folder. prometheus_client reads it on import."""
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the environment variable with the folder. prometheus_client reads it on import.
 
 if FOLDER not in os.environ:
     REGISTRY.register(ProcessCollector(registry=None))

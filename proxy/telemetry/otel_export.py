@@ -29,8 +29,7 @@ from proxy.telemetry.tracing import NAME, FindUpstream, OperationMetrics, Spans,
 
 log = structlog.get_logger(__name__)
 
-CLOSING_SECONDS = 3.0
-"""Seconds to send the last spans and metrics when the process ends."""
+CLOSING_SECONDS = 3.0  # seconds to send the last spans and metrics when the process ends
 
 INTERVAL_SECONDS = 60.0
 """Seconds between two exports of metrics, unless `OTEL_METRIC_EXPORT_INTERVAL` (milliseconds) sets it."""

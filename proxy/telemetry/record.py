@@ -81,15 +81,13 @@ def with_trace(headers: list[tuple[str, str]], trace: Trace | None, span: str | 
 
 Verdict = Literal["none", "compacted", "shadow", "off", "failed", "unsupported", "refused"]
 
-RECORD = "compaction.record"
-"""The key of the record in the ASGI scope."""
+RECORD = "compaction.record"  # the key of the record in the ASGI scope
 
 ID_LENGTH = 24
 
 _TIME_DIGITS = 14
 
-HIDDEN_MODEL = "(hidden)"
-"""Replaces text that doesn't look like a model's name. No name that is shown has parentheses."""
+HIDDEN_MODEL = "(hidden)"  # Replaces text that doesn't look like a model's name. No name that is shown has parentheses.
 
 _MODEL_NAME = re.compile(r"[\w./:@+-]{1,128}", re.ASCII)
 
@@ -109,11 +107,8 @@ _PROVIDER_KEY = re.compile(
 ACCEPTED, OVERFLOW = "accepted", "overflow"
 """Results of a call: the upstream answered, or refused the prompt as too long."""
 
-CONTINUED = "continued"
-"""The result of a call that continued a response after the model read archived messages."""
-
-CANCELED = "canceled"
-"""The error of a call to a summary model that the proxy ended itself."""
+CONTINUED = "continued"  # the result of a call that continued a response after the model read archived messages
+CANCELED = "canceled"  # the error of a call to a summary model that the proxy ended itself
 
 
 class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -125,8 +120,7 @@ class Reason(msgspec.Struct, frozen=True, omit_defaults=True):
     share: float | None = None
 
 
-TIERS = ("flex", "priority", "balanced", "ultrafast")
-"""Service tiers with prices of their own."""
+TIERS = ("flex", "priority", "balanced", "ultrafast")  # service tiers with prices of their own
 
 
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -38,8 +38,7 @@ from proxy.telemetry.record import (
     new_trace,
 )
 
-OPERATION = "chat"
-"""The operation of all three APIs."""
+OPERATION = "chat"  # the operation of all three APIs
 
 _PROVIDERS = {
     "azure": "azure.ai.openai",
@@ -58,8 +57,7 @@ _PROVIDERS = {
 
 _PORTS = {"http": 80, "https": 443}
 
-Upstream = tuple[str, str | None]
-"""The provider of an upstream by its name in LiteLLM, and its base URL."""
+Upstream = tuple[str, str | None]  # the provider of an upstream by its name in LiteLLM, and its base URL
 
 FindUpstream = Callable[[str], Upstream | None]
 """Returns the upstream of a name, or ``None`` if the configuration doesn't have it anymore."""
@@ -183,8 +181,7 @@ class OperationMetrics:
         }
 
 
-NAME = "compaction-proxy"
-"""The name of the program, as a service and as the source of spans and metrics."""
+NAME = "compaction-proxy"  # the name of the program, as a service and as the source of spans and metrics
 
 SCOPE = InstrumentationScope(NAME, __version__, "")
 

@@ -79,8 +79,7 @@ _REMOTE = (
     (b'"audio"', re.compile(rb'"audio"\s*:\s*\{')),
 )
 _BORDER = re.compile(rb'[^"a-z_\s:{]')
-_SEARCHED = 65_536
-"""Bytes per search."""
+_SEARCHED = 65_536  # bytes per search
 
 
 def has_remote_media(raw: bytes) -> bool:
@@ -284,8 +283,7 @@ def _plain_text(value: object, part: Mapping[str, Any]) -> str | None:
     return None
 
 
-Size = tuple[int, int]
-"""Width and height in pixels, each at least 1."""
+Size = tuple[int, int]  # width and height in pixels, each at least 1
 
 # A file's header can state any size.
 LARGEST_SIDE = 100_000

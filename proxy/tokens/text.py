@@ -37,8 +37,7 @@ _CUT_IN = 1_000
 SHORT = 1_000
 """Characters. For shorter texts, the call that doesn't search for special tokens is faster, and it can't fail."""
 
-RECURRING = 16
-"""Characters. Shorter texts are roles, names, and labels, which every message has."""
+RECURRING = 16  # Characters. Shorter texts are roles, names, and labels, which every message has.
 
 _NO_SPECIAL: frozenset[str] = frozenset()
 

@@ -14,5 +14,4 @@ from proxy.compaction.stages.truncate_args import ArgumentRules
 
 STAGES: tuple[type[StageRules], ...] = (DuplicateRules, ArgumentRules, ResultRules, MediaRules)
 
-NAMES = tuple(stage.SECTION for stage in STAGES)
-"""The names of all stages, in order."""
+NAMES = tuple(stage.SECTION for stage in STAGES)  # the names of all stages, in order

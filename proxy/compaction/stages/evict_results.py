@@ -29,11 +29,8 @@ _MARKER = (
 )
 _BASE64_NOTE = "[The compaction proxy left out {characters} characters of base64 here.{kept}]"
 
-NAMES = 100
-"""Names of a shortened result that are remembered, the likeliest ones."""
-
-LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")
-"""Tools whose results DeepAgents never evicts."""
+NAMES = 100  # names of a shortened result that are remembered, the likeliest ones
+LISTING_TOOLS = ("ls", "glob", "grep", "write_todos")  # tools whose results DeepAgents never evicts
 
 
 @dataclass(frozen=True, slots=True)

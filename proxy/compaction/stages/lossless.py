@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from proxy.compaction.pieces import SEARCHED
 
-MOST_CHARACTERS = 1_000_000
-"""Longer texts stay as they are."""
+MOST_CHARACTERS = 1_000_000  # longer texts stay as they are
 
 MOST_TOKENS = 200_000
 """A JSON text with more tokens stays as it is, because reading them would take over a tenth of a second."""
@@ -22,8 +21,7 @@ _COLORS = re.compile(r"\x1b\[(?:[\d;:]*m|\?25[hl])")
 # These erase nothing in a line without carriage returns.
 _IDLE = re.compile(r"^(?:\x1b\[[0-2]?K)+|\x1b\[0?K")
 
-_NOTE = "[The compaction proxy left out "
-"""The beginning of the notes in place of numbers."""
+_NOTE = "[The compaction proxy left out "  # the beginning of the notes in place of numbers
 
 _NUMBERS = "[The compaction proxy left out the numbers of the next {count} lines. The first one is {first}]"
 _NUMBERS_LINE = re.compile(
@@ -43,8 +41,7 @@ _FEWEST_FOUND = 2
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\s+', re.DOTALL)
 _SPACE = " \t\n\r"
 _DEEPEST = 200
-_LINED = 1
-"""The depth up to which each value of a JSON text keeps a line of its own."""
+_LINED = 1  # the depth up to which each value of a JSON text keeps a line of its own
 
 
 def lossless(text: str) -> str:

@@ -63,5 +63,4 @@ def kept_as(turn: Turn, *, archive: bool) -> str:
     return f" The complete message is in the archive as {turn.facts.id}." if archive else ""
 
 
-NO_LATER: dict[int, int] = {}
-"""Returned by stages that look at one message only."""
+NO_LATER: dict[int, int] = {}  # returned by stages that look at one message only

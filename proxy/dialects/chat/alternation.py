@@ -15,14 +15,12 @@ from proxy.compaction.render import OutgoingMessage
 from proxy.dialects.parts import CHAT
 from proxy.dialects.units import Message, content_text, decode, encode, is_text_part, replace_field
 
-NOTE = "[system note] "
-"""Prefix for the text of a system message that was moved into a user message."""
+NOTE = "[system note] "  # prefix for the text of a system message that was moved into a user message
 
 OPENING = "(The beginning of this conversation is not shown.)"
 """User message that is inserted if the assistant comes first."""
 
-NOTED = "(The results are noted.)"
-"""Assistant message that is inserted between a tool result and a user message."""
+NOTED = "(The results are noted.)"  # assistant message that is inserted between a tool result and a user message
 
 _HEAD = ("system", "developer")
 _RESULTS = ("tool", "function")

@@ -38,8 +38,7 @@ EACH_OF_SEVERAL = 3
 RESULT = -2
 UNNAMED_RESULT = 5
 
-ESCAPED_BYTE = 3
-"""The most tokens per byte of an escaped non-ASCII character: \\u00e9 has six for two bytes."""
+ESCAPED_BYTE = 3  # the most tokens per byte of an escaped non-ASCII character: \u00e9 has six for two bytes
 
 _RESULT_ROLES = ("tool", "function")
 

@@ -45,11 +45,8 @@ KINDS: dict[str, Kind] = {
 ID_FIELDS = {"tool": "tool_call_id", "function": "name"}
 """The field with the call's id, by the role of the result. The legacy ``function`` role uses the function's name."""
 
-_UNNAMED = re.compile(r"[^\w .@-]")
-"""Characters that the names of participants don't have."""
-
-_SEALED = ("reasoning_details", "thinking_blocks")
-"""Fields of a message that carry signed reasoning."""
+_UNNAMED = re.compile(r"[^\w .@-]")  # characters that the names of participants don't have
+_SEALED = ("reasoning_details", "thinking_blocks")  # fields of a message that carry signed reasoning
 
 _SEAL = "thought_signature"
 _UNCHECKED = "skip_thought_signature_validator"
@@ -57,8 +54,7 @@ _UNCHECKED = "skip_thought_signature_validator"
 
 _INSTEAD_OF_CONTENT = ("tool_calls", "function_call", "refusal", "audio")
 
-MessageCounter = Callable[[Message], int]
-"""Count the tokens of a whole message, including its framing."""
+MessageCounter = Callable[[Message], int]  # count the tokens of a whole message, including its framing
 
 
 class ChatUnits(MessageUnits):

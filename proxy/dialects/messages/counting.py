@@ -34,8 +34,7 @@ MESSAGE = 4
 REPLY = 3
 CALL = 8
 RESULT = 8
-TOOL = 8
-"""Tokens of frames."""
+TOOL = 8  # tokens of frames
 
 _SEALED = (SEALED | {"data"}) - {"signature"}
 _SILENT = UNCOUNTED | _SEALED | {"signature", "is_error"}
@@ -180,11 +179,8 @@ def _without_delivery(tool: object) -> object:
     return {name: value for name, value in tool.items() if name != _DELIVERY}
 
 
-_CLEARS_THINKING = "clear_thinking"
-"""The start of the types of edits that remove only thinking."""
-
-_THINKING_PART = 20
-"""Thinking of at most this part of a body changes its size less than a step of the calibration."""
+_CLEARS_THINKING = "clear_thinking"  # the start of the types of edits that remove only thinking
+_THINKING_PART = 20  # thinking of at most this part of a body changes its size less than a step of the calibration
 
 _EMPTY: tuple[object, ...] = (None, [], {}, "", False)
 _CALL = re.compile(rb'"(?:tool_use|tool_result)"')

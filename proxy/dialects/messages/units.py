@@ -38,8 +38,7 @@ THINKING = frozenset({"thinking", "redacted_thinking"})
 _DEEPEST = 6
 
 _FIRST_CHECKED = (5, 1)
-_FIRST_CHECKED_BY_FAMILY = {"mythos": (5, 2)}
-"""The first version that checks, by family, if it isn't ``_FIRST_CHECKED``."""
+_FIRST_CHECKED_BY_FAMILY = {"mythos": (5, 2)}  # the first version that checks, by family, if it isn't `_FIRST_CHECKED`
 
 _VERSION = re.compile(r"(?<![\w.])(\d{1,2})(?:\.(\d{1,2}))?(?![\w.])")
 

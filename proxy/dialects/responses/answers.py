@@ -25,11 +25,8 @@ from proxy.dialects.answers import (
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow.silent import Finished, prompt_tokens
 
-LARGEST = 4_000_000
-"""Bytes of an answer without a stream, or of an event. The items of larger ones aren't found."""
-
-TRIED = 4 * LARGEST
-"""Bytes of an answer without a stream that are decoded before its end, all attempts together."""
+LARGEST = 4_000_000  # Bytes of an answer without a stream, or of an event. The items of larger ones aren't found.
+TRIED = 4 * LARGEST  # bytes of an answer without a stream that are decoded before its end, all attempts together
 
 _ANNOUNCING = frozenset({"response.created", "response.queued", "response.in_progress", "ping", "keepalive"})
 """Events before the first content."""

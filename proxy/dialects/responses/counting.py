@@ -28,8 +28,7 @@ from proxy.dialects.units import Message, is_text_part, parts_of
 from proxy.limits.profiles import Profile
 from proxy.tokens import tools
 
-ITEM = 4
-"""Tokens of an item's frame and role."""
+ITEM = 4  # tokens of an item's frame and role
 
 REPLY = 3
 

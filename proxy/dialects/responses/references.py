@@ -16,8 +16,7 @@ from proxy.dialects.units import ByDigest, Message, decode, encode
 
 REFERENCE = "item_reference"
 
-TOKENS = "tokens"
-"""The field with the reported size of an item that the proxy doesn't know. It never leaves the proxy."""
+TOKENS = "tokens"  # The field with the reported size of an item that the proxy doesn't know. It never leaves the proxy.
 
 _MARK = b"item_reference"
 

@@ -66,8 +66,7 @@ _REASONING_ID, _BRIDGED_ID, _MESSAGE_ID = "rs_", "rs_proxy", "msg_"
 FUNCTION, CUSTOM = "function_call_output", "custom_tool_call_output"
 """The kinds of results. Some clients answer a call with the output of another type, but never a custom one."""
 
-_BOUND = ("id", "caller", "encrypted_content")
-"""Fields of an item in effect that lead to items which aren't there."""
+_BOUND = ("id", "caller", "encrypted_content")  # fields of an item in effect that lead to items which aren't there
 
 
 class ResponsesUnits(Units[list[Message]]):
