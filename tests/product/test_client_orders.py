@@ -21,6 +21,7 @@ from tests.kit.three_apis import APIS, PATHS
 PLAN = "Plan mode is active. You MUST NOT make any edits."
 EXIT = "## Exited Plan Mode\n\nYou have exited plan mode. You can now make edits."
 RULES = "Contents of /w/src/CLAUDE.md:\n\nNever push to main."
+READ = words(400, "read")
 SKILL = "Base directory for this skill: /w/skills/deploy\n\n# Deploy\n" + words(1_500, "skill")
 
 FIELDS: dict[str, dict[str, Any]] = {"chat": {}, "messages": {"max_tokens": 400}, "responses": {"store": False}}
@@ -93,6 +94,11 @@ def test_reminders_after_the_clients_own_summary_and_at_the_end_of_a_result_stay
         "covers the earlier portion of the conversation.\n\nThe queue is half done.\n\nContinue the conversation from "
         "where it left off without asking the user any further questions. Then take the next open step."
     )
+    read = (
+        reminder("Called the Read tool with the following input: {}"),
+        reminder(f"Result of calling the Read tool:\n{READ}"),
+    )
+    client.user(*read)
     client.user(reminder("# claudeMd\n\nBe brief."), reminder("The following agents are available:\n- reviewer"))
     client.user("Go on.")
     client.step(end=reminder(RULES))
@@ -102,6 +108,8 @@ def test_reminders_after_the_clients_own_summary_and_at_the_end_of_a_result_stay
     for prompt in prompts:
         assert all(said in prompt for said in ("Be brief.", "- reviewer", RULES))
         assert "<user_message>\nThen take" not in prompt
+        assert READ not in prompt
+        assert "Called the Read tool" not in prompt
 
 
 def test_the_newest_goal_of_codex_stays(tmp_path: Path) -> None:
