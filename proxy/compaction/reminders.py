@@ -74,6 +74,12 @@ def sparing(change: Callable[[str], str]) -> Callable[[str], str]:
     return changed
 
 
+def may_ask(note: str) -> bool:
+    """Return whether a reminder may be a user's request in an element, such as ``<task_instructions>``."""
+    opened = _OPENED.match(note)
+    return opened is not None and opened[1].endswith("instructions")
+
+
 def note_key(note: str) -> str:
     """Return the key of a reminder. One line that is an element or mostly numbers counts something."""
     opened = _OPENED.match(note)

@@ -129,3 +129,41 @@ def test_the_newest_goal_of_codex_stays(tmp_path: Path) -> None:
     for prompt in prompts:
         assert "Ship the queue and its tests." in prompt
         assert "Ship the queue.\n" not in prompt
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_what_an_agent_says_in_messages_of_its_own_leaves_the_room_to_the_task(api: str, tmp_path: Path) -> None:
+    client = Client(api)
+    agents = "# AGENTS.md instructions for /w/app\n\n<INSTRUCTIONS>\nNever push to main.\n</INSTRUCTIONS>"
+    place = reminder("  <cwd>/w/app</cwd>\n  <shell>bash</shell>", "environment_context")
+    going = '<codex_internal_context source="goal">\n' + words(300, "goal") + "\n</codex_internal_context>"
+    task = [f"Requirement {number}: case K{number * 37} gives code {number * 911}." for number in range(20)]
+    client.user(agents, place)
+    client.user("\n".join(task))
+    with session(client, tmp_path) as steps:
+        steps(8)
+        prompts = []
+        for said in ("And the tests, too.", "And the documents.", "Finish it."):
+            client.say()
+            client.user(going)
+            client.user(said)
+            prompts += steps(9)
+    assert len(prompts) > 5
+    for prompt in prompts:
+        assert [one for one in task if one not in prompt] == []
+        assert prompt.count("<codex_internal_context") <= 4
+        assert "<user_message>\n# AGENTS.md" not in prompt
+        assert "<user_message>\n<codex_internal" not in prompt
+        assert "Never push to main." in prompt
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_short_file_of_rules_stays_whole(api: str, tmp_path: Path) -> None:
+    client = Client(api)
+    client.user("Mend the queue.")
+    client.step(path="src/AGENTS.md", out="# Style\n\nIn this folder, tabs.\nNever push to main.")
+    with session(client, tmp_path) as steps:
+        prompts = steps(34)
+    assert len(prompts) > 5
+    for prompt in prompts:
+        assert "src/AGENTS.md:\n- # Style\n- In this folder, tabs.\n- Never push to main." in prompt
