@@ -24,6 +24,7 @@ _CALLED = re.compile(r"(?:Called|Result of calling) the .{1,80} tool\b")
 _DATE = re.compile(r"\d{4}([-/])\d\d\1\d\d")
 _ELEMENT = re.compile(r"<([\w-]{1,40})>[^<>]*</\1>")
 _MOST_IN_TEXT = 100
+_COUNTER_CHARACTERS = 200
 
 
 def split_notes(text: object, *, elements: bool = False) -> tuple[list[str], str]:
@@ -72,6 +73,11 @@ def sparing(change: Callable[[str], str]) -> Callable[[str], str]:
         return change(text[:start]) + text[start:] if spares else change(text)
 
     return changed
+
+
+def counter(text: str) -> str:
+    """Return a short text that is one element without its numbers; empty for other texts."""
+    return _NUMBER.sub("0", text) if len(text) <= _COUNTER_CHARACTERS and _ELEMENT.fullmatch(text.strip()) else ""
 
 
 def may_ask(note: str) -> bool:

@@ -167,3 +167,22 @@ def test_a_short_file_of_rules_stays_whole(api: str, tmp_path: Path) -> None:
     assert len(prompts) > 5
     for prompt in prompts:
         assert "src/AGENTS.md:\n- # Style\n- In this folder, tabs.\n- Never push to main." in prompt
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_counters_never_push_out_what_else_the_system_says(api: str, tmp_path: Path) -> None:
+    client = Client(api)
+    place = "# Environment\n\nThe folder is /w/app. " + words(450, "place")
+    client.user("Mend the queue.")
+    client.units.append({"role": "system", "content": place})
+    prompts = []
+    with session(client, tmp_path) as steps:
+        for number in range(44):
+            prompts += steps(1)
+            left = f"<total_tokens>{149_000 - 311 * number} tokens left</total_tokens>"
+            client.units.append({"role": "system", "content": left})
+    assert len(prompts) > 10
+    for prompt in prompts:
+        assert "The folder is /w/app." in prompt
+    assert sum("tokens left" in prompt for prompt in prompts) == len(prompts)
+    assert prompts[-1].count("tokens left") < 35
