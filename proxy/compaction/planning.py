@@ -144,9 +144,9 @@ def _omitted(sizes: Sizes, cut: int, body: Sequence[Turn]) -> tuple[int, ...]:
     Of identical messages, only the last one counts.
     """
     system = (sizes.starts[group] for group in sizes.retained.system if group < cut)
-    last = {body[index].facts.digest: index for index in system}
-    staying = {body[index].facts.digest for index in _retained(sizes, cut)} if last else set()
-    return tuple(sorted(index for digest, index in last.items() if digest not in staying))
+    last = {body[index].facts.said_alike: index for index in system}
+    staying = {body[index].facts.said_alike for index in _retained(sizes, cut)} if last else set()
+    return tuple(sorted(index for said, index in last.items() if said not in staying))
 
 
 _LIGHTENING = (media.NAME, evict_results.NAME, truncate_args.NAME)

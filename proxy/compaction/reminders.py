@@ -12,16 +12,18 @@ from proxy.compaction import keeps
 NOTE = "note "  # the start of the keys of reminders
 
 COUNTER = NOTE + "counter "
-"""The start of the keys of reminders that only count something. They stand in the first message of the user alone."""
+"""The start of the keys of reminders that only count something or repeat a call. They stay in the first message."""
 
 _NAME = r"system[-_]reminder|[\w-]{1,40}[-_](?:context|details|info|instructions|mode|rules|skills)|INSTRUCTIONS"
 _OPENED = re.compile(rf"(?:# [^\n<]{{1,200}}\n\s{{0,9}})?<({_NAME})(?:\s[^<>]{{0,200}})?>")
 _CLOSED = re.compile(rf"</({_NAME})>\s*\Z")
 _REMINDER = re.compile(r"\s{0,9}+<system[-_]reminder>")
 _NUMBER = re.compile(r"(?<![\w/.-])\d[\d.,:/%-]*(?![\w/])")
+_CALLED = re.compile(r"(?:Called|Result of calling) the .{1,80} tool\b")
 _DATE = re.compile(r"\d{4}([-/])\d\d\1\d\d")
 _ELEMENT = re.compile(r"<([\w-]{1,40})>[^<>]*</\1>")
 _MOST_IN_TEXT = 100
+_COUNTER_CHARACTERS = 200
 
 
 def split_notes(text: object, *, elements: bool = False) -> tuple[list[str], str]:
@@ -72,6 +74,17 @@ def sparing(change: Callable[[str], str]) -> Callable[[str], str]:
     return changed
 
 
+def counter(text: str) -> str:
+    """Return a short text that is one element without its numbers; empty for other texts."""
+    return _NUMBER.sub("0", text) if len(text) <= _COUNTER_CHARACTERS and _ELEMENT.fullmatch(text.strip()) else ""
+
+
+def may_ask(note: str) -> bool:
+    """Return whether a reminder may be a user's request in an element, such as ``<task_instructions>``."""
+    opened = _OPENED.match(note)
+    return opened is not None and opened[1].endswith("instructions")
+
+
 def note_key(note: str) -> str:
     """Return the key of a reminder. One line that is an element or mostly numbers counts something."""
     opened = _OPENED.match(note)
@@ -80,6 +93,6 @@ def note_key(note: str) -> str:
     inside = note[opened.end() if opened else 0 : note.rfind("</")].strip()
     lines = "\n" in inside
     digits = sum(map(str.isdigit, _DATE.sub("", inside)))
-    counts = not lines and (_ELEMENT.fullmatch(inside) or 10 * digits > len(inside))
+    counts = _CALLED.match(inside) or (not lines and (_ELEMENT.fullmatch(inside) or 10 * digits > len(inside)))
     said = " ".join((inside if lines else _NUMBER.sub("0", inside)).split())
     return (COUNTER if counts else NOTE) + hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:16]

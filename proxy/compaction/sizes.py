@@ -28,8 +28,8 @@ class RetainedGroups:
 
     Groups with a pinned message are always kept, and so is the newest system message. Older system messages are kept,
     newest first, until all of them reach ``most`` tokens (``None``: no limit). Identical system messages count once,
-    at the position of the last one. Each system message counts with at most ``newest`` tokens, because the proxy
-    shortens it to that size.
+    at the position of the last one, and so do those that only count something. Each system message counts with at most
+    ``newest`` tokens, because the proxy shortens it to that size.
     """
 
     def __init__(self, most: int | None, newest: int | None) -> None:
@@ -39,7 +39,7 @@ class RetainedGroups:
         self._most = most
         self._newest = newest
         # The kept system messages, oldest first: group, tokens, and number of messages, by content.
-        self._kept: dict[tuple[bytes, ...], tuple[int, int, int]] = {}
+        self._kept: dict[tuple[bytes | str, ...], tuple[int, int, int]] = {}
         self._taken = 0
         # The groups that are kept from a cut on (true) or no longer kept (false), by cut.
         self._changes: dict[int, list[tuple[int, bool]]] = {}
@@ -80,7 +80,7 @@ class RetainedGroups:
         first = turns[0].facts
         if self._newest is not None:
             tokens -= max(0, first.text_tokens - self._newest)
-        content = tuple(turn.facts.digest for turn in turns)
+        content = tuple(turn.facts.said_alike for turn in turns)
         if content in self._kept:
             self._leave(content)
         self._kept[content] = (group, tokens, len(turns))
@@ -89,7 +89,7 @@ class RetainedGroups:
         while self._most is not None and self._taken > self._most and len(self._kept) > 1:
             self._leave(next(iter(self._kept)))
 
-    def _leave(self, content: tuple[bytes, ...]) -> None:
+    def _leave(self, content: tuple[bytes | str, ...]) -> None:
         group, tokens, messages = self._kept.pop(content)
         self._taken -= tokens
         self._change(group, -tokens, -messages, enters=False)

@@ -60,6 +60,7 @@ _SUMMARY_MARKER = "\n[… the proxy left out {tokens} tokens of the summary …]
 _OMITTED_SYSTEM = "[{count} earlier system messages are only in the summary below.]"
 _OMITTED = "[{count} earlier user messages are only in the summary below.]"
 _OMITTED_COUNT = re.compile(re.escape(_OMITTED).replace(r"\{count\}", r"(\d+)"))
+_WHOLE = 1_000  # the weight of each line in a file of rules that fits
 _RULES = "[Sentences from them that state rules, word for word:]"
 
 
@@ -284,7 +285,7 @@ def _level(sizes: Sequence[int], most: int) -> int:
 
 
 def _rules_read(parts: SummaryParts, max_tokens: int, format: Format) -> str:
-    """Return the rules in files and skills that calls read, below the name of each."""
+    """Return the rules in files and skills that calls read, below the name of each. Short files stay whole."""
     folders: list[str] | None = None
     sources: dict[str | None, str | None] = {}
     read: dict[str, str] = {}
@@ -301,8 +302,13 @@ def _rules_read(parts: SummaryParts, max_tokens: int, format: Format) -> str:
                 folders = [*parts.folders, *project_folders(first)]
             for call, (tool, text) in zip(turn.facts.calls, arguments, strict=True):
                 sources[call.id] = rules_read(tool, text, folders)
-    found = {(source, rule): weight for source in read for rule, weight in directives(read[source], ENOUGH).items()}
     most = max_tokens - sum(format.text_tokens(source) + 2 for source in read)
+    found: dict[tuple[str, str], int] = {}
+    for source, text in read.items():
+        short = (format.text_tokens(text) + 3 * text.count("\n")) * len(read) <= most
+        lines = (line.strip().removeprefix("- ") for line in text.splitlines())
+        rules = dict.fromkeys(filter(None, lines), _WHOLE) if short else directives(text, ENOUGH)
+        found |= {(source, rule): weight for rule, weight in rules.items()}
     listed = heaviest(found, most, lambda one: format.text_tokens(one[1]) + 3)
     return "\n".join(
         "\n".join([f"{source}:", *(f"- {rule}" for of, rule in listed if of == source)])

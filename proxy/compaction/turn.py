@@ -151,7 +151,8 @@ class Facts:
     - ``calls`` are the tool calls in the unit. ``answers`` is the id of the call that a result answers.
     - ``length`` is the length of a result's text in characters. ``said`` is a digest of its content only.
     - ``media`` is the kind of each media part, in order; ``apart`` is their share of ``tokens``.
-    - ``opening`` is a digest of how the texts of a user's unit begin, if it has nothing else.
+    - ``opening`` is a digest of how the texts of a user's unit begin, if it has nothing else. That of a system message
+      that only counts something is its text without numbers.
     - ``pinned`` caches whether the unit matches a policy's pin patterns.
     - ``uses`` caches the ids of calls with the files that they use, and ``failed`` whether a result reports a failure.
     - ``cache`` charges the cache that has the facts. ``made`` are the ``forms``, if there are any.
@@ -174,6 +175,11 @@ class Facts:
     failed: bool | None = None
     cache: Charge | None = None
     made: Forms | None = None
+
+    @property
+    def said_alike(self) -> bytes | str:
+        """Return what system messages of which only the newest counts have in common."""
+        return self.opening or self.digest
 
     @property
     def bytes(self) -> int:

@@ -16,7 +16,7 @@ import xxhash
 
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
-from proxy.compaction.reminders import sparing
+from proxy.compaction.reminders import counter, sparing
 from proxy.compaction.render import OutgoingMessage
 from proxy.compaction.turn import NOTHING_RARE, Call, Effect, Facts, Kind, Links, Rare, Turn
 from proxy.constants import UNDECODABLE
@@ -300,7 +300,7 @@ class Units(Format, Generic[Unit]):
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
             media=self.media_in(unit) if estimated else (),
-            opening=self.opening(unit) if kind == "user" else "",
+            opening=self._opening(unit, kind),
         )
         if facts.media:
             facts.apart = max(0, facts.tokens - self._count(self.bare(unit)))
@@ -321,6 +321,11 @@ class Units(Format, Generic[Unit]):
         )
         facts.rare = NOTHING_RARE if rare == NOTHING_RARE else rare
         return facts
+
+    def _opening(self, unit: Unit, kind: Kind) -> str:
+        if kind == "system":
+            return counter(self.visible_text(unit))
+        return self.opening(unit) if kind == "user" else ""
 
     def tokens(self, raw: bytes, facts: Facts | None = None) -> int:
         return self._counter(facts)(self.decoded(raw))

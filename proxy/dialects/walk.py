@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from proxy.compaction.reminders import split_notes
+from proxy.compaction.reminders import may_ask, split_notes
 from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Links
 from proxy.dialects.parts import OPAQUE, SILENT, Part, Table
 from proxy.tokens.media import MEDIA_LABELS
@@ -147,10 +147,10 @@ def notes_of(content: object, table: Table, *, elements: bool = False) -> list[s
 
 
 def is_noted(content: Any, table: Table) -> bool:
-    """Return whether a content has nothing but reminders."""
+    """Return whether a content has nothing but reminders, and elements in which agents say what is in effect."""
     if isinstance(content, str):
-        notes, rest = split_notes(content)
-        return bool(notes) and not rest
+        notes, rest = split_notes(content, elements=True)
+        return bool(notes) and not rest and not any(map(may_ask, notes))
     texts = _own_texts(content, table)
     return bool(texts) and len(texts) == len(content) and all(is_noted(text, table) for text in texts)
 

@@ -35,11 +35,16 @@ class Client:
     def say(self) -> None:
         self.units.append({"role": "assistant", "content": f"Done with part {self.steps}."})
 
-    def step(self, *, end: str = "", beside: tuple[str, ...] = (), listed: bool = False) -> None:
-        """Call a tool. ``end`` is at the end of the result's text, and ``beside`` are texts after the result."""
+    def step(
+        self, *, end: str = "", beside: tuple[str, ...] = (), listed: bool = False, path: str = "", out: str = ""
+    ) -> None:
+        """Call a tool. ``end`` is at the end of the result's text, and ``beside`` are texts after the result.
+
+        ``path`` and ``out`` are the file and the text of the result.
+        """
         self.steps += 1
-        text = f"out {self.steps}: {words(RESULT, f'{self.steps}')}" + (f"\n\n{end}" if end else "")
-        id_, path = f"call_{self.steps}", json.dumps({"path": f"src/{self.steps}.py"})
+        text = (out or f"out {self.steps}: {words(RESULT, f'{self.steps}')}") + (f"\n\n{end}" if end else "")
+        id_, path = f"call_{self.steps}", json.dumps({"path": path or f"src/{self.steps}.py"})
         if self.api == "messages":
             said: Any = [{"type": "text", "text": text}] if listed else text
             result = {"type": "tool_result", "tool_use_id": id_, "content": said}

@@ -15,7 +15,7 @@ from proxy.compaction.rules import Envelope, Rules, section_limits
 from proxy.compaction.settings import lowest_level
 from proxy.compaction.stages import MediaRules
 from proxy.compaction.summary_message import TAG
-from proxy.compaction.turn import Turn, group_starts, head_length
+from proxy.compaction.turn import Turn, attributed, group_starts, head_length
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING
 from proxy.dialects.chat.units import text_of
 from proxy.dialects.identity import meaning
@@ -151,7 +151,7 @@ def _head_and_summary(
 def _last_words_of_the_user(
     request: Request, outcome: Outcome, rules: Rules, given: Sequence[Turn], out: Sequence[bytes], fixed: int
 ) -> None:
-    users = [turn for turn in given if turn.facts.role == "user"]
+    users = [turn for turn in attributed(list(given)) if turn.facts.role == "user"]
     if not users or users[-1].facts.rare.foreign:
         return
     last = users[-1]

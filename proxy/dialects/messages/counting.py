@@ -200,6 +200,7 @@ class MessagesEvidence(Evidence):
                 "service_tier",
                 "cache_control",
                 "inference_geo",
+                "safeguards",  # what a classifier beside the model reads
                 "thinking",
             ),
         }

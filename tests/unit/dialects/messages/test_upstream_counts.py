@@ -34,6 +34,7 @@ def shows(*blocks: dict[str, Any], **fields: Any) -> bool:
     [
         {"thinking": {"type": "enabled", "budget_tokens": 31_999}},
         {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+        {"safeguards": [{"type": "dangerous_tool_use", "classifier_context": {"live_cwd": "/srv/app", "v": 1}}]},
         {"context_management": {"edits": [CLEARING]}},
         {"context_management": {"edits": []}},
     ],
