@@ -130,7 +130,7 @@ def test_nothing_is_missed_where_a_long_text_is_parted(before: int) -> None:
     ]
 
 
-LENGTH = 1 << 17
+LENGTH = 1 << 16
 """Characters. Quadratic time would be minutes at this length, and linear time is milliseconds."""
 
 HOSTILE = (

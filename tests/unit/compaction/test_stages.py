@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction import keeps
@@ -323,7 +323,6 @@ TEXTS = st.sampled_from(
 
 
 @given(TEXTS, st.integers(1, 3_000), st.sampled_from(["", "\n", "\r\n", " end"]), st.booleans())
-@settings(max_examples=150, deadline=None)
 def test_a_reader_can_tell_that_and_how_much_was_left_out(line: str, count: int, end: str, in_call: bool) -> None:
     text = "".join(line.format(n=number) for number in range(count)) + end
     if in_call:

@@ -207,7 +207,7 @@ COUNTER = ChatCounter(Profile(model="gpt-4o"))
 def cases() -> list[tuple[int, int, int, int]]:
     rng = random.Random(7)
     drawn: list[tuple[int, int, int, int]] = []
-    while len(drawn) < 70:
+    while len(drawn) < 40:
         budget, number = rng.choice((1792, 7168, 31_000, 120_000)), rng.choice((1, 1, 3, 10, 60, 200))
         each = rng.choice((0, 3, 20, 100, budget // 17 // number, budget // 8 // number, 3000))
         if number * each <= 20_000:

@@ -422,7 +422,7 @@ def test_a_large_body_takes_milliseconds(status: int, body: bytes) -> None:
         return time.process_time() - start
 
     # The slowest takes 100 ms of CPU. A quadratic search of a megabyte takes minutes.
-    assert min(once() for _ in range(2)) < 0.5
+    assert once() < 0.5 or once() < 0.5
 
 
 def test_catalogue() -> None:

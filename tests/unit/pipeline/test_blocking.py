@@ -118,7 +118,7 @@ def conversation(kind: str, text: str) -> list[Message]:
 
 
 CASES = [
-    pytest.param(name, kind, marks=[] if (number + place) % 3 == 0 else pytest.mark.full)
+    pytest.param(name, kind, marks=[] if (number + place) % 6 == 0 else pytest.mark.full)
     for number, name in enumerate(TEXTS)
     for place, kind in enumerate(["result", "user", "assistant", "arguments"])
 ]

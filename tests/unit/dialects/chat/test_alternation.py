@@ -260,8 +260,8 @@ def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("message", [GO, OK, system("x")])
-def test_ten_thousand_in_a_row_take_no_longer_than_their_number(message: Message) -> None:
-    pieces = [piece(m) for m in [GO, *[message] * 10_000]]
+def test_thousands_in_a_row_take_no_longer_than_their_number(message: Message) -> None:
+    pieces = [piece(m) for m in [GO, *[message] * 5_000]]
     started = time.process_time()
     assert len(alternating(pieces, FORMAT)) <= 2
     assert time.process_time() - started < 5
