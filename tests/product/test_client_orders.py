@@ -14,6 +14,7 @@ import pytest
 from proxy.server.loopback import serve
 from tests.kit.agent_client import REQUIREMENTS, TASK, Client, reminder
 from tests.kit.any_api import Upstream, strings
+from tests.kit.combinations import combined
 from tests.kit.messages import words
 from tests.kit.scripted import PROFILE, proxied
 from tests.kit.three_apis import APIS, PATHS
@@ -71,8 +72,9 @@ def test_an_order_never_outlives_its_end(api: str, tmp_path: Path) -> None:
         assert prompt.rfind(PLAN) < prompt.rfind(EXIT)
 
 
-@pytest.mark.parametrize("beside", ["Tool loaded.", SKILL, "PostToolUse hook: formatted two files."])
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(
+    ("beside", "api"), combined(3, ["Tool loaded.", SKILL, "PostToolUse hook: formatted two files."], APIS)
+)
 def test_the_task_stays_whole_whatever_is_beside_a_result(api: str, beside: str, tmp_path: Path) -> None:
     client = Client(api)
     client.user("Hello.")
