@@ -74,7 +74,8 @@ def test_pieces_are_the_whole_text(unit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "end"), product(["A" * 70, "A" * 399, "A" * 476, "data:a/b;base64," + "Q" * 40], ["\n", "\\n", " ", "=="])
+    ("unit", "end"),
+    list(product(["A" * 70, "A" * 399, "A" * 476, "data:a/b;base64," + "Q" * 40], ["\n", "\\n", " ", "=="])),
 )
 def test_base64_in_pieces_is_that_of_the_whole_text(unit: str, end: str) -> None:
     for number, before in ((1, "x "), (5, ""), (5, "x "), (SEARCHED // 40, "")):
