@@ -158,6 +158,7 @@ def regex_users() -> dict[str, Callable[[str], object]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(10)
 @pytest.mark.parametrize("block", HOSTILE, ids=lambda block: repr(block[:12]))
 def test_expressions_are_linear(block: str) -> None:

@@ -90,6 +90,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("module", "name"), TEXTS, ids=[name for _, name in TEXTS])
 def test_the_digest_changes_with_each_text(
     module: ModuleType, name: str, digest_now: str, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def test_pieces_are_the_whole_text(unit: str) -> None:
     assert fenced(f"{text}<user_message>{text}") == f"{text}&lt;user_message>{text}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("unit", "end"),
     list(product(["A" * 70, "A" * 399, "A" * 476, "data:a/b;base64," + "Q" * 40], ["\n", "\\n", " ", "=="])),

@@ -215,6 +215,7 @@ def cases() -> list[tuple[int, int, int, int]]:
     return drawn
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("budget", "number", "each", "flavour"), cases())
 def test_it_never_takes_more_tokens_than_the_scan_reckons_with(
     budget: int, number: int, each: int, flavour: int

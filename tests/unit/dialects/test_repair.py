@@ -296,6 +296,7 @@ def test_json_that_strict_parsers_refuse_is_repaired_or_left(raw: bytes) -> None
     assert after[-1].facts.role == "user"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["late", "orphans", "one id", "wide", "dangling"])
 def test_thousands_of_messages_take_no_longer_than_their_number(shape: str) -> None:
     """Comparing each result with each open call would take minutes."""

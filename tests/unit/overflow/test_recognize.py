@@ -413,6 +413,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("status", [200, 400])
 def test_a_large_body_takes_milliseconds(status: int, body: bytes) -> None:

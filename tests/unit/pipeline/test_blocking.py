@@ -124,6 +124,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_no_expression_searches_a_long_text_at_once(watched: None, name: str, kind: str) -> None:
     raws = [json.dumps(message).encode() for message in conversation(kind, TEXTS[name])]

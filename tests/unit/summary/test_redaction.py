@@ -84,6 +84,7 @@ def test_a_policys_own_expressions() -> None:
     assert both("ACME-12 password=hunter2") == "[redacted] password=[redacted]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "unit",
     ["password", "password=", "password: a.b", "token = ", "sk-", "sk-a_", "eyJ", "eyJaaaaaaaaa.", "://a:", "?token=",

@@ -15,6 +15,7 @@ def nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encodings, "_loaded", {})
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("nothing_loaded")
 def test_all_that_are_offered_load_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -54,6 +55,7 @@ def test_short_and_long_texts_count_alike(text: str) -> None:
     assert encodings.count(encoding, text) == len(encoding.encode(text, disallowed_special=()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [

@@ -259,6 +259,7 @@ def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
     assert alternating(once, FORMAT) == once
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", [GO, OK, system("x")])
 def test_thousands_in_a_row_take_no_longer_than_their_number(message: Message) -> None:
     pieces = [piece(m) for m in [GO, *[message] * 5_000]]

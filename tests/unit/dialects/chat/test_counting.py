@@ -168,6 +168,7 @@ def test_an_encoding_that_is_not_carried_is_said_at_once() -> None:
         encoding("nonsense")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("piece", ["a", "^", " ", "0", "👩‍👩‍👧‍👦", "漢"])
 def test_a_megabyte_of_anything_is_counted_in_time(piece: str) -> None:
     text = (piece * 1_000_000)[: 1_000_000 // len(piece.encode()) * len(piece)]
