@@ -19,8 +19,6 @@ from tests.kit.messages import words
 from tests.kit.scripted import PROFILE, proxied
 from tests.kit.three_apis import APIS, PATHS
 
-PLAN = "Plan mode is active. You MUST NOT make any edits."
-EXIT = "## Exited Plan Mode\n\nYou have exited plan mode. You can now make edits."
 RULES = "Contents of /w/src/CLAUDE.md:\n\nNever push to main."
 SKILL = "Base directory for this skill: /w/skills/deploy\n\n# Deploy\n" + words(1_500, "skill")
 
@@ -52,24 +50,6 @@ def session(client: Client, folder: Path) -> Iterator[Session]:
                 return prompts
 
             yield steps
-
-
-@pytest.mark.parametrize("api", APIS)
-def test_an_order_never_outlives_its_end(api: str, tmp_path: Path) -> None:
-    client = Client(api)
-    client.user("Plan the change of the queue.", reminder(PLAN), reminder("# claudeMd\n\nBe brief."))
-    with session(client, tmp_path) as steps:
-        steps(8)
-        client.say()
-        client.user("Now implement it.", reminder(EXIT))
-        steps(14)
-        client.say()
-        client.user("And the tests, too.")
-        prompts = steps(14)
-    assert len(prompts) > 5
-    for prompt in prompts:
-        assert "Be brief." in prompt
-        assert prompt.rfind(PLAN) < prompt.rfind(EXIT)
 
 
 @pytest.mark.parametrize(

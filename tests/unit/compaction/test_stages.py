@@ -76,15 +76,6 @@ def test_values_that_say_what_a_call_was_about_stay_whole(key: str) -> None:
     assert cut_arguments(assistant(None, call("a", "t", **{key: [LONG, LONG]}))) is None
 
 
-def test_only_the_tools_of_the_policy_are_cut() -> None:
-    message = assistant(None, call("a", "read_file", text=LONG), call("b", "write_file", text=LONG))
-    form = cut_arguments(message, argument_rules("write_file"))
-    assert form is not None
-    assert arguments_in(form) == {"text": LONG}
-    assert arguments_in(form, 1)["text"].endswith(CUT)
-    assert cut_arguments(message, argument_rules("edit_file")) is None
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -159,21 +150,6 @@ def shorten_result(message: Any, *before: Any, max_tokens: int = 800, exclude: t
 
 
 LINES = "\n".join(f"{n}: something was done" for n in range(800))
-
-
-def test_an_old_result_keeps_its_ends_and_says_what_is_gone() -> None:
-    form = shorten_result(result("a", LINES))
-    assert form is not None
-    message = decode(form.raw)
-    assert message["tool_call_id"] == "a"
-    lines = message["content"].split("\n")
-    assert lines[0] == "0: something was done"
-    assert lines[-1] == "799: something was done"
-    marker = [line for line in lines if "The compaction proxy left out" in line]
-    assert len(marker) == 1
-    blank = 1
-    assert marker[0].startswith(f"[The compaction proxy left out {800 - (len(lines) - 1 - blank)} lines (")
-    assert 150 < form.facts.tokens == message_tokens(message) <= 200
 
 
 def test_a_result_up_to_the_limit_is_left() -> None:
@@ -274,19 +250,6 @@ def test_a_note_says_where_the_whole_is_kept() -> None:
     without = made(evict_results, body, rules(archive=False)).reduce(0, body[0])
     assert without is not None
     assert "archive" not in without.raw.decode()
-
-
-def test_all_but_the_newest_copy_become_a_reference() -> None:
-    parts = [{"type": "text", "text": LINES}]
-    body = turns([result(id_, parts) for id_ in "abc"] + [result("d", LINES), result("e", "x" * 199)])
-    stage = made(duplicates, [*body, body[-1]], rules())
-    assert stage.later() == {0: 1, 1: 2}
-    form = stage.reduce(0, body[0])
-    assert form is not None
-    content = decode(form.raw)["content"]
-    assert [part["type"] for part in content] == ["text"]
-    assert "returned an identical result" in content[0]["text"]
-    assert stage.reduce(2, body[2]) is None
 
 
 def test_old_media_become_a_label_and_text_stays() -> None:

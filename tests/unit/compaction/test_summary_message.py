@@ -72,12 +72,6 @@ def test_the_users_words_the_index_and_the_summary_are_in_it() -> None:
     assert text.endswith(f"\n</{TAG}>")
 
 
-def test_what_the_assistant_said_last_is_in_it() -> None:
-    text = note([assistant("first"), assistant("last words"), assistant(None, call("a", "t")), result("a", "x")])
-    assert text.endswith(f"## The assistant's last message, word for word\nlast words\n</{TAG}>")
-    assert "\nfirst" not in text
-
-
 def test_the_first_and_the_newest_messages_stay_and_the_rest_is_counted() -> None:
     texts = [f"message {n} " + "with words " * 10 for n in range(40)]
     blocks = user_messages(texts, 400, text_tokens)
@@ -124,16 +118,6 @@ def test_a_shortened_message_keeps_its_rules() -> None:
     assert len(blocks) == 3
     assert f"tokens of this message …]\n{RULE}\n" in blocks[1]
     assert blocks[1].startswith("<user_message>\nx y z\n")
-
-
-def test_long_messages_make_room_for_short_ones() -> None:
-    short = [f"short {n} {'with words ' * 20}" for n in range(8)]
-    blocks = user_messages(["first", *short[:4], "long " * 5000, *short[4:]], 1500, text_tokens)
-    assert [BLOCK.findall(block) for block in blocks if "long " not in block] == [
-        ["first"],
-        *([text] for text in short),
-    ]
-    assert text_tokens(blocks[5]) > 800
 
 
 def reading(path: str, text: str, id_: str = "r") -> list[Message]:

@@ -123,11 +123,6 @@ def test_a_joined_piece_has_the_newest_turn() -> None:
     assert alone.turn is None
 
 
-def test_a_summary_of_the_assistants() -> None:
-    pieces = [piece(system("x")), summary("so far", "assistant"), piece(OK), piece(GO)]
-    assert messages_of(alternating(pieces, FORMAT)) == [system("x"), OPENED, assistant("so far\n\nok"), GO]
-
-
 def test_a_summary_among_the_system_messages_joins_them() -> None:
     """The summary merges with one system message; the client's other system messages are kept."""
     pieces = [piece(system("x")), piece(system("y")), summary("so far", "developer"), piece(system("z")), piece(GO)]

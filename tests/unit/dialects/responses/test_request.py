@@ -138,16 +138,6 @@ def units(items: Any) -> list[Any]:
     return [json.loads(bytes(unit)) for unit in parse(json.dumps({"model": "m", "input": items}).encode()).units]
 
 
-def test_a_run_of_the_assistants_items_is_one_unit() -> None:
-    assert units([USER, REASONING, MESSAGE, CALL, OUTPUT, MESSAGE, USER]) == [
-        USER,
-        [REASONING, MESSAGE, CALL],
-        OUTPUT,
-        MESSAGE,
-        USER,
-    ]
-
-
 def test_each_output_is_a_unit() -> None:
     other = {**CALL, "call_id": "c2"}
     outputs = [OUTPUT, {**OUTPUT, "call_id": "c2"}]
