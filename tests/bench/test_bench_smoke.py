@@ -39,6 +39,7 @@ def test_every_case_is_measured_on_both_sides(tmp_path: Path) -> None:
         }, names
 
 
+@pytest.mark.full
 def test_translated_turns_run_next_to_litellm(tmp_path: Path) -> None:
     rows = run(tmp_path / "rows.json", ["translation"])
     assert {row.compared for row in rows} == {"LiteLLM"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 from xml.parsers import expat
@@ -45,8 +44,6 @@ API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 PROMPTS = (ROOT / "docs" / "design" / "prompts.md").read_text(encoding="utf-8")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 ENVIRONMENT = {"OPENAI_API_KEY": "sk-test", "OTLP_KEY": "test"}
-
-StartProxy = Callable[..., str]
 
 
 def blocks(text: str, language: str) -> list[str]:

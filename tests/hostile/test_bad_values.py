@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from proxy.pipeline import recorder
+from tests.kit.combinations import combined
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import behind, key_hash
 from tests.kit.waiting import until
@@ -71,8 +72,7 @@ def store_of(folder: Path) -> dict[str, Any]:
     return {"store": {"url": f"sqlite:///{folder}/c.db"}}
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("output", [ABSURD, 10**9 + 1])
+@pytest.mark.parametrize(("path", "output"), combined(2, PATHS, [ABSURD, 10**9 + 1]))
 def test_an_absurd_figure_counts_as_not_reported_and_ends_no_records(tmp_path: Path, path: str, output: int) -> None:
     upstream = Figures()
     with behind(upstream, tmp_path, **TEAMS, **store_of(tmp_path)) as url:

@@ -17,7 +17,7 @@ from proxy.limits.profiles import Profile
 from proxy.summary import prompt
 from tests.unit.compaction.test_pieces import pauses, text_of
 
-SIZES = (6_000, 48_000)
+SIZES = (4_000, 32_000)
 """Characters of both texts."""
 
 MOST_GROWTH = 20
@@ -90,6 +90,6 @@ def test_time_grows_with_the_text_at_most(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["facts", "names of a message", "names of a result", "names of calls", "transcript"])
 def test_work_on_a_long_text_pauses(name: str) -> None:
-    for unit in UNITS[::4]:
+    for unit in UNITS[::6]:
         text = text_of(unit)
         assert pauses(lambda text=text: WORK[name](text)) >= len(text) // SEARCHED, unit  # type: ignore[misc]

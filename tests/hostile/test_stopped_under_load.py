@@ -117,9 +117,11 @@ def metric(running: Program, sample: str) -> float:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "signal"),
-    [(kind, "terminated") for kind in ("sqlite", "redis")]
-    + [pytest.param(kind, "terminated", marks=pytest.mark.full) for kind in ("sqlite, sealed", "redis, sealed")]
-    + [("sqlite", "killed")],
+    [("redis", "terminated"), ("sqlite", "killed")]
+    + [
+        pytest.param(kind, "terminated", marks=pytest.mark.full)
+        for kind in ("sqlite", "sqlite, sealed", "redis, sealed")
+    ],
 )
 def test_every_entry_that_a_sent_prompt_points_to_is_stored(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str, signal: str

@@ -153,12 +153,19 @@ def packed_bombs() -> tuple[tuple[str, bytes, str], ...]:
     )
 
 
-def requests(model: str = "gpt-4o-mini", field: str = "messages") -> Iterator[tuple[str, bytes, str | None]]:
-    """Yield names, bodies of 64 KB at most, and their compression. The conversation is in this field."""
-    for name, plain in PLAIN.items():
+def requests(
+    model: str = "gpt-4o-mini", field: str = "messages", *, every: int = 1
+) -> Iterator[tuple[str, bytes, str | None]]:
+    """Yield names, bodies of 64 KB at most, and their compression. The conversation is in this field.
+
+    One in ``every`` of the bodies is there as it is, and one compressed.
+    """
+    for number, (name, plain) in enumerate(PLAIN.items()):
         made = functools.partial(asking, model, plain, field=field)
-        yield name, made(KB64 - 2_000), None
-        yield f"{name}, compressed", packed(made), "gzip"
+        if number % every == 0:
+            yield name, made(KB64 - 2_000), None
+        if number % every == every - 1:
+            yield f"{name}, compressed", packed(made), "gzip"
     yield "one word", renamed(text(chance(60_000, "abcdefghijklmnopqrstuvwxyz"))(60_000), field), None
     yield from packed_bombs()
 
@@ -219,13 +226,13 @@ PASSED_ON: dict[str, Callable[[int], bytes]] = {
 """Bodies for paths that are passed through, which the proxy reads if a team may use some models only."""
 
 
-def passed_on(model: str) -> Iterator[tuple[str, bytes, str | None]]:
-    """Yield names, these bodies and those of conversations, 64 KB at most, and their compression."""
+def passed_on(model: str, *, every: int) -> Iterator[tuple[str, bytes, str | None]]:
+    """Yield names, these bodies and one in ``every`` of conversations, 64 KB at most, and their compression."""
     for name, plain in PASSED_ON.items():
         made = functools.partial(asking, model, plain)
         yield name, made(KB64 - 2_000), None
         yield f"{name}, compressed", packed(made), "gzip"
-    yield from requests(model, "input")
+    yield from requests(model, "input", every=every)
 
 
 CONTENT = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"hi"},"finish_reason":"stop"}]}'

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.newer_items import FACT, TALKS
 from tests.kit.scripted import proxied
 from tests.kit.sdk_types import Value, markers, planted, variants
@@ -197,8 +198,7 @@ def test_each_tool_has_a_decision(name: str, door: Door) -> None:
             assert "tool_choice" in door.refused(HELLO, tools=[tool], tool_choice=choice)
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("api", ["messages", "responses"])
+@pytest.mark.parametrize(("seed", "api"), combined(2, range(12), ["messages", "responses"]))
 def test_generated_conversations_are_valid_and_whole(api: str, seed: int, door: Door) -> None:
     talk = TALKS[api](seed, 8_000, size=1.5)
     sent = 0

@@ -21,6 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
+from tests.kit.combinations import combined
 from tests.kit.three_apis import PATHS, Answer, event
 from tests.product.test_bridged_answers import HELLO, clients, entrance, response
 
@@ -62,11 +63,10 @@ def ask(url: str, api: str, *, stream: bool) -> httpx.Response:
         return http.post(f"{url}{PATHS[api]}", json=fields)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("encoding", PACKED)
-@pytest.mark.parametrize(("api", "behind"), BRIDGES)
-def test_compressed_answers_and_errors(api: str, behind: str, encoding: str, stream: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stream", "encoding", "bridge"), combined(3, [False, True], PACKED, BRIDGES))
+def test_compressed_answers_and_errors(bridge: tuple[str, str], encoding: str, stream: bool, tmp_path: Path) -> None:
     """Some servers and CDNs compress without being asked."""
+    api, behind = bridge
     pack, name = PACKED[encoding], encoding.rpartition(" ")[2]
     refused = b'{"error": {"message": "Unsupported value: temperature", "type": "invalid_request_error"}}'
 
@@ -138,9 +138,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("code", NAMED)
-@pytest.mark.parametrize("api", ["chat", "messages"])
+@pytest.mark.parametrize(("stream", "code", "api"), combined(3, [False, True], NAMED, ["chat", "messages"]))
 def test_failed_responses_have_the_status_of_their_code(api: str, code: str, stream: bool, tmp_path: Path) -> None:
     begun = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "in_progress", "output": []}
     failed = {**begun, "status": "failed", "error": {"code": code, "message": "It failed."}}

@@ -75,12 +75,3 @@ def test_a_session_in_a_small_window(window: int, counts_output: bool, tmp_path:
     summaries += len(upstream.chat.summaries)
     assert compacted > TURNS // 4
     assert summaries * 3 <= compacted, (summaries, json.dumps(outcomes))
-
-
-@pytest.mark.long
-def test_a_session_in_a_small_window_that_one_refusal_names(tmp_path: Path) -> None:
-    upstream = StrictMessages(34_000, check="off", script=calls(), counts_output=False)
-    outcomes = session(upstream, {"tokenizer": "o200k_base"}, "a-local-model", tmp_path)
-    assert len(upstream.refused) == 1
-    assert upstream.faults == []
-    assert outcomes.count("compacted") > TURNS // 4

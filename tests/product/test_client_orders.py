@@ -14,12 +14,11 @@ import pytest
 from proxy.server.loopback import serve
 from tests.kit.agent_client import REQUIREMENTS, TASK, Client, reminder
 from tests.kit.any_api import Upstream, strings
+from tests.kit.combinations import combined
 from tests.kit.messages import words
 from tests.kit.scripted import PROFILE, proxied
 from tests.kit.three_apis import APIS, PATHS
 
-PLAN = "Plan mode is active. You MUST NOT make any edits."
-EXIT = "## Exited Plan Mode\n\nYou have exited plan mode. You can now make edits."
 RULES = "Contents of /w/src/CLAUDE.md:\n\nNever push to main."
 READ = words(400, "read")
 SKILL = "Base directory for this skill: /w/skills/deploy\n\n# Deploy\n" + words(1_500, "skill")
@@ -54,26 +53,9 @@ def session(client: Client, folder: Path) -> Iterator[Session]:
             yield steps
 
 
-@pytest.mark.parametrize("api", APIS)
-def test_an_order_never_outlives_its_end(api: str, tmp_path: Path) -> None:
-    client = Client(api)
-    client.user("Plan the change of the queue.", reminder(PLAN), reminder("# claudeMd\n\nBe brief."))
-    with session(client, tmp_path) as steps:
-        steps(8)
-        client.say()
-        client.user("Now implement it.", reminder(EXIT))
-        steps(14)
-        client.say()
-        client.user("And the tests, too.")
-        prompts = steps(14)
-    assert len(prompts) > 5
-    for prompt in prompts:
-        assert "Be brief." in prompt
-        assert prompt.rfind(PLAN) < prompt.rfind(EXIT)
-
-
-@pytest.mark.parametrize("beside", ["Tool loaded.", SKILL, "PostToolUse hook: formatted two files."])
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(
+    ("beside", "api"), combined(3, ["Tool loaded.", SKILL, "PostToolUse hook: formatted two files."], APIS)
+)
 def test_the_task_stays_whole_whatever_is_beside_a_result(api: str, beside: str, tmp_path: Path) -> None:
     client = Client(api)
     client.user("Hello.")

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tests.kit.combinations import combined
 from tests.kit.messages import words
 from tests.kit.scripted import behind
 from tests.kit.three_apis import PATHS, Answer
@@ -38,9 +39,9 @@ WORDINGS = {
 }
 
 
-@pytest.mark.parametrize("known", [WINDOW, None, 8 * WINDOW])
-@pytest.mark.parametrize(("wording", "api"), [(name, ("chat", "responses")[n % 2]) for n, name in enumerate(WORDINGS)])
-def test_the_proxy_states_an_output(wording: str, api: str, known: int | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("known", "number"), combined(3, [WINDOW, None, 8 * WINDOW], range(len(WORDINGS))))
+def test_the_proxy_states_an_output(number: int, known: int | None, tmp_path: Path) -> None:
+    wording, api = [*WORDINGS][number], ("chat", "responses")[number % 2]
     seen: list[tuple[int, int | None, int]] = []
 
     async def answer(request: Request) -> Response:

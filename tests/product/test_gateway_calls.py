@@ -236,21 +236,3 @@ def test_calls_of_a_session_keep_the_sent_beginning(url: str) -> None:
     kept = [new[: len(old)] == old for old, new in itertools.pairwise(made)]
     assert len(kept) == 10
     assert kept.count(False) <= 1
-
-
-def test_without_an_archive_no_message_names_a_hash(url: str) -> None:
-    """Only LiteLLM lets the model read the originals."""
-    rows = chat(30)
-    answers = [
-        compress(
-            url,
-            CALLS["agentgateway"]._replace(headers={"authorization": f"Bearer {key}"}),
-            {"messages": rows, "model": MODEL},
-        )
-        for key in (KEY, PLAIN)
-    ]
-    named, plain = (answer.json() for answer in answers)
-    assert named["ccr_hashes"]
-    assert plain["ccr_hashes"] == []
-    assert plain["messages"] != rows
-    assert not any(hash in str(plain["messages"]) for hash in named["ccr_hashes"])

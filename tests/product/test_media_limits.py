@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.overflow_wordings import MEDIA_NEAR_MISSES, MEDIA_WORDINGS
 from tests.kit.scripted import PROFILE, proxied
 from tests.kit.three_apis import APIS, PATHS, Answer
@@ -125,8 +126,7 @@ def conversation(api: str, turns: int) -> list[Any]:
     return [one for pair in zip(asked, said, strict=False) for one in pair][:-1]
 
 
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("api", "stream"), combined(2, APIS, [False, True]))
 def test_a_conversation_goes_on_past_the_limit(api: str, stream: bool, tmp_path: Path) -> None:
     upstream = Counting(MEDIA_WORDINGS[0])
     upstream.in_stream = stream

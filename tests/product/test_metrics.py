@@ -161,7 +161,7 @@ def _in_flight(url: str) -> float:
 
 @pytest.mark.long
 def test_three_workers_report_exact_sums_that_never_decrease(tmp_path: Path, full: bool) -> None:
-    count = 10_000 if full else 600
+    count = 10_000 if full else 300
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     route: Mapping[str, str] = {"match": "known", "upstream": "main"}

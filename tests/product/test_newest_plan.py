@@ -49,7 +49,7 @@ def test_the_newest_plan_is_in_every_prompt(api: str, tool: str, tmp_path: Path)
     whole = [*start, *work(6, 70)]
     upstream = Upstream()
     with sdk(api, tmp_path, upstream, {**POLICY, "prepare": None}) as send:
-        for end in range(len(start), len(whole) + 1, 4):
+        for end in range(len(start), len(whole) + 1, 8):
             send(whole[:end])
     prompts = upstream.bodies
     summarized = ["conversation_summary" in "".join(strings(units(body))) for body in prompts]

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from proxy.dialects.chat.request import parse
 from proxy.limits.budget import CAUTION_PART, clamp_output, lower_thinking, output_reserve
+from tests.kit.combinations import combined
 from tests.kit.messages import words
 from tests.kit.scripted import behind, chat, protected
 from tests.kit.strict_messages import StrictMessages
@@ -79,9 +80,9 @@ def narrow_session(
     return sent
 
 
-@pytest.mark.parametrize("counts_output", [False, True])
-@pytest.mark.parametrize("budget", [16_000, 31_999])
-@pytest.mark.parametrize("window", [34_000, NARROW, 64_000])
+@pytest.mark.parametrize(
+    ("counts_output", "budget", "window"), combined(3, [False, True], [16_000, 31_999], [34_000, NARROW, 64_000])
+)
 def test_thinking_for_most_of_the_window_leaves_room_for_the_prompt(
     window: int, budget: int, counts_output: bool, tmp_path: Path
 ) -> None:
@@ -186,8 +187,7 @@ BOTH_COUNT = {
 """Refusals of a prompt of ``p`` tokens with an output of ``o``, ``t`` together, in a window of ``w``."""
 
 
-@pytest.mark.parametrize("wording", BOTH_COUNT)
-@pytest.mark.parametrize("ratio", [0.8, 1.25])
+@pytest.mark.parametrize(("wording", "ratio"), combined(2, BOTH_COUNT, [0.8, 1.25]))
 def test_a_smaller_output_comes_before_a_smaller_prompt(wording: str, ratio: float, tmp_path: Path) -> None:
     """The upstream counts ``ratio`` times as many tokens as the proxy, which takes its window for larger than it is."""
     asked: list[int] = []

@@ -400,24 +400,6 @@ def test_refused_reasoning_is_taken_out_once(
 
 # Summaries.
 
-CALLS = [
-    '<｜｜DSML｜｜tool_calls>\n<｜｜DSML｜｜invoke name="bash">\n<｜｜DSML｜｜parameter name="command">pytest'
-    "</｜｜DSML｜｜parameter>\n</｜｜DSML｜｜invoke>\n</｜｜DSML｜｜tool_calls>",
-    '<|channel|>commentary to=functions.bash <|constrain|>json<|message|>{"command":"ls"}<|call|>',
-    '<minimax:tool_call>\n<invoke name="bash">\n<parameter name="c">ls</parameter>\n</invoke>\n</minimax:tool_call>',
-    'I run the tests first.\n\n<tool_call>\n{"name": "bash", "arguments": {"command": "pytest"}}\n</tool_call>',
-    "```tool_code\nprint(default_api.run(command='ls'))\n```",
-    "{}",
-]
-
-
-@pytest.mark.parametrize("text", CALLS)
-def test_a_call_in_any_notation_is_not_a_summary(door: Door, text: str) -> None:
-    """opencode#27758, vekil#302, senpi#1067: the summary's model went on working, and its call became the summary."""
-    with door.replying(notes=text):
-        seen = door.ask("chat", talk("chat", 9))
-    assert seen.response.headers["x-compaction-summary"] == "digest"
-
 
 def test_notes_may_mention_calls(door: Door) -> None:
     with door.replying(notes="Goal: KEPT a parser for `<tool_call>`.\n- Done: `</tool_call>` ends a call, tested."):

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.messages import words
 from tests.kit.scripted import proxied
 from tests.kit.three_apis import PATHS, Answer
@@ -144,9 +145,9 @@ def settings(url: str, **upstream: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("speaks", [None, ["chat"]])
-@pytest.mark.parametrize("api", PATHS)
-@pytest.mark.parametrize("model", ["kimi-k2.6", "claude-sonnet-5-5"])
+@pytest.mark.parametrize(
+    ("speaks", "api", "model"), combined(3, [None, ["chat"]], PATHS, ["kimi-k2.6", "claude-sonnet-5-5"])
+)
 def test_reasoning_comes_back_with_its_calls(api: str, speaks: Any, model: str, tmp_path: Path) -> None:
     upstream, compacted, sent = Demanding(), 0, {}
     with (

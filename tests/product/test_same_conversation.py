@@ -14,6 +14,7 @@ import pytest
 
 from proxy.server.loopback import serve
 from tests.kit.any_api import Upstream
+from tests.kit.combinations import combined
 from tests.kit.messages import assistant, user, words
 from tests.kit.other_forms import (
     IDS,
@@ -85,8 +86,7 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return {api: len(session(api, tmp_path_factory.mktemp(api), lambda *_: None)[0].summaries) for api in APIS}
 
 
-@pytest.mark.parametrize("change", [fresh_ids, signed_urls, transport])
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("change", "api"), combined(3, [fresh_ids, signed_urls, transport], APIS))
 def test_another_form_in_each_request_costs_no_summary(
     tmp_path: Path, control: dict[str, int], api: str, change: Change
 ) -> None:
@@ -95,8 +95,9 @@ def test_another_form_in_each_request_costs_no_summary(
     assert "digest" not in found
 
 
-@pytest.mark.parametrize("change", [ids_of_units, other_content, empty_fields, no_reasoning])
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(
+    ("change", "api"), combined(3, [ids_of_units, other_content, empty_fields, no_reasoning], APIS)
+)
 def test_a_session_that_goes_on_in_another_form_costs_no_summary(
     tmp_path: Path, control: dict[str, int], api: str, change: Change
 ) -> None:

@@ -106,11 +106,6 @@ def whole_messages_dropped(tokens: int, body: dict[str, Any]) -> Response:
     return answer(body, "Which question?", REAL - 40 - tokens % 300)
 
 
-def no_room(tokens: int, body: dict[str, Any]) -> Response:
-    """vLLM's, at the edge: as much as there is room for, which is nothing."""
-    return answer(body, "", REAL - 1, "length", 1)
-
-
 def window_exceeded(tokens: int, body: dict[str, Any]) -> Response:
     """Anthropic's: the text up to the end of the window."""
     return answer(body, "It was in the", tokens, "model_context_window_exceeded", REAL - tokens)
@@ -156,18 +151,6 @@ def test_an_answer_without_anything_in_it_is_asked_for_again(
             assert said(caller, talk(turns), stream=stream) == SAID
     assert 1 <= upstream.too_long <= most
     assert all(body["messages"][-1]["content"].startswith("What now, after") for body in upstream.bodies)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_without_room_is_asked_for_again_when_a_second_one_has_the_same_total(
-    stream: bool, tmp_path: Path
-) -> None:
-    upstream = Quiet(no_room)
-    with before(upstream, tmp_path) as caller:
-        answers = [said(caller, talk(turns), stream=stream) for turns in range(1, TURNS)]
-    assert upstream.too_long == 2
-    assert answers.count("") == 1
-    assert answers[-10:] == [SAID] * 10
 
 
 @pytest.mark.parametrize("stream", [True, False])

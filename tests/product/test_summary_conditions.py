@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.messages import words
 from tests.kit.scripted import PROFILE, behind, client, proxied
 from tests.kit.upstream import EveryApi, Reply, Responder, StandIn
@@ -79,9 +80,10 @@ def test_conditions_go_with_the_call(tmp_path: Path, path: str, own: dict[str, A
     assert method == "continue" or not ANSWER.keys() & body.keys()
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
-@pytest.mark.parametrize("method", ["transcript", "continue"])
-@pytest.mark.parametrize("initiator", ["user", "agent", None])
+@pytest.mark.parametrize(
+    ("path", "method", "initiator"),
+    combined(3, ["chat/completions", "responses", "messages"], ["transcript", "continue"], ["user", "agent", None]),
+)
 def test_the_proxy_is_the_initiator(tmp_path: Path, path: str, method: str, initiator: str | None) -> None:
     most = {"max_tokens": 500} if path == "messages" else {}
     more = {} if initiator is None else {"x-initiator": initiator, "openai-intent": "conversation-edits"}

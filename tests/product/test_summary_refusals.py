@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.messages import words
 from tests.kit.scripted import PROFILE, proxied
 from tests.kit.three_apis import APIS, PATHS, Answer
@@ -173,8 +174,7 @@ def head_of(api: str, body: Body) -> str:
     return head if isinstance(head, str) else str(head[0]["text"])
 
 
-@pytest.mark.parametrize("says", range(len(SAYS)))
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("says", "api"), combined(3, range(len(SAYS)), APIS))
 def test_an_upstream_that_takes_only_the_agents_prompt_continues_it(
     api: str, says: int, tmp_path: Path, caplog: Any
 ) -> None:

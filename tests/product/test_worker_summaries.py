@@ -19,7 +19,7 @@ from tests.kit.upstream import Reply, StandIn
 from tests.kit.waiting import until
 
 WINDOW = 16_000
-WORKERS = 3
+WORKERS = 2
 
 
 def test_all_workers_use_one_summary(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 ROOMS = ("compaction", "dialects", "overflow", "pipeline", "recall", "summary", "tokens", "upstream")
@@ -48,6 +50,7 @@ def remembers(source: str) -> bool:
     return not names.isdisjoint(CACHES) and not names.isdisjoint(DIGESTS)
 
 
+@pytest.mark.long
 def test_only_these_remember_messages() -> None:
     found = {
         ".".join(path.relative_to(ROOT / "proxy").with_suffix("").parts)

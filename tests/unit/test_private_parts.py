@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 ALLOWED = {
@@ -81,6 +83,7 @@ def accessed(path: Path, known: set[str]) -> Iterator[str]:
             yield ast.unparse(node)
 
 
+@pytest.mark.long
 def test_them() -> None:
     known = own_names()
     found = {}

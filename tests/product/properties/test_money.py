@@ -24,6 +24,7 @@ from proxy.endpoints import reply
 from proxy.server.loopback import serve
 from proxy.telemetry.record import RequestRecord
 from tests.kit.billing_upstream import PACKERS, Billed, BillingUpstream, Manner, pieces
+from tests.kit.combinations import combined
 from tests.kit.messages import words
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import behind, key_hash, proxied
@@ -221,8 +222,7 @@ def test_forwarded_paths_are_counted(door: Door, usage: str, encoding: str | Non
 SUMMARY = "Summary: the work was done, and the next step is to continue."
 
 
-@pytest.mark.parametrize("usage", ["last", "missing"])
-@pytest.mark.parametrize("api", PATHS)
+@pytest.mark.parametrize(("usage", "api"), combined(2, ["last", "missing"], PATHS))
 def test_summaries_hidden_rounds_and_retries_are_counted(door: Door, api: str, usage: str) -> None:
     refused: list[str] = []
 
@@ -318,8 +318,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("named", [False, True])
-@pytest.mark.parametrize("form", MODELS)
+@pytest.mark.parametrize(("named", "form"), combined(2, [False, True], MODELS))
 def test_a_budget_in_dollars_counts_forwarded_requests_whose_model_is_hard_to_read(
     tmp_path: Path, form: str, named: bool
 ) -> None:

@@ -1,6 +1,6 @@
 """Conversations with the newer kinds of items, over HTTP: each compacted prompt is valid, fits, and lacks nothing.
 
-160 compacted prompts by default, and 5,000 of each API with ``--full``.
+100 compacted prompts by default, and 5,000 of each API with ``--full``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.kit.three_apis import APIS, PATHS
 
 WINDOWS = (8_000, 8_000, 12_000, 16_000, 16_000, 32_000)
 LARGE = (*WINDOWS, 64_000, 128_000, 200_000)
-PROMPTS, PROMPTS_FULL = 80, 5_000
+PROMPTS, PROMPTS_FULL = 50, 5_000
 """Compacted prompts of each API."""
 SHARE = 0.3
 """Part of a prompt's room below which everything in effect must be there. The proxy's own limit is a bit higher."""
@@ -235,6 +235,6 @@ def test_compacted_prompts_are_valid_and_lack_nothing(api: str, full: bool, tmp_
 @pytest.mark.parametrize("api", TALKS)
 def test_sessions_of_100_turns_keep_what_is_in_effect(api: str, tmp_path: Path) -> None:
     """The user asks three times, and tools are loaded five times, with at least three checkpoints after each other."""
-    found, examples = run(api, 60, (16_000,), tmp_path, turns=100)
+    found, examples = run(api, 30, (16_000,), tmp_path, turns=100)
     assert found["checkpoints"] >= 3
     assert not examples, "\n".join(["", *examples.values(), str(dict(found))])

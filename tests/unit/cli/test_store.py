@@ -87,6 +87,7 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     return [redis if name == "redis" else next(files) for name in request.param.split("-")]
 
 
+@pytest.mark.long
 def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_target(urls: list[str]) -> None:
     source, target = urls
 

@@ -194,6 +194,7 @@ def faults(text: str, said: list[tuple[Said, bool, str]]) -> Iterator[str]:
             yield f"{one.mark[:24]!r} after its end, {place}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "resumed"),
     [(0, False), (1, True), *(pytest.param(n, n % 4 < 2, marks=pytest.mark.full) for n in range(2, 8))],

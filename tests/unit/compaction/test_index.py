@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction import keeps
 from proxy.compaction.identifiers import Access, Names, Part, collect
 from proxy.compaction.index import index
 from tests.kit.conversations import text_tokens
@@ -38,13 +37,6 @@ def test_what_is_shown_is_not_listed() -> None:
     found = in_results("getUser other_name /src/a.py")
     assert listing(found, shown="call getUser in /src/a.py") == ["- names: other_name"]
     assert listing(found, shown="getUser other_name /src/a.py") == [""]
-
-
-def test_a_short_list_without_files_has_no_labels() -> None:
-    found = in_results("AB-1 https://example.org/x getUser")
-    (line,) = listing(found, 30)
-    assert sorted(line.split()) == ["-", "AB-1", "getUser", "https://example.org/x"]
-    assert len(listing(found, keeps.LONG_INDEX)) == 3
 
 
 def test_names_that_cannot_be_guessed_are_listed_even_if_they_occurred_once() -> None:

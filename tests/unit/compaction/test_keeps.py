@@ -66,8 +66,13 @@ def digest() -> str:
     return hashlib.sha256(repr((table, messages(), requests())).encode()).hexdigest()[:16]
 
 
-def test_prompts_change_only_with_their_version() -> None:
-    now = digest()
+@pytest.fixture(scope="module")
+def digest_now() -> str:
+    return digest()
+
+
+def test_prompts_change_only_with_their_version(digest_now: str) -> None:
+    now = digest_now
     if PROMPT_DIGEST.startswith(f"{PROMPT_VERSION}:"):
         assert PROMPT_DIGEST.endswith(now), (
             "A number in proxy/compaction/keeps.py or the form of a prompt changed. Stored summaries have the old one. "
@@ -85,11 +90,13 @@ TEXTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("module", "name"), TEXTS, ids=[name for _, name in TEXTS])
-def test_the_digest_changes_with_each_text(module: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = digest()
+def test_the_digest_changes_with_each_text(
+    module: ModuleType, name: str, digest_now: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, name, f"{getattr(module, name)} changed")
-    assert digest() != before
+    assert digest() != digest_now
 
 
 def test_other_modules_have_no_shares() -> None:

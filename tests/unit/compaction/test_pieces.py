@@ -73,14 +73,13 @@ def test_pieces_are_the_whole_text(unit: str) -> None:
     assert fenced(f"{text}<user_message>{text}") == f"{text}&lt;user_message>{text}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("unit", "end", "before"),
-    list(
-        product(["A" * 70, "A" * 399, "A" * 476, "data:a/b;base64," + "Q" * 40], ["\n", "\\n", " ", "=="], ["", "x "])
-    ),
+    ("unit", "end"),
+    list(product(["A" * 70, "A" * 399, "A" * 476, "data:a/b;base64," + "Q" * 40], ["\n", "\\n", " ", "=="])),
 )
-def test_base64_in_pieces_is_that_of_the_whole_text(unit: str, end: str, before: str) -> None:
-    for number in (1, 5, SEARCHED // 40):
+def test_base64_in_pieces_is_that_of_the_whole_text(unit: str, end: str) -> None:
+    for number, before in ((1, "x "), (5, ""), (5, "x "), (SEARCHED // 40, "")):
         text = before + (unit + end) * number + unit * 3
         assert _without_base64(text, "[base64 data]") == BASE64.sub("[base64 data]", text)
 

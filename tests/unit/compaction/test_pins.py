@@ -10,21 +10,9 @@ from tests.kit.conversations import FORMAT, assistant, call, result, turns, user
 BODY = turns([user("KEEP this"), assistant(None, call("a", "read_file", path="src/KEEP.py")), result("a", "other")])
 
 
-def test_texts_and_arguments_are_searched() -> None:
-    assert Pins(("KEEP",)).among(BODY, FORMAT) == {0, 1}
-    assert Pins(("^other$", "src/")).among(BODY, FORMAT) == {1, 2}
-
-
 def test_without_patterns_no_message_is_pinned() -> None:
     assert Pins().among(BODY, FORMAT) == frozenset()
     assert not Pins().holds(BODY[0], FORMAT)
-
-
-def test_the_result_is_cached_by_patterns() -> None:
-    (turn,) = turns([user("KEEP this")])
-    assert Pins(("KEEP",)).holds(turn, FORMAT)
-    assert not Pins(("absent",)).holds(turn, FORMAT)
-    assert turn.facts.pinned == {("KEEP",): True, ("absent",): False}
 
 
 def test_a_lone_surrogate_is_searched_too() -> None:

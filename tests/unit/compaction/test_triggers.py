@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.settings import Clause, any_met, lowest_level, share_of
+from proxy.compaction.settings import Clause, any_met, lowest_level
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,6 @@ def test_any_clause_of_a_list_fires_and_none_never_does() -> None:
     assert any_met(either, 1, 10, None)
     assert not any_met(either, 499, 9, None)
     assert not any_met((), 10**9, 10**9, 1)
-
-
-def test_a_fraction_is_rounded_down_to_one_token_at_least() -> None:
-    assert (share_of(0.85, 101), share_of(0.0001, 10)) == (85, 1)
 
 
 def test_levels_are_the_tokens_that_suffice_whatever_the_messages() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import Settings
@@ -99,13 +99,11 @@ def judge(content: bytes) -> None:
         assert fault.message.isprintable()
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from(NAMES + SCALARS + MARKS), max_size=25).map("".join))
 def test_any_text_is_settings_or_an_error_with_a_line(text: str) -> None:
     judge(text.encode())
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_settings_or_an_error_with_a_line(content: bytes) -> None:
     judge(content)
@@ -120,7 +118,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(VALUES)
 def test_any_structure_is_settings_or_an_error_with_a_line(value: object) -> None:
     judge(json.dumps(value).encode())

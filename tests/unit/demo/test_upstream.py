@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -32,11 +31,6 @@ def start() -> Iterator[Start]:
 
 def chat(http: httpx.Client, messages: Any = QUESTION, **more: Any) -> httpx.Response:
     return http.post("/v1/chat/completions", json={"model": "m", "messages": messages} | more)
-
-
-def events(response: httpx.Response) -> list[Any]:
-    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    return [line if line == "[DONE]" else json.loads(line) for line in lines]
 
 
 # Answers

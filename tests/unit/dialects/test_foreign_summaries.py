@@ -15,7 +15,7 @@ from proxy.dialects.foreign_summaries import WORDINGS
 from proxy.dialects.units import decode
 from proxy.dialects.units import summary_in as recognised
 from tests.kit.compacting import rules
-from tests.kit.conversations import FORMAT, assistant, call, system, turns, user
+from tests.kit.conversations import FORMAT, assistant, call, turns, user
 
 BODY = "The build broke on a missing comma.\n\n1. Fixed src/a.py\n2. Next: run the tests"
 WORDS = "And now the linter, please."
@@ -172,24 +172,6 @@ def test_a_summary_that_is_only_quoted_is_the_users_text(
         f"{tool}: {text}",
     ):
         assert summary_in(user(quoting)) is None
-
-
-def test_roo_code_sends_parts() -> None:
-    text = f"## Conversation Summary\n{BODY}"
-    reminder = "<system-reminder>\n## Active Workflows\nbe brief\n</system-reminder>"
-    parts = [{"type": "text", "text": text}, {"type": "text", "text": reminder}]
-    found = recognised({"role": "user", "content": parts})
-    assert found is not None
-    assert (found.tool, found.summary, found.user_text) == ("Roo Code", BODY, (reminder,))
-    assert recognised(user(text)) is None, "a heading that anybody may write"
-
-
-def test_the_role_must_be_one_that_the_tool_uses() -> None:
-    langchain = f"Here is a summary of the conversation to date:\n\n{BODY}"
-    assert summary_in(system(langchain)) == BODY
-    assert summary_in(assistant(langchain)) == BODY
-    assert summary_in({"role": "tool", "tool_call_id": "a", "content": langchain}) is None
-    assert summary_in(assistant(f"{CLAUDE} The conversation is summarized below:\n{BODY}")) is None
 
 
 def test_only_a_user_has_words_beside_a_summary() -> None:

@@ -89,25 +89,6 @@ def test_each_fault_is_repaired(name: str) -> None:
     assert fix(wanted) == wanted
 
 
-@pytest.mark.parametrize("bad", ["", None, 5, "absent"])
-def test_what_is_no_id_is_replaced_on_both_sides(bad: Any) -> None:
-    asked = assistant(None, {**A, "id": bad}, {**B, "id": bad}, call("c"))
-    answers: list[Message] = [result(bad, "1"), result(bad, "2"), result("c", "3")]
-    if bad == "absent":
-        for message in (*asked["tool_calls"][:2], *answers[:2]):
-            message.pop("id", None)
-            message.pop("tool_call_id", None)
-    fixed = fix([asked, *answers, GO])
-    ids = [made["id"] for made in fixed[0]["tool_calls"]]
-    assert [message["tool_call_id"] for message in fixed[1:4]] == ids
-    assert [message["content"] for message in fixed[1:4]] == ["1", "2", "3"]
-    assert ids[2] == "c"
-    assert len(set(ids)) == 3
-    assert all(isinstance(id_, str) and 0 < len(id_) <= 40 for id_ in ids)
-    assert chat_faults({"messages": fixed}) == []
-    assert fix(fixed) == fixed
-
-
 def test_repeated_ids_in_one_message_are_told_apart() -> None:
     messages = [assistant(None, A, A, A), result("a", "1"), result("a", "2"), GO]
     fixed = fix(messages)
@@ -118,18 +99,6 @@ def test_repeated_ids_in_one_message_are_told_apart() -> None:
     assert fix(messages) == fixed, "nothing but the content decides"
     other = fix([assistant("other", A, A, A), result("a", "1"), GO])
     assert other[0]["tool_calls"][1]["id"] not in ids
-
-
-def test_the_further_fields_of_a_message_survive_its_repair() -> None:
-    fields = {"name": "Ann", "refusal": "no", "audio": {"id": "x"}, "annotations": [{"type": "url_citation"}]}
-    told_apart = fix([{**assistant("text", A, A), **fields}, {**result("a", "1"), "x": 1}, GO])
-    assert {key: told_apart[0][key] for key in ("content", *fields)} == {"content": "text", **fields}
-    assert told_apart[1] == {**result("a", "1"), "x": 1}
-    (taken_out,) = fix([{**GO, **fields, "tool_calls": [A], "function_call": {"name": "f"}}])
-    assert taken_out == {**GO, **fields, "tool_calls": None, "function_call": None}
-    late = {"role": "tool", "content": "1", "name": "read_file", "x": 1}
-    assert fix([assistant(None, A), GO, {**late, "tool_call_id": "a"}])[1] == {**late, "tool_call_id": "a"}
-    assert fix([assistant(None, A), late, GO])[1] == {**late, "tool_call_id": "a"}
 
 
 @given(conversations, st.integers(0, 2))
@@ -296,10 +265,11 @@ def test_json_that_strict_parsers_refuse_is_repaired_or_left(raw: bytes) -> None
     assert after[-1].facts.role == "user"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["late", "orphans", "one id", "wide", "dangling"])
-def test_ten_thousand_messages_take_no_longer_than_their_number(shape: str) -> None:
+def test_thousands_of_messages_take_no_longer_than_their_number(shape: str) -> None:
     """Comparing each result with each open call would take minutes."""
-    number = 5_000
+    number = 2_500
     many = range(number)
     shapes: dict[str, list[Message]] = {
         "late": [*(assistant(None, call(f"c{n}")) for n in many), GO, *(result(f"c{n}", "x") for n in reversed(many))],

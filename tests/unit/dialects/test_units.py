@@ -20,11 +20,6 @@ def test_media_become_labels_in_the_visible_text() -> None:
     assert content_text("plain", CHAT) == "plain"
 
 
-def test_text_and_labels_are_available_separately() -> None:
-    assert own_text(MIXED["content"], CHAT) == ("hello", "[2 × image, file: no longer shown]")
-    assert own_text("plain", CHAT) == ("plain", "")
-
-
 def test_a_label_names_at_most_four_kinds() -> None:
     parts = [{"type": f"kind{number}"} for number in range(6)]
     assert own_text(parts, CHAT)[1] == "[kind0, kind1, kind2, kind3, other parts: no longer shown]"

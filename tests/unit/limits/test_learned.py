@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from proxy.compaction.settings import Clause
@@ -84,7 +84,6 @@ overflows = st.builds(
 )
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
 @given(overflows, st.integers(1000, 300_000), st.floats(0, 0.9), st.none() | st.integers(1000, 300_000))
 def test_after_a_refusal_the_budget_is_below_what_was_refused(
     overflow: Overflow, counted_here: int, part: float, window: int | None

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import ConfigurationError
@@ -199,7 +199,6 @@ def test_every_listed_model_has_a_sound_profile() -> None:
 
 
 @given(st.text(max_size=300), st.none() | st.text(max_size=20))
-@settings(deadline=None, max_examples=200)
 def test_any_name_has_an_answer(name: str, provider: str | None) -> None:
     assert PROFILES.find(name, provider=provider).model == name
 

@@ -174,6 +174,11 @@ MORE_WORDINGS: list[tuple[str, int | None, int | None]] = [
     ("You requested 4104tokens, the context window is 4096tokens", 4096, 4104),
     ("Context length is 8\u202f192 tokens; the prompt has 9\u202f300 tokens, which exceeds it", 8192, 9300),
     ("The model requires a larger context", None, None),
+    ("prompt token count of 8490 exceeds the limit of 5000", 5000, 8490),
+    ("Input content length exceeds threshold.", None, None),
+    ("Model context limit reached. Conversation size exceeds model capacity.", None, None),
+    ("The input token count exceeds the maximum number of tokens allowed 5000.", 5000, None),
+    ("request (9746 tokens) exceeds the available context size (5000 tokens)", 5000, 9746),
     ("输入 token 超限", None, None),
 ]
 
@@ -415,6 +420,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("status", [200, 400])
 def test_a_large_body_takes_milliseconds(status: int, body: bytes) -> None:
@@ -424,7 +430,7 @@ def test_a_large_body_takes_milliseconds(status: int, body: bytes) -> None:
         return time.process_time() - start
 
     # The slowest takes 100 ms of CPU. A quadratic search of a megabyte takes minutes.
-    assert min(once() for _ in range(2)) < 0.5
+    assert once() < 0.5 or once() < 0.5
 
 
 def test_catalogue() -> None:

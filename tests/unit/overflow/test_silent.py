@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.overflow import Overflow
@@ -142,7 +142,6 @@ def test_prompts_that_may_be_whole(
     st.lists(st.builds(SentPrompt, st.integers(1, 200_000), st.integers(0, 200_000), st.booleans()), max_size=8),
     st.none() | st.integers(1_000, 1_000_000),
 )
-@settings(max_examples=500, derandomize=True, deadline=None)
 def test_a_cut_takes_repetition_and_its_limit_was_taken(
     reported: int, counted: int, newest: int, before: list[SentPrompt], window: int | None
 ) -> None:

@@ -298,12 +298,6 @@ def test_the_attempt_after_an_overflow_shares_its_summary_with_the_next_request(
     assert (reserved(exchange) > 0) == (tool == "auto")
 
 
-def test_less_output_is_asked_for_when_that_is_enough(tmp_path: Path) -> None:
-    reply, script, _ = answered(CASES["less output is enough"], tmp_path)
-    assert (reply.sent.output or 0) in range(1, 6_000)
-    assert script.sent[0] == {**CASES["less output is enough"].body, "max_tokens": reply.sent.output}
-
-
 def test_records_explain_each_cause_of_a_retry(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("store: {url: 'sqlite://'}")
 

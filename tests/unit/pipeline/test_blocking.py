@@ -118,12 +118,13 @@ def conversation(kind: str, text: str) -> list[Message]:
 
 
 CASES = [
-    pytest.param(name, kind, marks=[] if (number + place) % 3 == 0 else pytest.mark.full)
+    pytest.param(name, kind, marks=[] if (number + place) % 6 == 0 else pytest.mark.full)
     for number, name in enumerate(TEXTS)
     for place, kind in enumerate(["result", "user", "assistant", "arguments"])
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_no_expression_searches_a_long_text_at_once(watched: None, name: str, kind: str) -> None:
     raws = [json.dumps(message).encode() for message in conversation(kind, TEXTS[name])]

@@ -117,6 +117,7 @@ def test_an_error_reaches_its_caller() -> None:
     asyncio.run(check())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["o200k_base", "cl100k_base", "p50k_base"])
 @pytest.mark.parametrize("text", ["the quick brown_fox jumps over 12 dogs. ", "x = {\n\n    'aB': [1, 2],\n}\nend\n"])
 def test_a_long_text_is_counted_in_pieces_like_the_whole(name: str, text: str) -> None:

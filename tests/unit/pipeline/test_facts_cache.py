@@ -125,10 +125,11 @@ def spoken(number: int) -> list[dict[str, object]]:
     return [assistant(None, call(id_, "read_file", path=words)), result(id_, words)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("api", APIS)
 def test_the_charge_is_near_the_real_bytes(api: str) -> None:
     """Within 15 %. Without short forms, which few messages have, nothing is made for them."""
-    made: list[Any] = [user("Begin."), *chain.from_iterable(map(spoken, range(1_000)))]
+    made: list[Any] = [user("Begin."), *chain.from_iterable(map(spoken, range(300)))]
     counter, parse = APIS[api]
     units = list(map(bytes, parse(three_apis.request(api, "m", made, stream=False)).units))
     memory = CounterFacts(counter(Profile("m")), FactsMemory())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.recall.search import PASSAGE, read
+from proxy.recall.search import read
 
 
 def text(unit: Any) -> str:
@@ -57,15 +57,3 @@ def test_odd_units_have_a_text() -> None:
     found = read([b"[1, 2]", b'{"role": 5, "content": 7}', b"\xff", b'"a whole input"']).text
     assert found.count("message\n") == 3
     assert found.endswith("[4] user\na whole input\n\n")
-
-
-def test_passages_cover_the_text_in_order() -> None:
-    words = " ".join(f"word{number}" for number in range(2_000))
-    found = read(
-        [json.dumps({"role": "user", "content": content}).encode() for content in (words, "short", "x" * 5_000)]
-    )
-    for passage in found.passages:
-        assert found.text[passage.start :].startswith(passage.text)
-        assert len(passage.text) <= PASSAGE
-    assert "".join(passage.text for passage in found.passages if passage.message == 1) == words
-    assert {passage.message for passage in found.passages} == {1, 2, 3}

@@ -130,6 +130,7 @@ def test_a_failing_store_is_said() -> None:
     assert "can't be read" in asyncio.run(archive.result('{"query": "x"}', count, 100))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", text.available())
 @pytest.mark.parametrize("hidden", [ChatTool(), MessagesTool(), ResponsesTool()])
 def test_the_definition_has_fewer_tokens_than_prompts_leave_free(hidden: HiddenTool, name: str) -> None:

@@ -39,6 +39,7 @@ def used(work: Callable[[SqliteRecords], Awaitable[None]], *, path: Path | None 
     asyncio.run(run())
 
 
+@pytest.mark.long
 @given(batches=varied_batches())
 def test_rows_over_the_bounds_change_no_total(batches: list[list[RequestRecord]]) -> None:
     records = {record.id: record for batch in batches for record in batch}

@@ -144,6 +144,7 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(opened
     used(opened, without)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keys", [(), (KEY,)])
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 @given(batches=varied_batches())

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.format import TextCounter
@@ -155,7 +155,6 @@ def test_trimmed_to_the_newest_and_never_to_nothing() -> None:
     assert "end19" in model.asked[1]
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.lists(st.integers(1, 400), max_size=30), st.integers(100, 500))
 def test_chunks_hold_everything_in_order_and_none_is_too_large(sizes: list[int], limit: int) -> None:
     texts = [f"t{n} " + "word " * (size - 1) for n, size in enumerate(sizes)]
@@ -168,7 +167,6 @@ def test_chunks_hold_everything_in_order_and_none_is_too_large(sizes: list[int],
     assert all(sum(one) + other[0] > limit for one, other in pairwise(charged))
 
 
-@settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=30), st.integers(30, 500))
 def test_the_newest_texts_within_a_limit(sizes: list[int], limit: int) -> None:
     texts = [f"t{n} " + "word " * (size - 1) for n, size in enumerate(sizes)]

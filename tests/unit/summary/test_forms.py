@@ -72,15 +72,6 @@ def test_the_question_gets_a_breakpoint_if_the_request_has_some_and_room_for_one
     assert body["messages"][1] == ({"role": "user", "content": [block]} if marked else ASK)
 
 
-def test_commentary_is_no_part_of_the_notes() -> None:
-    texts = {"commentary": "I look at it first.", "final_answer": "Goal: x."}
-    output = [
-        {"type": "message", "phase": phase, "content": [{"type": "output_text", "text": text}]}
-        for phase, text in texts.items()
-    ]
-    assert FORMS["responses"].read({"status": "completed", "output": output}).text == "Goal: x."
-
-
 def test_a_stream_may_have_lists_as_content() -> None:
     thought = {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}
     contents = [[thought], [{"type": "text", "text": "The notes"}], " so far.", None]

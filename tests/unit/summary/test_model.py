@@ -53,17 +53,6 @@ def ask(transport: Any, model: str = "small", most: int = 1000, max_output: int 
     return asyncio.run(asked.ask(ASKED, most))
 
 
-def test_the_request_is_plain() -> None:
-    transport = OneAnswer(completion({"role": "assistant", "content": "Notes."}))
-    assert ask(transport) == Written("Notes.", "stop")
-    (request,) = transport.requests
-    assert msgspec.json.decode(request.body) == {
-        "model": "small", "messages": ASKED, "stream": False, "max_tokens": 1500
-    }  # fmt: skip
-    assert (request.credential, request.timeout, request.stream) == ("key", 5.0, False)
-    assert transport.closed == 1
-
-
 @pytest.mark.parametrize(
     ("model", "max_output", "limit"),
     [

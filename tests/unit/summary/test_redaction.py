@@ -84,6 +84,7 @@ def test_a_policys_own_expressions() -> None:
     assert both("ACME-12 password=hunter2") == "[redacted] password=[redacted]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "unit",
     ["password", "password=", "password: a.b", "token = ", "sk-", "sk-a_", "eyJ", "eyJaaaaaaaaa.", "://a:", "?token=",
@@ -93,10 +94,10 @@ def test_a_policys_own_expressions() -> None:
 )  # fmt: skip
 def test_the_time_is_linear_in_the_text(unit: str) -> None:
     clean = Redaction(secrets=True)
-    text = unit * (100_000 // len(unit))
+    text = unit * (40_000 // len(unit))
     started = time.thread_time()
     clean(text)
-    assert time.thread_time() - started < 1
+    assert time.thread_time() - started < 0.5
 
 
 @pytest.mark.parametrize("text", ["PASSWORD=Hunter22", "Api-Key: " + LETTERS, "AUTHORIZATION: BEARER " + LETTERS])

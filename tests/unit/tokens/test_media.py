@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.compaction.settings import Clause
@@ -95,7 +95,6 @@ def test_what_is_not_known_costs_the_most(url: object) -> None:
 
 
 @given(st.sampled_from([b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"RIFF1234WEBP", b"BM"]), st.binary())
-@settings(deadline=None, max_examples=200)
 def test_damaged_images_are_counted(magic: bytes, rest: bytes) -> None:
     assert 85 <= tokens("gpt-4o", image(data_url(magic + rest))) <= 85 + 8 * 170
 
@@ -135,7 +134,6 @@ anything = st.none() | st.booleans() | st.integers() | st.text() | st.dictionari
 @given(
     st.sampled_from(sorted(MEDIA)), st.dictionaries(st.sampled_from(["url", "data", "source", "file_data"]), anything)
 )
-@settings(deadline=None, max_examples=200)
 def test_odd_parts_are_counted(kind: str, value: dict[str, Any]) -> None:
     assert 0 < tokens("gpt-4o", {"type": kind, kind: value}) < 2_000_000
 

@@ -306,6 +306,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.long
 def test_no_request_waits_and_shutting_down_does_not_either(hanging: str, tmp_path: Path) -> None:
     settings = {"upstreams": {"main": {"provider": "hosted_vllm", "base_url": f"{hanging}/v1"}}}
     asking.WITHIN = 600.0

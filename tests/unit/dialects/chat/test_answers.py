@@ -98,17 +98,3 @@ def test_an_error_is_the_first_that_is_said(value: object, end: bytes) -> None:
     assert seen.index("error") >= len(events) - len(end)
     later = events + b'data: {"choices":[{"delta":{"content":"hi"}}]}' + end + end
     assert ANSWERS.event_reader().feed(later) == "error"
-
-
-WELL = [
-    {**ROLE, "base_resp": {"status_code": 0, "status_msg": ""}},
-    {**ROLE, "header": {"code": 0, "message": "Success"}},
-    {**ROLE, "error": None},
-]
-
-
-@pytest.mark.parametrize("value", WELL, ids=json.dumps)
-def test_a_report_that_all_is_well_says_nothing(value: object) -> None:
-    events = b"data: " + json.dumps(value).encode() + b"\n\n"
-    assert ANSWERS.event_reader().feed(events) is None
-    assert ANSWERS.event_reader().feed(events + b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n') == "content"

@@ -85,11 +85,6 @@ def test_cookbook_tools(model: str, tokens: int) -> None:
     assert counted(model, {"messages": COOKBOOK_TOOL_MESSAGES, "tools": COOKBOOK_TOOLS}) == tokens
 
 
-def bing_bong(**properties: Any) -> list[dict[str, Any]]:
-    parameters = {"type": "object", "properties": properties}
-    return [{"name": "bing_bong", "description": "Do a bing bong", "parameters": parameters}]
-
-
 def tool(name: str, description: str, parameters: dict[str, Any] | None) -> dict[str, Any]:
     function: dict[str, Any] = {"name": name, "description": description}
     if parameters is not None:

@@ -45,11 +45,6 @@ def test_a_result_counts_with_its_content() -> None:
     assert blocks({**result, "content": [{"type": "text", "text": TEXT}] * 2}) == RESULT + 2 * tokens(TEXT)
 
 
-def test_thinking_counts_with_its_text_and_its_signature_does_not() -> None:
-    thought = {"type": "thinking", "thinking": TEXT, "signature": "s" * 900}
-    assert blocks(thought) == tokens(TEXT)
-
-
 @pytest.mark.parametrize("field", ["data", "encrypted_content", "encrypted_index"])
 def test_sealed_data_counts_by_its_length(field: str) -> None:
     assert blocks({"type": "what", field: "A" * 1_600}) - blocks({"type": "what"}) == 300

@@ -176,13 +176,3 @@ def test_the_tool_is_strict_if_all_of_the_clients_are(tools: list[Any], strict: 
     made = json.loads(MessagesTool().definition(json.dumps({"tools": tools}).encode(), NAME, "d", {"type": "object"}))
     assert made.get("strict") is strict
     assert made["input_schema"] == {"type": "object"}
-
-
-def test_results_of_a_round_are_one_message() -> None:
-    tool = MessagesTool()
-    sent = b'{"messages": [{"role": "user", "content": "x"}], "tools": []}'
-    unit = json.dumps({"role": "assistant", "content": [use("r1", NAME), use("r2", NAME)]}).encode()
-    body = json.loads(tool.continued(sent, [unit, tool.result("r1", "A"), tool.result("r2", "B")], last=True))
-    assert [one["role"] for one in body["messages"]] == ["user", "assistant", "user"]
-    assert [one["content"] for one in body["messages"][2]["content"]] == ["A", "B"]
-    assert body["tool_choice"] == {"type": "none"}

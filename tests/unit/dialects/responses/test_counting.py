@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from proxy.dialects.counting import CALL
 from proxy.dialects.responses.counting import ITEM, REPLY, ResponsesCounter
 from proxy.limits.profiles import Profile
@@ -26,22 +24,10 @@ def item(**fields: Any) -> int:
     return COUNTER.items([fields]) - ITEM
 
 
-def test_a_message_counts_with_its_texts() -> None:
-    assert item(role="user", content=TEXT) == tokens(TEXT)
-    parts = [{"type": "output_text", "text": TEXT, "annotations": [TEXT], "logprobs": [TEXT], "id": TEXT}]
-    assert item(type="message", role="assistant", content=parts * 2, status="completed") == 2 * tokens(TEXT)
-
-
 def test_a_call_counts_with_its_name_and_arguments() -> None:
     call = {"type": "function_call", "call_id": "call_1", "name": "read", "arguments": TEXT}
     assert item(**call) == CALL + tokens("read") + tokens(TEXT)
     assert item(**call, id="fc_" + "x" * 500, status="completed", namespace=None) == item(**call)
-
-
-@pytest.mark.parametrize("type", ["function_call_output", "custom_tool_call_output"])
-def test_a_result_counts_with_its_output(type: str) -> None:
-    assert item(type=type, call_id="call_1", output=TEXT) == tokens(TEXT)
-    assert item(type=type, call_id="call_1", output=[{"type": "input_text", "text": TEXT}] * 2) == 2 * tokens(TEXT)
 
 
 def test_reasoning_counts_with_its_summary_and_its_sealed_length() -> None:

@@ -46,13 +46,6 @@ def test_every_item_is_found_once(body: bytes, size: int) -> None:
     assert found(body, size) == {item["id"]: item for item in OUTPUT}
 
 
-def test_an_item_is_found_before_the_rest_of_its_answer() -> None:
-    items: list[str] = []
-    reader = OutputItemReader(lambda id, _: items.append(id))
-    reader.add(stream(*item_events(0, MESSAGE)))
-    assert items == ["msg_1"]
-
-
 @pytest.mark.parametrize(
     "body",
     [

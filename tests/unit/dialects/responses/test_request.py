@@ -101,9 +101,13 @@ def varied(seed: int) -> bytes:
     return text.replace("1e400", "Infinity").replace("Infinity", "1" * 400).encode()
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_varied_bodies_keep_their_bytes(seed: int) -> None:
-    raw = varied(seed)
+@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 200, 20)])
+def test_varied_bodies_keep_their_bytes(seeds: range) -> None:
+    for raw in map(varied, seeds):
+        check_varied_bodies_keep_their_bytes(raw)
+
+
+def check_varied_bodies_keep_their_bytes(raw: bytes) -> None:
     body = parse(raw)
     assert body.rewritten() is raw
     again = body.rewritten(units=body.units)
@@ -132,16 +136,6 @@ def test_no_body_raises(raw: bytes) -> None:
 
 def units(items: Any) -> list[Any]:
     return [json.loads(bytes(unit)) for unit in parse(json.dumps({"model": "m", "input": items}).encode()).units]
-
-
-def test_a_run_of_the_assistants_items_is_one_unit() -> None:
-    assert units([USER, REASONING, MESSAGE, CALL, OUTPUT, MESSAGE, USER]) == [
-        USER,
-        [REASONING, MESSAGE, CALL],
-        OUTPUT,
-        MESSAGE,
-        USER,
-    ]
 
 
 def test_each_output_is_a_unit() -> None:

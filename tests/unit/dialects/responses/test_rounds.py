@@ -101,27 +101,6 @@ def test_hidden_items_leave_no_trace_at_any_border(size: int) -> None:
     assert json.loads(round.unit) == items
 
 
-@pytest.mark.parametrize("store", [False, True])
-def test_a_second_round_continues_the_first(store: bool) -> None:
-    """A server that stores responses has the whole conversation in the last one only, so its id stays."""
-    response = VisibleResponse()
-    first, _ = run(events_of(message("A"), call("r1", NAME), store=store), response=response)
-    second, round = run(
-        events_of(message("B", "msg2"), call("c1"), store=store, id="resp2"), first=False, response=response
-    )
-    assert decoded(second)[-1]["type"] == "keepalive", "the end is held"
-    shown = decoded(first + second + bytes(round.closing))
-    assert [one["sequence_number"] for one in shown] == list(range(len(shown)))
-    assert [one["output_index"] for one in shown if one["type"].endswith("item.done")] == [0, 1, 2]
-    end = shown[-1]["response"]
-    assert end["output"] == [message("A"), message("B", "msg2"), call("c1")]
-    assert end["id"] == ("resp2" if store else "resp1")
-    assert end["usage"] == {name: value * 2 for name, value in USAGE.items() if name != "input_tokens_details"} | {
-        "input_tokens_details": {"cached_tokens": 8}
-    }
-    assert response.text == "AB"
-
-
 def test_items_are_complete_without_their_own_ends_and_places() -> None:
     """Some servers send neither ``output_item.done`` nor ``output_index`` in each event."""
     sent = [one for one in events_of(message("A"), call("r1", NAME, '{"query": "x"}')) if b"item.done" not in one]

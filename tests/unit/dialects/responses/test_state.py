@@ -23,11 +23,6 @@ def test_the_previous_response_is_found() -> None:
     assert json.loads(compact_request(raw(), "n")) == {"model": "n", "previous_response_id": "resp_1"}
 
 
-@pytest.mark.parametrize("value", [None, "", 1, ["resp_1"]])
-def test_other_values_name_no_response(value: Any) -> None:
-    assert previous_response(raw(previous_response_id=value)) is None
-
-
 @pytest.mark.parametrize(
     ("fields", "found"),
     [({}, True), ({"previous_response_id": None}, False), ({"previous_response_id": None, "conversation": "c"}, True)],

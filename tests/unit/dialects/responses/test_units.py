@@ -38,17 +38,6 @@ def test_without_reasoning_the_other_items_have_no_ids(reasoning: Any) -> None:
     assert FORMAT.without_reasoning(raw(reasoning)) == b""
 
 
-@pytest.mark.parametrize("fields", [{"summary": [THOUGHT]}, {"summary": [], "content": [THOUGHT], "id": "rs_1"}])
-def test_readable_reasoning_stays_with_its_calls(fields: dict[str, Any]) -> None:
-    for id_ in (None, "rs_proxy1"):
-        thought = {"type": "reasoning", **({"id": id_} if id_ else {}), **fields}
-        unit = raw([thought, CALL])
-        assert json.loads(FORMAT.without_reasoning(unit)) == [thought, bare(CALL)]
-        assert FORMAT.without_reasoning(raw(thought)) == raw(thought)
-        called = json.loads(FORMAT.single_calls(unit)[CALL["call_id"]])
-        assert [item["type"] for item in called] == ["reasoning", "function_call"]
-
-
 @pytest.mark.parametrize("fields", [{"id": "rs_1"}, {"encrypted_content": "sealed"}])
 def test_a_summary_of_sealed_or_stored_reasoning_goes(fields: dict[str, Any]) -> None:
     thought = {"type": "reasoning", "summary": [THOUGHT], **fields}
@@ -97,20 +86,6 @@ def test_arguments_are_replaced_in_one_call() -> None:
     rewritten = FORMAT.with_arguments(unit, lambda name, _: '{"cut":1}' if name == "write" else None)
     assert json.loads(rewritten) == [REASONING, CALL, {**other, "arguments": '{"cut":1}'}]
     assert raw(CALL) in rewritten
-
-
-def test_media_become_labels_of_the_api() -> None:
-    for item, key in ((PARTS, "content"), ({**OUTPUT, "output": PARTS["content"]}, "output")):
-        unit = raw(item)
-        facts = FORMAT.read(unit)
-        assert FORMAT.media_kinds(unit)
-        assert facts.media
-        labeled = json.loads(FORMAT.with_labels(unit, "<{}>".format))
-        assert labeled[key][1:3] == [
-            {"type": "input_text", "text": "<image>"},
-            {"type": "input_text", "text": "<file>"},
-        ]
-        assert FORMAT.tokens(FORMAT.without_media(unit)) == facts.text_tokens
 
 
 def test_a_foreign_summary_is_recognized() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.upstream.bridge.returned import Writer, cleaned, unique
+from proxy.upstream.bridge.returned import Writer, cleaned
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Outgoing
 
 SIGNED = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
@@ -77,27 +77,6 @@ def test_half_of_a_surrogate_pair_hides_nothing() -> None:
     assert contents(sent(raw, MESSAGES_PATH)) == [[{"type": "text", "text": "\ufffd"}]]
 
 
-def test_items_of_bridges_lose_their_ids_and_references_become_items() -> None:
-    message = {"type": "message", "id": unique("msg"), "role": "assistant", "content": "Done."}
-    reasoning = {"type": "reasoning", "id": unique("rs"), "summary": []}
-    sealed = {"type": "reasoning", "summary": [], "encrypted_content": '[{"type":"redacted_thinking","data":"x"}]'}
-    call = {"type": "function_call", "id": unique("fc"), "call_id": "call_1", "name": "run", "arguments": "{}"}
-    theirs = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
-    unknown = {"type": "item_reference", "id": unique("msg")}
-    thought = {"type": "item_reference", "id": unique("rs")}
-    stored = {"type": "item_reference", "id": "msg_1"}
-
-    def body(*items: dict[str, Any]) -> bytes:
-        return json.dumps({"model": "m", "input": [USER, *items]}).encode()
-
-    references = [{"type": "item_reference", "id": one["id"]} for one in (message, reasoning)]
-    given = (*references, call, thought, sealed, theirs, unknown, stored)
-    expanded = body(message, reasoning, call, thought, sealed, theirs, unknown, stored)
-    made = json.loads(sent(body(*given), RESPONSES_PATH, expanded=lambda: expanded))["input"]
-    bare = [{name: one[name] for name in one if name != "id"} for one in (message, call)]
-    assert made == [USER, *bare, theirs, unknown, stored]
-
-
 def chat(id: str) -> bytes:
     call = {"id": id, "type": "function", "function": {"name": "run", "arguments": "{}"}}
     made = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": id, "content": "1"}]
@@ -115,13 +94,3 @@ def chat(id: str) -> bytes:
 )
 def test_ids_of_chat_completions(model: str, id: str, seen: str) -> None:
     assert json.loads(sent(chat(id), CHAT_PATH, model=model)) == json.loads(chat(seen))
-
-
-def test_mistral_gets_ids_of_nine_characters() -> None:
-    first, second = (sent(chat(id), CHAT_PATH, model="mistral-large") for id in ("functions.run:0", "call_1"))
-    for raw in (first, second):
-        _, assistant, result = json.loads(raw)["messages"]
-        assert assistant["tool_calls"][0]["id"] == result["tool_call_id"]
-        assert len(result["tool_call_id"]) == 9
-        assert result["tool_call_id"].isalnum()
-    assert first != second

@@ -38,12 +38,6 @@ def test_an_id_comes_back_to_its_server_only(form: str, name: str) -> None:
     assert ids(restored(turn(given, name), "gpt-5")) == (given, given)
 
 
-@pytest.mark.parametrize("own", ["call_1", "toolu_01A", "123456789", "x" * 40, "call-1_a"])
-def test_a_valid_id_stays(own: str) -> None:
-    assert Writer("m", []).id(own, "run") == own
-    assert ids(restored(turn(own), "m")) == (own, own)
-
-
 def test_an_id_that_occurs_again_becomes_another_one() -> None:
     writer = Writer("m", ["call_0"])
     given = [writer.id("call_0", "run") for _ in range(50)]

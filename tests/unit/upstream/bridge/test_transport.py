@@ -43,6 +43,7 @@ print("litellm" in sys.modules)
 """
 
 
+@pytest.mark.long
 def test_usual_requests_dont_import_litellm() -> None:
     """The import takes seconds, and 200 MB."""
     made = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, check=True, text=True)
