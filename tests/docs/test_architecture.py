@@ -29,7 +29,7 @@ def layers() -> list[set[str]]:
     """Return the packages of each layer, from top to bottom."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
-    (found,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    (found,) = (contract["layers"] for contract in contracts if contract.get("containers") == ["proxy"])
     return [{name.strip() for name in layer.split("|")} for layer in found]
 
 

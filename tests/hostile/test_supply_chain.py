@@ -163,9 +163,7 @@ def test_the_wheel_holds_the_package_and_no_start_up_hook() -> None:
     assert setup.keys() == {"dynamic", "packages", "package-data"}, (
         "no data files, no scripts, no modules beside the package"
     )
-    assert setup["package-data"] == {
-        "proxy": ["py.typed", "config/*.json", "endpoints/pages/*", "limits/profiles/*.toml"]
-    }
+    assert setup["package-data"] == {"proxy": ["py.typed", "config/*.json", "endpoints/pages/*", "limits/*.toml"]}
     assert not [*ROOT.glob("setup.*"), *ROOT.glob("MANIFEST.in")]
     hooks = [path for path in (ROOT / "proxy").rglob("*") if path.suffix in (".pth", ".so", ".pyd")]
     hooks += list((ROOT / "proxy").rglob("*customize.py"))

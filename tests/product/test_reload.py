@@ -19,7 +19,6 @@ import yaml
 
 from proxy.config import read
 from proxy.config.loading import attempt
-from proxy.pipeline.runtime import listening
 from proxy.server.app import WRONG, Proxy
 from proxy.server.loopback import serve
 from tests.kit.program import program
@@ -54,7 +53,7 @@ def written(path: Path, text: str) -> None:
 def followed(path: Path, every: float = 0.05, host: str | None = None) -> Iterator[tuple[str, Proxy]]:
     """A proxy that checks its configuration more often than by default. ``host`` is the command's."""
     loaded = read(path, {})
-    app = Proxy(listening(loaded.settings, host), loaded)
+    app = Proxy(loaded.settings.listening(host), loaded)
     assert app.reload is not None
     app.reload._every = every
     with serve(app) as url:

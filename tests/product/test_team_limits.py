@@ -219,7 +219,7 @@ def test_a_team_over_its_budget_is_refused_and_others_are_not(tmp_path: Path) ->
         "search": {"keys": [key_hash(SEARCH)], "limits": {"spend": {"tokens": 30, "per": "day"}}},
         "other": {"keys": [key_hash(OTHER)], "limits": {"spend": {"usd": 1_000, "per": "month"}}},
     }
-    with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams) as url:
+    with behind(StandIn(), tmp_path, auth={"mode": "keys"}, teams=teams, prices={"m": FREE_MODEL["free"]}) as url:
         with client(url, SEARCH) as caller:
             assert ask(caller, SHORT)["x-compaction-budget-remaining"] == "30 tokens"
             with pytest.raises(openai.APIStatusError) as caught:

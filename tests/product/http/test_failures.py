@@ -192,7 +192,7 @@ def test_a_fault_of_ours_shows_nothing(
 
 
 @pytest.mark.parametrize(
-    "part", ["compactor.Compactor.surely_small", "compactor.Compactor.compact", "tags.Tags.describe"]
+    "part", ["compactor.Compactor.surely_small", "compactor.Compactor.compact", "recorder.Tags.describe"]
 )
 def test_a_fault_in_compaction_costs_no_request(
     start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, part: str

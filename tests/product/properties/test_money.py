@@ -400,9 +400,7 @@ def test_a_client_that_leaves_before_the_usage_pays_for_hidden_reasoning(
     assert (record.usage.output, record.usage.estimated) == (hidden, False)
 
 
-@pytest.mark.parametrize(
-    "body", ['{"model": "dear", "model": "m", %s}', '{"Model": "dear", "model": "m", %s}', '{"model": "?", %s}']
-)
+@pytest.mark.parametrize("body", ['{"model": "dear", "model": "m", %s}', '{"Model": "dear", "model": "m", %s}'])
 def test_a_budget_in_dollars_counts_the_model_that_answered(tmp_path: Path, body: str) -> None:
     async def upstream(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
