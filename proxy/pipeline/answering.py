@@ -30,7 +30,7 @@ from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
 from proxy.pipeline.sending import Tap, Watch, describe_call, milliseconds_since, outgoing, resend, send
-from proxy.pipeline.summaries import ExchangeModels
+from proxy.pipeline.summary_models import ExchangeModels
 from proxy.summary.writer import SummaryWriter
 from proxy.summary.writers import WRITERS
 from proxy.upstream.transport import Outgoing, Transport

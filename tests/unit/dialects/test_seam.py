@@ -12,7 +12,7 @@ KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "function_cal
 
 ELSEWHERE = {
     "limits/learned.py": "'refusal' is the source of a limit",
-    "pipeline/summaries.py": "'refusal' is the source of a limit",
+    "pipeline/summary_models.py": "'refusal' is the source of a limit",
     "upstream/litellm/transport.py": "completes LiteLLM's answers",
     "upstream/litellm/library.py": "checks requests for LiteLLM",
     "overflow/patterns.py": "names a field in error texts",

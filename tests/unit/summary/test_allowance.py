@@ -17,7 +17,7 @@ from proxy.config.policy import Policy
 from proxy.config.teams import LimitSettings
 from proxy.dialects.apis import CHAT
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
-from proxy.pipeline.summaries import CallRecords
+from proxy.pipeline.summary_models import CallRecords
 from proxy.store import open_store
 from proxy.summary.allowance import DAY, Allowance, Allowances, AllowanceSpent
 from proxy.summary.model import UpstreamSummaryModel
