@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.pressure import COMMA
-from proxy.compaction.render import REMEMBERED_BYTES, STEPS, OutgoingMessage, RenderedConversation, clip_marker
+from proxy.compaction.render import REMEMBERED_BYTES, STEPS, RenderedConversation, clip_marker
 from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
 from proxy.compaction.stages import evict_results, media, truncate_args
 from proxy.compaction.stages.stage import Stage
-from proxy.compaction.turn import PROGRAM, Facts, Turn
+from proxy.compaction.turn import PROGRAM, Facts, OutgoingMessage, Turn
 
 NAME = "fit"
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from proxy.compaction.turn import Facts, Turn
-
-if TYPE_CHECKING:
-    from proxy.compaction.render import OutgoingMessage
+from proxy.compaction.turn import Facts, OutgoingMessage, Turn
 
 TextCounter = Callable[[str], int]  # count the tokens of a text with the tokenizer of the requested model
 

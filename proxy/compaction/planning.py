@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from proxy.compaction import keeps
 from proxy.compaction.format import Binding, Format
 from proxy.compaction.gains import Gains, stage_gains
-from proxy.compaction.pressure import BytePressure, MessagePressure, Pressure, part
+from proxy.compaction.pressure import BytePressure, MessagePressure, Pressure
 from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limits
-from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, raised, share_of
+from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, part, raised, share_of
 from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
 from proxy.compaction.stages import evict_results, media, truncate_args
 from proxy.compaction.stages.stage import Stage

@@ -10,10 +10,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from proxy.compaction import keeps
 from proxy.compaction.gains import Gains
+from proxy.compaction.settings import part
 from proxy.compaction.turn import Turn
 
 COMMA = 1  # bytes between two messages in an outgoing body
@@ -22,28 +21,6 @@ SEPARATOR = 2
 """Most bytes between two messages in an incoming body: many encoders add a space. The planner counts with these."""
 
 SUMMARY_BYTES = 6  # Bytes per token of a summary message. English text has 4 to 5, and JSON escapes add some.
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The most messages and the most body bytes that a request may have; ``None`` if the limit is unknown."""
-
-    messages: int | None = None
-    bytes: int | None = None
-
-    def reached(self, messages: int, size: int, share: float = keeps.PRESSING) -> bool:
-        """Return whether a request with ``messages`` messages and ``size`` bytes has reached a share of a limit."""
-        return (self.messages is not None and messages >= part(share, self.messages)) or (
-            self.bytes is not None and size >= part(share, self.bytes)
-        )
-
-
-UNBOUNDED = Bounds()
-
-
-def part(share: float, most: int) -> int:
-    """Return a share of a limit, at least 1."""
-    return max(1, int(share * most))
 
 
 class Pressure(ABC):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from proxy.compaction.format import Format
 from proxy.compaction.planning import Frontier, Plan
 from proxy.compaction.pressure import COMMA
@@ -14,7 +12,7 @@ from proxy.compaction.rules import Rules
 from proxy.compaction.stages import NAMES, evict_results, media
 from proxy.compaction.stages.stage import Stage, kept_as
 from proxy.compaction.state import unloaded
-from proxy.compaction.turn import Forms, Turn
+from proxy.compaction.turn import Forms, OutgoingMessage, Turn
 
 SUMMARY = "summary"
 STEPS = (*NAMES, SUMMARY)  # the names of all steps, in the order of reports
@@ -26,25 +24,6 @@ _CLIP_MARKER = (
     "\n[The compaction proxy left out {lines} lines ({characters} characters, {tokens} tokens) of this {what} here, "
     "because it is too long for the model's input. This note is not part of the {what}.{kept}]\n"
 )
-
-
-class OutgoingMessage(msgspec.Struct, frozen=True):
-    """A message to send.
-
-    ``turn`` is the client's message that it was made from; ``None`` for the summary and for ``state``, which was put
-    into effect before it. ``pinned`` messages don't change.
-    """
-
-    raw: bytes
-    tokens: int
-    turn: Turn | None
-    pinned: bool = False
-    state: bool = False
-
-    @property
-    def changed(self) -> bool:
-        """Return whether the bytes differ from the client's message."""
-        return self.turn is not None and self.raw is not self.turn.raw
 
 
 @dataclass(frozen=True, slots=True)

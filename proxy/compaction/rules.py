@@ -20,8 +20,16 @@ from pydantic_core import SchemaError, SchemaValidator, core_schema
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
 from proxy.compaction.plans import is_plan
-from proxy.compaction.pressure import UNBOUNDED, Bounds
-from proxy.compaction.settings import Clause, IndexRules, Trigger, UserMessageRules, lowest_level, share_of
+from proxy.compaction.settings import (
+    UNBOUNDED,
+    Bounds,
+    Clause,
+    IndexRules,
+    Trigger,
+    UserMessageRules,
+    lowest_level,
+    share_of,
+)
 from proxy.compaction.stages.stage import Stage, StageRules
 from proxy.compaction.turn import Facts, Turn
 

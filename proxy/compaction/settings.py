@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from proxy.compaction import keeps
+
 
 @dataclass(frozen=True, slots=True)
 class Clause:
@@ -99,3 +101,25 @@ class IndexRules:
     """The list of paths, URLs, and names from the summarized messages."""
 
     max_tokens: int = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most messages and the most body bytes that a request may have; ``None`` if the limit is unknown."""
+
+    messages: int | None = None
+    bytes: int | None = None
+
+    def reached(self, messages: int, size: int, share: float = keeps.PRESSING) -> bool:
+        """Return whether a request with ``messages`` messages and ``size`` bytes has reached a share of a limit."""
+        return (self.messages is not None and messages >= part(share, self.messages)) or (
+            self.bytes is not None and size >= part(share, self.bytes)
+        )
+
+
+UNBOUNDED = Bounds()
+
+
+def part(share: float, most: int) -> int:
+    """Return a share of a limit, at least 1."""
+    return max(1, int(share * most))

@@ -243,6 +243,25 @@ class Turn(msgspec.Struct, frozen=True):
         return Turn(raw, self.facts.changed(tokens=tokens, media=media, apart=self.facts.apart if media else 0))
 
 
+class OutgoingMessage(msgspec.Struct, frozen=True):
+    """A message to send.
+
+    ``turn`` is the client's message that it was made from; ``None`` for the summary and for ``state``, which was put
+    into effect before it. ``pinned`` messages don't change.
+    """
+
+    raw: bytes
+    tokens: int
+    turn: Turn | None
+    pinned: bool = False
+    state: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Return whether the bytes differ from the client's message."""
+        return self.turn is not None and self.raw is not self.turn.raw
+
+
 def head_length(turns: Sequence[Turn]) -> int:
     """Return the number of ``system`` and ``developer`` messages at the start. The proxy never changes them."""
     for index, turn in enumerate(turns):

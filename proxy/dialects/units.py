@@ -17,8 +17,7 @@ import xxhash
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
 from proxy.compaction.plans import states_plan
 from proxy.compaction.reminders import counter, sparing
-from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import NOTHING_RARE, Call, Effect, Facts, Kind, Links, Rare, Turn
+from proxy.compaction.turn import NOTHING_RARE, Call, Effect, Facts, Kind, Links, OutgoingMessage, Rare, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.identity import DEEPEST, digest, meaning, too_deep

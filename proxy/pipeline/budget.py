@@ -14,9 +14,17 @@ from cachetools import LRUCache, TTLCache
 from msgspec.structs import replace
 
 from proxy.compaction import keeps
-from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.rules import Pins, Rules
-from proxy.compaction.settings import TRIGGER, Clause, IndexRules, Trigger, UserMessageRules, with_step
+from proxy.compaction.settings import (
+    TRIGGER,
+    UNBOUNDED,
+    Bounds,
+    Clause,
+    IndexRules,
+    Trigger,
+    UserMessageRules,
+    with_step,
+)
 from proxy.compaction.stages import STAGES
 from proxy.compaction.stages.stage import StageRules
 from proxy.config import Policy

@@ -13,8 +13,8 @@ from typing import Literal, get_args
 import msgspec
 import structlog
 
-from proxy.compaction.render import OutgoingMessage, RenderedConversation
-from proxy.compaction.turn import Kind
+from proxy.compaction.render import RenderedConversation
+from proxy.compaction.turn import Kind, OutgoingMessage
 from proxy.pipeline.job import CompactionJob, archive_id
 from proxy.store.archive import Archive, Removed
 from proxy.telemetry.metrics import STORE_UNREADABLE

@@ -15,10 +15,10 @@ import structlog
 from msgspec.structs import replace
 
 from proxy.compaction import keeps
-from proxy.compaction.render import OutgoingMessage, RenderedConversation
+from proxy.compaction.render import RenderedConversation
 from proxy.compaction.settings import any_met
 from proxy.compaction.state import unloaded_tools
-from proxy.compaction.turn import Facts, Turn, faults, head_length
+from proxy.compaction.turn import Facts, OutgoingMessage, Turn, faults, head_length
 from proxy.constants import DAY
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request

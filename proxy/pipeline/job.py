@@ -14,13 +14,23 @@ from proxy.compaction import keeps
 from proxy.compaction.fit import fit, label_oldest
 from proxy.compaction.named_files import argument_text
 from proxy.compaction.planning import Plan, make_plan
-from proxy.compaction.pressure import COMMA, SEPARATOR, part
-from proxy.compaction.render import OutgoingMessage, RenderedConversation, before_cut, render
+from proxy.compaction.pressure import COMMA, SEPARATOR
+from proxy.compaction.render import RenderedConversation, before_cut, render
 from proxy.compaction.rule_files import project_folders
 from proxy.compaction.rules import Envelope, Rules
-from proxy.compaction.settings import Clause, lowest_level, share_of
+from proxy.compaction.settings import Clause, lowest_level, part, share_of
 from proxy.compaction.summary_message import Counts, SummaryMessage, retention, texts_of, with_index
-from proxy.compaction.turn import PROGRAM, Facts, Forms, Turn, attributed, digests_in_order, faults, head_length
+from proxy.compaction.turn import (
+    PROGRAM,
+    Facts,
+    Forms,
+    OutgoingMessage,
+    Turn,
+    attributed,
+    digests_in_order,
+    faults,
+    head_length,
+)
 from proxy.config import Policy
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request, value_of

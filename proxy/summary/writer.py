@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.compaction.format import Format
-from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import Turn
+from proxy.compaction.turn import OutgoingMessage, Turn
 from proxy.dialects.request import Request
 from proxy.summary.prompt import Redaction
 

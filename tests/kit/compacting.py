@@ -12,13 +12,13 @@ from proxy.compaction.fit import fit
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import Names
 from proxy.compaction.planning import Plan, make_plan
-from proxy.compaction.pressure import COMMA, SEPARATOR, UNBOUNDED, Bounds
-from proxy.compaction.render import OutgoingMessage, RenderedConversation, before_cut, render
+from proxy.compaction.pressure import COMMA, SEPARATOR
+from proxy.compaction.render import RenderedConversation, before_cut, render
 from proxy.compaction.rules import Envelope, Pins, Rules
-from proxy.compaction.settings import Clause, IndexRules, Trigger, UserMessageRules, any_met
+from proxy.compaction.settings import UNBOUNDED, Bounds, Clause, IndexRules, Trigger, UserMessageRules, any_met
 from proxy.compaction.stages import ArgumentRules, DuplicateRules, MediaRules, ResultRules
 from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message, with_index
-from proxy.compaction.turn import Turn, head_length
+from proxy.compaction.turn import OutgoingMessage, Turn, head_length
 from proxy.dialects.units import decode
 from tests.kit.conversations import FORMAT
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from proxy.compaction.format import Format
-from proxy.compaction.render import OutgoingMessage
+from proxy.compaction.turn import OutgoingMessage
 from proxy.dialects.parts import CHAT
 from proxy.dialects.units import Message, content_text, decode, encode, is_text_part, replace_field
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
 from proxy.compaction.reminders import note_key
-from proxy.compaction.render import OutgoingMessage
-from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, Turn
+from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, OutgoingMessage, Turn
 from proxy.dialects.chat.alternation import alternating
 from proxy.dialects.messages.units import MessagesUnits, type_of
 from proxy.dialects.parts import CHAT

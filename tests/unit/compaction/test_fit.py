@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from proxy.compaction import keeps
 from proxy.compaction.fit import NAME, fit
-from proxy.compaction.render import OutgoingMessage, RenderedConversation
+from proxy.compaction.render import RenderedConversation
 from proxy.compaction.rules import Rules
+from proxy.compaction.turn import OutgoingMessage
 from proxy.dialects.units import decode
 from tests.kit.compacting import rules
 from tests.kit.conversations import (

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from proxy.compaction import keeps
 from proxy.compaction.planning import Frontier, Plan, make_plan
-from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.rules import Envelope, Rules, section_limits
-from proxy.compaction.settings import Clause
+from proxy.compaction.settings import UNBOUNDED, Bounds, Clause
 from proxy.compaction.stages import ResultRules
 from proxy.compaction.turn import Call, Facts, Kind, Links, Rare, Turn
 from proxy.dialects.chat.units import KINDS

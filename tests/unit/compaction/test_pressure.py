@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from proxy.compaction import keeps
 from proxy.compaction.fit import NAME as FIT
 from proxy.compaction.planning import Plan, make_plan
-from proxy.compaction.pressure import UNBOUNDED, Bounds
 from proxy.compaction.render import SUMMARY
 from proxy.compaction.rules import Envelope, Rules
-from proxy.compaction.settings import Clause
+from proxy.compaction.settings import UNBOUNDED, Bounds, Clause
 from proxy.compaction.stages import evict_results, media
 from proxy.compaction.turn import Turn
 from tests.kit.compacting import Sent, rules, send

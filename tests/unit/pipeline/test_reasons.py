@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from proxy.compaction.pressure import Bounds
 from proxy.compaction.rules import Rules
-from proxy.compaction.settings import Clause, IndexRules, UserMessageRules
+from proxy.compaction.settings import Bounds, Clause, IndexRules, UserMessageRules
 from proxy.compaction.stages import ResultRules
 from proxy.pipeline.job import reason_for
 from proxy.telemetry.record import Reason

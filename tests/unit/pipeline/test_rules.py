@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.compaction.pressure import UNBOUNDED, Bounds
-from proxy.compaction.settings import Clause, any_met
+from proxy.compaction.settings import UNBOUNDED, Bounds, Clause, any_met
 from proxy.compaction.stages import ArgumentRules, ResultRules
 from proxy.config import Policy
 from proxy.limits.profiles import Profile

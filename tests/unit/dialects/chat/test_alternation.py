@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.render import OutgoingMessage
+from proxy.compaction.turn import OutgoingMessage
 from proxy.dialects.chat.alternation import NOTE, NOTED, OPENING, alternating
 from proxy.dialects.chat.units import text_of
 from proxy.dialects.units import decode
