@@ -36,6 +36,7 @@ from proxy.overflow.patterns import (
     ROWS,
     TIER_GATE,
     TIER_LIMIT,
+    Row,
     excluded,
 )
 
@@ -61,6 +62,8 @@ def recognise(
     body: bytes,
     headers: Iterable[tuple[str, str]] = (),
     *,
+    rows: Iterable[Row] = ROWS,
+    codes: Iterable[str] = CODES,
     request: EchoedRequest | None = None,
     rate_limits: bool = False,
 ) -> Overflow | None:
@@ -68,7 +71,7 @@ def recognise(
 
     ``body`` is decompressed; ``headers`` have lower case names. Reads error fields only, never text that a provider
     echoes. Rate limits, quotas, byte limits, and limits on output alone, images, or other fields aren't overflows.
-    Sentences that repeat the ``request`` aren't evidence.
+    ``rows`` and ``codes`` are the tables of known wordings. Sentences that repeat the ``request`` aren't evidence.
     With ``rate_limits``, a limit on tokens per minute that the request alone exceeds is an overflow, too.
     """
     errors = read_errors(status, body)
@@ -85,11 +88,12 @@ def recognise(
         return None
     ambiguous = status in AMBIGUOUS_STATUS or any(name in _WAIT_HEADERS for name, _ in headers)
     forbidden = status in FORBIDDEN_STATUS
+    tables = tuple(rows), frozenset(codes)
     readings: list[OverflowReading] = []
     length = 0
     for error in errors:
         if not forbidden or any(_WINDOW_NAMED.search(text.lower()) for text in error.texts):
-            readings += _read(error, request, ambiguous=ambiguous or forbidden)
+            readings += _read(error, *tables, request, ambiguous=ambiguous or forbidden)
         length += sum(map(len, error.texts))
         if length > MOST_TEXT:
             break
@@ -125,18 +129,20 @@ def _rate(text: str, request: EchoedRequest | None) -> OverflowReading | None:
     return found if found is None or request is None else general.read_rate(request.without(text) or text)
 
 
-def _read(error: ErrorInfo, request: EchoedRequest | None, *, ambiguous: bool) -> list[OverflowReading]:
+def _read(
+    error: ErrorInfo, rows: tuple[Row, ...], codes: frozenset[str], request: EchoedRequest | None, *, ambiguous: bool
+) -> list[OverflowReading]:
     if excluded(error.codes, ()):
         return []
     about = [text for text in error.texts if not excluded((), (text,))]
-    by_code = not error.codes.isdisjoint(CODES)
+    by_code = not error.codes.isdisjoint(codes)
     if not by_code and not ambiguous and len(about) == len(error.texts):
         by_code = any(CODE_SHAPE.search(code) for code in error.codes if not code.startswith("param:"))
     readings = []
     for text in about:
-        reading = _sentence(text, certain=by_code, ambiguous=ambiguous)
+        reading = _sentence(text, rows, certain=by_code, ambiguous=ambiguous)
         if reading is not None and request is not None and (own := request.without(text)) is not None:
-            reading = _confirmed(reading, own) or _sentence(own, certain=by_code, ambiguous=ambiguous)
+            reading = _confirmed(reading, own) or _sentence(own, rows, certain=by_code, ambiguous=ambiguous)
         if reading is not None:
             readings.append(reading)
     if by_code or (readings and error.numbers):
@@ -144,9 +150,9 @@ def _read(error: ErrorInfo, request: EchoedRequest | None, *, ambiguous: bool) -
     return readings
 
 
-def _sentence(text: str, *, certain: bool, ambiguous: bool) -> OverflowReading | None:
+def _sentence(text: str, rows: tuple[Row, ...], *, certain: bool, ambiguous: bool) -> OverflowReading | None:
     lowered = general.prepared(text)
-    return patterns.read(lowered, ROWS) or general.read(lowered, certain=certain, ambiguous=ambiguous)
+    return patterns.read(lowered, rows) or general.read(lowered, certain=certain, ambiguous=ambiguous)
 
 
 def _confirmed(reading: OverflowReading, own: str) -> OverflowReading | None:
