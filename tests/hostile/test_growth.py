@@ -230,15 +230,16 @@ def seconds(expression: re.Pattern[Any], method: str, text: str) -> float:
     signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS)
     begun = time.thread_time()
     try:
-        if method == "search":
-            for _ in expression.finditer(given):
-                pass
-        else:
-            getattr(expression, method)(given)
+        try:
+            if method == "search":
+                for _ in expression.finditer(given):
+                    pass
+            else:
+                getattr(expression, method)(given)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)  # the time may be over just now
     except TimeoutError:
         return MOST_SECONDS
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return time.thread_time() - begun
 
 
