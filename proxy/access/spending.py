@@ -170,6 +170,7 @@ class Spending(TeamAccounts):
         )
 
     def _period(self, limit: SpendSettings) -> tuple[int, int]:
+        """Return the start and the end of the current period, in days since 1970."""
         today = datetime.fromtimestamp(self._clock(), UTC).date()
         first = today if limit.per == "day" else today.replace(day=1)
         following = first + timedelta(days=1 if limit.per == "day" else 31)

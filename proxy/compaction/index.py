@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from itertools import chain, pairwise
 
 from msgspec.structs import replace
@@ -228,7 +228,6 @@ def _root(files: Sequence[str]) -> str:
     return best if best and savings[best] > _LEAST_SAVING else ""
 
 
-@lru_cache(10_000)  # each round asks for the same files again
 def _split(path: str) -> tuple[str, str]:
     """Return the folder and the name of a file. A name with spaces is quoted, because spaces separate names."""
     folder, separator, name = path.rpartition("/")

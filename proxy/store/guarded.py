@@ -38,8 +38,8 @@ class CircuitBreaker:
     """Count the failures of calls by key.
 
     The first pause doubles each time the single call after it fails. All times are in seconds. ``is_failure`` decides
-    which exceptions count; by default ``StoreFailed`` does, except ``Refused``.
-    ``report`` gets each change with the key and the length of the pause.
+    which exceptions count; by default ``StoreFailed`` does. ``report`` gets each change with the key and the length of
+    the pause.
     """
 
     def __init__(
@@ -48,9 +48,7 @@ class CircuitBreaker:
         longest_pause: float,
         *,
         report: Callable[[Change, Hashable, float], None],
-        is_failure: Callable[[BaseException], bool] = lambda error: (
-            isinstance(error, StoreFailed) and not isinstance(error, Refused)
-        ),
+        is_failure: Callable[[BaseException], bool] = lambda error: isinstance(error, StoreFailed),
         clock: Callable[[], float] = time.monotonic,
         remembered: int = REMEMBERED,
     ) -> None:
@@ -126,7 +124,7 @@ class Guarded(Store):
         """Use ``clock`` for monotonic seconds."""
         self.unguarded = store
         """The store without timeouts, for commands and maintenance. No request waits for them."""
-        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, report=_report, clock=clock)
+        self._breaker = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE, is_failure=_is_failure, report=_report, clock=clock)
 
     @property
     def failing(self) -> tuple[str, ...]:
@@ -169,6 +167,10 @@ class Guarded(Store):
             except StoreFailed:
                 STORE_FAILURES.labels(what=what).inc()
                 raise
+
+
+def _is_failure(error: BaseException) -> bool:
+    return isinstance(error, StoreFailed) and not isinstance(error, Refused)
 
 
 def _report(change: Change, what: Hashable, pause: float) -> None:

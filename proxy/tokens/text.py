@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
@@ -37,16 +37,14 @@ _CUT_IN = 1_000
 SHORT = 1_000
 """Characters. For shorter texts, the call that doesn't search for special tokens is faster, and it can't fail."""
 
-RECURRING = 16  # Characters. Shorter texts are roles, names, and labels, which every message has.
-
 _NO_SPECIAL: frozenset[str] = frozenset()
 
 
 def count(encoding: tiktoken.Encoding, text: str) -> int:
     """Return the tokens of ``text``. Special tokens count as ordinary text. Lone surrogates are allowed."""
+    if not text:
+        return 0
     pause()
-    if len(text) <= RECURRING:
-        return _count_recurring(encoding, text)
     if len(text) > PIECE:
         return sum([count(encoding, piece) for piece in _pieces(text)])
     if len(text) <= SHORT:
@@ -56,11 +54,6 @@ def count(encoding: tiktoken.Encoding, text: str) -> int:
     except ValueError:
         # A text never has more tokens than bytes.
         return len(text.encode("utf-8", "surrogatepass"))
-
-
-@lru_cache(4_096)
-def _count_recurring(encoding: tiktoken.Encoding, text: str) -> int:
-    return len(encoding.encode_ordinary(text))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,9 @@ VARIABLE = r"\$\{"
 Node = Mapping[str, Any]
 
 
-def page(title: str, intro: str, parts: Iterable[str]) -> str:
-    """Return a page with a title, an introduction, and its parts."""
-    return "\n\n".join([NOTE, f"# {title}", *filter(None, [intro]), *parts]) + "\n"
+def page(title: str, intro: str, parts: Iterable[str], note: str = NOTE) -> str:
+    """Return a page with a title, an introduction, and its parts, below a note on where they come from."""
+    return "\n\n".join([note, f"# {title}", *filter(None, [intro]), *parts]) + "\n"
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -213,7 +213,8 @@ def log_events() -> str:
         for name, (levels, fields) in sorted(logged().items())
     )
     intro = "[Logs, metrics, and traces](../telemetry.md#log-lines) describes the format."
-    return page("Log events", intro, [table(("log event", "level", "fields", "meaning"), rows)])
+    note = "*Generated from the code by `python -m tests.docs.reference`, but for the meanings. Change those here.*"
+    return page("Log events", intro, [table(("log event", "level", "fields", "meaning"), rows)], note)
 
 
 def logged() -> dict[str, tuple[set[str], set[str]]]:

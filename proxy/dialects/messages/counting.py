@@ -30,11 +30,12 @@ from proxy.tokens import tools
 from proxy.tokens.media import MEDIA
 from proxy.tokens.text import count, dump
 
+# Tokens of frames.
 MESSAGE = 4
 REPLY = 3
 CALL = 8
 RESULT = 8
-TOOL = 8  # tokens of frames
+TOOL = 8
 
 _SEALED = (SEALED | {"data"}) - {"signature"}
 _SILENT = UNCOUNTED | _SEALED | {"signature", "is_error"}
