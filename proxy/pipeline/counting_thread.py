@@ -3,12 +3,16 @@
 Tenants take turns. A job pauses between two texts, and between the parts of a long one. Then a smaller job runs first,
 and a job whose client has left ends. So a job waits for one other job of each tenant at most, and only for the next
 pause of a larger one.
+
+Python's lock gives the thread and the event loop turns of equal length, while many small requests wait for the loop.
+So the thread sleeps at a pause for a multiple of the time that it waited since the one before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +24,9 @@ T = TypeVar("T")
 
 DEEPEST = 8
 """Jobs that wait within each other for a smaller one. Each needs some of the stack."""
+
+WAITED_SECONDS, SLEPT, SLEPT_SECONDS = 0.0002, 3, 0.005
+"""The thread sleeps if it waited longer than the first, for ``SLEPT`` times as long, but at most the last."""
 
 
 class _Job(Generic[T]):
@@ -47,6 +54,7 @@ class CountingThread:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Job[object]]] = {}
         self._running: list[_Job[object]] = []
+        self._paused = 0.0
         self._pool = ThreadPoolExecutor(
             1, thread_name_prefix="counting", initializer=begin_thread, initargs=(self._pause,)
         )
@@ -85,6 +93,7 @@ class CountingThread:
             if jobs:
                 self._waiting[tenant] = jobs
         self._running.append(job)
+        self._paused = _idle()
         job.run()
         self._running.pop()
 
@@ -93,3 +102,11 @@ class CountingThread:
             raise asyncio.CancelledError
         if self._waiting and len(self._running) < DEEPEST:
             self._next(below=self._running[-1].size)
+        if (waited := _idle() - self._paused) > WAITED_SECONDS:
+            time.sleep(min(SLEPT * waited, SLEPT_SECONDS))
+            self._paused = _idle()
+
+
+def _idle() -> float:
+    """Return the seconds of this thread in which it didn't run, counted from any time."""
+    return time.perf_counter() - time.thread_time()

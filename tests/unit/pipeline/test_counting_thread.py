@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.pipeline.counting_thread import DEEPEST, CountingThread
+from proxy.pipeline.counting_thread import DEEPEST, SLEPT, SLEPT_SECONDS, CountingThread
 from proxy.tokens.text import PIECE, count, encoding
 
 ENCODING = encoding("o200k_base")
@@ -105,6 +105,20 @@ def test_jobs_within_each_other_are_bounded() -> None:
         return max(depths)
 
     assert asyncio.run(check()) == DEEPEST
+
+
+def test_the_thread_yields_to_a_busy_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept, idle = list[float](), iter([0.0, 0.0, 0.001, 0.004, 0.004, 9.0, 9.0])
+    monkeypatch.setattr("proxy.pipeline.counting_thread._idle", lambda: next(idle))
+    monkeypatch.setattr("proxy.pipeline.counting_thread.time.sleep", slept.append)
+
+    async def check() -> None:
+        thread = CountingThread()
+        await thread.run(lambda: [pause() for _ in range(4)], "t", 0)
+        thread.close()
+
+    asyncio.run(check())
+    assert slept == [SLEPT * 0.001, SLEPT_SECONDS]
 
 
 def test_an_error_reaches_its_caller() -> None:
