@@ -8,7 +8,7 @@ compares the table with the types of the official SDKs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -192,3 +192,20 @@ RESPONSES: Table = {
     "context_compaction": Part(plays="prefix", reads=_HERE),
     "compaction_trigger": Part(reads=_HERE),
 }
+
+PLAIN = ("text", "refusal", "input_text", "output_text", "thinking", "content")
+"""Fields whose string, if it stands beside no other field with text, is the text of a part."""
+
+
+def _texts() -> Iterator[str]:
+    for table in (CHAT, MESSAGES, RESPONSES):
+        for row in table.values():
+            for one in (row, *row.values.values()):
+                if one.plays == "answer":
+                    yield from one.reads or ()
+                if one.arguments:
+                    yield one.arguments.rpartition(".")[2]
+
+
+WRITTEN = frozenset({*PLAIN, *_texts()})
+"""Fields whose string is text even if it looks like media: those of parts, arguments, and answers."""
