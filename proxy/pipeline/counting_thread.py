@@ -1,11 +1,11 @@
 """One thread for the CPU-bound work of all requests, which competes with the event loop for the interpreter.
 
-Tenants take turns. A job pauses between two texts, and between the parts of a long one. Then a smaller job runs first,
-and a job whose client has left ends. So a job waits for one other job of each tenant at most, and only for the next
-pause of a larger one.
+Tenants take turns. A job pauses between two texts, and between the parts of a long one. Then a job of at most half its
+size runs first, and a job whose client has left ends. So a job waits for one other job of each tenant at most, and only
+for the next pause of a larger one.
 
-Python's lock gives the thread and the event loop turns of equal length, while many small requests wait for the loop.
-So the thread sleeps at a pause for a multiple of the time that it waited since the one before.
+Python's lock gives the thread and the event loop turns of equal length, however many small requests wait for the loop.
+So the thread sleeps at a pause while the loop is busy, for a multiple of its own time at most.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ T = TypeVar("T")
 DEEPEST = 8
 """Jobs that wait within each other for a smaller one. Each needs some of the stack."""
 
-WAITED_SECONDS, SLEPT, SLEPT_SECONDS = 0.0002, 3, 0.005
-"""The thread sleeps if it waited longer than the first, for ``SLEPT`` times as long, but at most the last."""
+BUSY_SECONDS = 0.0002
+"""CPU seconds of the other threads between two pauses, or during a sleep, that show that the event loop is busy."""
+
+SLEEP_SECONDS, LONGEST_SECONDS, SLEPT = 0.0003, 0.005, 3
+"""The seconds of a sleep, and of all sleeps at a pause. Those take at most so many times the thread's own CPU seconds
+since the last ones."""
 
 
 class _Job(Generic[T]):
@@ -54,7 +58,7 @@ class CountingThread:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Job[object]]] = {}
         self._running: list[_Job[object]] = []
-        self._paused = 0.0
+        self._own = self._others = 0.0
         self._pool = ThreadPoolExecutor(
             1, thread_name_prefix="counting", initializer=begin_thread, initargs=(self._pause,)
         )
@@ -93,7 +97,7 @@ class CountingThread:
             if jobs:
                 self._waiting[tenant] = jobs
         self._running.append(job)
-        self._paused = _idle()
+        self._own, self._others = _cpu()
         job.run()
         self._running.pop()
 
@@ -101,12 +105,18 @@ class CountingThread:
         if self._running[-1].left:
             raise asyncio.CancelledError
         if self._waiting and len(self._running) < DEEPEST:
-            self._next(below=self._running[-1].size)
-        if (waited := _idle() - self._paused) > WAITED_SECONDS:
-            time.sleep(min(SLEPT * waited, SLEPT_SECONDS))
-            self._paused = _idle()
+            self._next(below=self._running[-1].size / 2)
+        own, others = _cpu()
+        if others - self._others > BUSY_SECONDS:
+            latest = time.perf_counter() + min(SLEPT * (own - self._own), LONGEST_SECONDS)
+            while others - self._others > BUSY_SECONDS and time.perf_counter() < latest:
+                self._others = others
+                time.sleep(SLEEP_SECONDS)
+                own, others = _cpu()
+            self._own, self._others = own, others
 
 
-def _idle() -> float:
-    """Return the seconds of this thread in which it didn't run, counted from any time."""
-    return time.perf_counter() - time.thread_time()
+def _cpu() -> tuple[float, float]:
+    """Return the CPU seconds of this thread, and of the other threads of the process."""
+    own = time.thread_time()
+    return own, time.process_time() - own

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from itertools import accumulate, chain, repeat
+from itertools import count as count_from
 
 import pytest
 
-from proxy.pipeline.counting_thread import DEEPEST, SLEPT, SLEPT_SECONDS, CountingThread
+from proxy.pipeline.counting_thread import BUSY_SECONDS, DEEPEST, LONGEST_SECONDS, SLEEP_SECONDS, CountingThread
 from proxy.tokens.text import PIECE, count, encoding
 
 ENCODING = encoding("o200k_base")
 
 
-def pause() -> None:
+def pause(number: int = 0) -> None:
     count(ENCODING, "x")
 
 
@@ -96,8 +98,8 @@ def test_jobs_within_each_other_are_bounded() -> None:
             depths.append(len(thread._running))
             pause()
 
-        held = await started(thread, work)
-        waiting = [asyncio.create_task(thread.run(work, "t", size)) for size in range(50, 0, -1)]
+        held = await started(thread, work, 2**41)
+        waiting = [asyncio.create_task(thread.run(work, "t", 2**power)) for power in range(40, 0, -1)]
         await asyncio.sleep(0)
         go.set()
         await asyncio.gather(held, *waiting)
@@ -107,18 +109,29 @@ def test_jobs_within_each_other_are_bounded() -> None:
     assert asyncio.run(check()) == DEEPEST
 
 
-def test_the_thread_yields_to_a_busy_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept, idle = list[float](), iter([0.0, 0.0, 0.001, 0.004, 0.004, 9.0, 9.0])
-    monkeypatch.setattr("proxy.pipeline.counting_thread._idle", lambda: next(idle))
+@pytest.mark.parametrize(
+    ("more", "sleeps"),
+    [
+        pytest.param([0, BUSY_SECONDS / 2, 1, 0], 1, id="until-it-is-idle"),
+        pytest.param([0, *9 * [1]], 2 * int(1000 * LONGEST_SECONDS - 1), id="at-most-so-long"),
+    ],
+)
+def test_the_thread_sleeps_while_the_event_loop_is_busy(
+    monkeypatch: pytest.MonkeyPatch, more: list[float], sleeps: int
+) -> None:
+    """``more`` is the CPU time that the loop uses before the job, each pause, and the end of each sleep."""
+    slept, clock, own, others = list[float](), count_from(0), count_from(0), accumulate(chain(more, repeat(1)))
+    monkeypatch.setattr("proxy.pipeline.counting_thread._cpu", lambda: (next(own), next(others)))
+    monkeypatch.setattr("proxy.pipeline.counting_thread.time.perf_counter", lambda: next(clock) / 1000)
     monkeypatch.setattr("proxy.pipeline.counting_thread.time.sleep", slept.append)
 
     async def check() -> None:
         thread = CountingThread()
-        await thread.run(lambda: [pause() for _ in range(4)], "t", 0)
+        await thread.run(lambda: any(map(pause, range(2))), "t", 0)
         thread.close()
 
     asyncio.run(check())
-    assert slept == [SLEPT * 0.001, SLEPT_SECONDS]
+    assert slept == sleeps * [SLEEP_SECONDS]
 
 
 def test_an_error_reaches_its_caller() -> None:
