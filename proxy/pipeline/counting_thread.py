@@ -11,6 +11,7 @@ So the thread sleeps at a pause while the loop is busy, for a multiple of its ow
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -26,7 +27,10 @@ DEEPEST = 8
 """Jobs that wait within each other for a smaller one. Each needs some of the stack."""
 
 BUSY_SECONDS = 0.0002
-"""CPU seconds of the other threads between two pauses, or during a sleep, that show that the event loop is busy."""
+"""CPU seconds of the other threads between two looks, or during a sleep, that show that the event loop is busy."""
+
+LOOKS_SECONDS = 0.0005
+"""Seconds between two looks at these CPU seconds, because each takes some microseconds."""
 
 SLEEP_SECONDS, LONGEST_SECONDS, SLEPT = 0.0003, 0.005, 3
 """The seconds of a sleep, and of all sleeps at a pause. Those take at most so many times the thread's own CPU seconds
@@ -58,7 +62,7 @@ class CountingThread:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Job[object]]] = {}
         self._running: list[_Job[object]] = []
-        self._own = self._others = 0.0
+        self._own = self._others = self._looks = 0.0
         self._pool = ThreadPoolExecutor(
             1, thread_name_prefix="counting", initializer=begin_thread, initargs=(self._pause,)
         )
@@ -97,7 +101,7 @@ class CountingThread:
             if jobs:
                 self._waiting[tenant] = jobs
         self._running.append(job)
-        self._own, self._others = _cpu()
+        self._others, self._looks = math.inf, time.perf_counter() + LOOKS_SECONDS  # short jobs don't look
         job.run()
         self._running.pop()
 
@@ -106,14 +110,15 @@ class CountingThread:
             raise asyncio.CancelledError
         if self._waiting and len(self._running) < DEEPEST:
             self._next(below=self._running[-1].size / 2)
-        own, others = _cpu()
-        if others - self._others > BUSY_SECONDS:
-            latest = time.perf_counter() + min(SLEPT * (own - self._own), LONGEST_SECONDS)
-            while others - self._others > BUSY_SECONDS and time.perf_counter() < latest:
+        if (now := time.perf_counter()) >= self._looks:
+            own, others = _cpu()
+            latest = now + min(SLEPT * (own - self._own), LONGEST_SECONDS)
+            while others - self._others > BUSY_SECONDS and now < latest:
                 self._others = others
                 time.sleep(SLEEP_SECONDS)
                 own, others = _cpu()
-            self._own, self._others = own, others
+                now = time.perf_counter()
+            self._own, self._others, self._looks = own, others, now + LOOKS_SECONDS
 
 
 def _cpu() -> tuple[float, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from itertools import accumulate, chain, repeat
@@ -112,22 +113,22 @@ def test_jobs_within_each_other_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("more", "sleeps"),
     [
-        pytest.param([0, BUSY_SECONDS / 2, 1, 0], 1, id="until-it-is-idle"),
-        pytest.param([0, *9 * [1]], 2 * int(1000 * LONGEST_SECONDS - 1), id="at-most-so-long"),
+        pytest.param([9, BUSY_SECONDS / 2, 1, 0], 1, id="until-it-is-idle"),
+        pytest.param([9, *9 * [1]], 2 * math.ceil(LONGEST_SECONDS / 0.0015), id="at-most-so-long"),
     ],
 )
 def test_the_thread_sleeps_while_the_event_loop_is_busy(
     monkeypatch: pytest.MonkeyPatch, more: list[float], sleeps: int
 ) -> None:
-    """``more`` is the CPU time that the loop uses before the job, each pause, and the end of each sleep."""
+    """``more`` is the CPU time that the loop uses before each pause of a job, and before the end of each sleep."""
     slept, clock, own, others = list[float](), count_from(0), count_from(0), accumulate(chain(more, repeat(1)))
     monkeypatch.setattr("proxy.pipeline.counting_thread._cpu", lambda: (next(own), next(others)))
-    monkeypatch.setattr("proxy.pipeline.counting_thread.time.perf_counter", lambda: next(clock) / 1000)
+    monkeypatch.setattr("proxy.pipeline.counting_thread.time.perf_counter", lambda: 0.0015 * next(clock))
     monkeypatch.setattr("proxy.pipeline.counting_thread.time.sleep", slept.append)
 
     async def check() -> None:
         thread = CountingThread()
-        await thread.run(lambda: any(map(pause, range(2))), "t", 0)
+        await thread.run(lambda: any(map(pause, range(3))), "t", 0)
         thread.close()
 
     asyncio.run(check())
