@@ -1,6 +1,6 @@
 """One thread for the CPU-bound work of all requests, which competes with the event loop for the interpreter.
 
-Tenants take turns. A job pauses between two texts, and between the parts of a long one. Then a job of at most half its
+Tenants take turns. A job pauses between two texts, and between the parts of a long one. Then a job of less than half its
 size runs first, and a job whose client has left ends. So a job waits for one other job of each tenant at most, and only
 for the next pause of a larger one.
 

@@ -46,7 +46,15 @@ def test_tenants_take_turns_and_smaller_jobs_run_at_pauses(pauses: int) -> None:
             order.append("first")
 
         held = await started(thread, first)
-        jobs = [("a1", "a", 100), ("a2", "a", 100), ("a3", "a", 100), ("b1", "b", 100), ("c1", "c", 1), ("c2", "c", 1)]
+        jobs = [
+            ("a1", "a", 100),
+            ("a2", "a", 100),
+            ("a3", "a", 100),
+            ("b1", "b", 100),
+            ("c1", "c", 1),
+            ("c2", "c", 49),
+            ("d1", "d", 51),
+        ]
         waiting = [asyncio.create_task(thread.run(lambda name=name: order.append(name), tenant, size))  # type: ignore[misc]
                    for name, tenant, size in jobs]  # fmt: skip
         await asyncio.sleep(0)
@@ -56,7 +64,7 @@ def test_tenants_take_turns_and_smaller_jobs_run_at_pauses(pauses: int) -> None:
         return order
 
     small = ["c1", "c2"]
-    usual = ["a1", "b1", "a2", "a3"] if pauses else ["a1", "b1", "c1", "a2", "c2", "a3"]
+    usual = ["a1", "b1", "d1", "a2", "a3"] if pauses else ["a1", "b1", "c1", "d1", "a2", "c2", "a3"]
     assert asyncio.run(check()) == [*(small if pauses else []), "first", *usual]
 
 
