@@ -1,8 +1,8 @@
 """One thread for the CPU-bound work of all requests, which competes with the event loop for the interpreter.
 
-Tenants take turns. A job pauses between two texts, and between the parts of a long one. Then a job of less than half its
-size runs first, and a job whose client has left ends. So a job waits for one other job of each tenant at most, and only
-for the next pause of a larger one.
+Tenants take turns. A job pauses between two texts, and between the parts of a long one. Then a job of less than half
+its size runs first, and a job whose client has left ends. So a job waits for one other job of each tenant at most, and
+only for the next pause of a job of more than twice its size.
 
 Python's lock gives the thread and the event loop turns of equal length, however many small requests wait for the loop.
 So the thread sleeps at a pause while the loop is busy, for a multiple of its own time at most.

@@ -13,7 +13,7 @@ from proxy.compaction.identifiers import Part, collect, ranking
 from proxy.compaction.reminders import split_notes
 from proxy.compaction.shorten import listed_names
 from proxy.compaction.stages.reads import Superseded, superseded_reads
-from proxy.compaction.stages.stage import Stage, StageRules, kept_as
+from proxy.compaction.stages.stage import Stage, StageRules, kept_as, repeated_reminders
 from proxy.compaction.turn import Turn
 
 NAME = "duplicates"
@@ -64,12 +64,13 @@ class _Duplicates(Stage):
             return None
         read = self._reads.get(index)
         forms = turn.facts.forms
-        key = (NAME, (self._archive, None if read is None else (read.event, read.path)))
+        repeats = index in self._repeated
+        key = (NAME, (self._archive, None if read is None else (read.event, read.path, repeats)))
         if key not in forms:
             kept = kept_as(turn, archive=self._archive)
             text = _REFERENCE.replace("{kept}", kept)
             if read is not None:
-                notes, _ = split_notes(self._format.text(turn.raw))
+                notes = () if repeats else split_notes(self._format.text(turn.raw))[0]
                 text = "\n".join([self._note(turn, read, kept), *notes])
             forms[key] = turn.rewritten(self._format.with_result(turn.raw, text), self._format)
         return forms[key]
@@ -86,6 +87,10 @@ class _Duplicates(Stage):
         most = min(int(len(text) * keeps.READ_NAMES_PART), keeps.READ_NAMES_CHARACTERS)
         listed = listed_names(names, most, text, note)
         return f"{note}\n{listed}".rstrip("\n")
+
+    @cached_property
+    def _repeated(self) -> set[int]:
+        return repeated_reminders(self._body)
 
     @cached_property
     def _next(self) -> dict[int, int]:

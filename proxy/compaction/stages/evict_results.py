@@ -16,9 +16,10 @@ from proxy.compaction.directives import rule_lines
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import Part, collect, is_program, ranking
 from proxy.compaction.named_files import handles_files
+from proxy.compaction.reminders import split_notes
 from proxy.compaction.shorten import middle_cut, notable_lines, without_base64
 from proxy.compaction.stages.lossless import lossless
-from proxy.compaction.stages.stage import Stage, StageRules, kept_as
+from proxy.compaction.stages.stage import Stage, StageRules, kept_as, repeated_reminders
 from proxy.compaction.turn import ITEM_BYTES, Facts, Turn
 
 NAME = "evict_results"
@@ -79,12 +80,13 @@ class _Results(Stage):
         if name in self._rules.exclude or (facts.text_tokens <= limit and not self._rules.lossless):
             return None
         is_content = handles_files(name)
-        key = (NAME, (limit, self._archive, self._rules.lossless, is_content))
+        repeats = index in self._repeated
+        key = (NAME, (limit, self._archive, self._rules.lossless, is_content, repeats))
         if key not in facts.forms:
-            facts.forms[key] = self._reduced(turn, limit, is_content=is_content)
+            facts.forms[key] = self._reduced(turn, limit, is_content=is_content, repeats=repeats)
         return facts.forms[key]
 
-    def _reduced(self, turn: Turn, limit: int, *, is_content: bool) -> Turn | None:
+    def _reduced(self, turn: Turn, limit: int, *, is_content: bool, repeats: bool) -> Turn | None:
         reduced: Turn | None = None
         if self._rules.lossless:
             reduced = _changed(turn, lossless, self._format)
@@ -97,7 +99,16 @@ class _Results(Stage):
             return reduced
         marker = _MARKER.replace("{kept}", kept)
         most = int(limit * keeps.RESULT_PART)
-        return shortened(reduced or turn, most, self._format, marker, is_content=is_content) or reduced
+        whole = self._format.text(turn.raw) if repeats and not turn.facts.media else ""
+        notes = self._format.text_tokens("\n".join(split_notes(whole)[0]))
+        cut = shortened(reduced or turn, most + notes, self._format, marker, is_content=is_content)
+        if cut is not None and notes and len(texts := self._format.texts(cut.raw)) == 1:
+            return cut.rewritten(self._format.with_result(cut.raw, texts[0]), self._format)
+        return cut or reduced
+
+    @cached_property
+    def _repeated(self) -> set[int]:
+        return repeated_reminders(self._body)
 
     @cached_property
     def _names(self) -> dict[int, str]:

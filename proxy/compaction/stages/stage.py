@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxy.compaction.format import Format
+from proxy.compaction.reminders import NOTE
 from proxy.compaction.settings import KEEP, TRIGGER, Clause, Trigger
 from proxy.compaction.turn import Facts, Turn
 
@@ -61,6 +62,18 @@ class Stage(ABC):
 def kept_as(turn: Turn, *, archive: bool) -> str:
     """Return a sentence for notes that names the message's archive id; empty without an archive."""
     return f" The complete message is in the archive as {turn.facts.id}." if archive else ""
+
+
+def repeated_reminders(body: Sequence[Turn]) -> set[int]:
+    """Return the messages that only repeat the reminders of the message with reminders before them."""
+    found: set[int] = set()
+    before: set[str] = set()
+    for index, turn in enumerate(body):
+        if notes := {key for keys in turn.facts.rare.effects for key in keys if key.startswith(NOTE)}:
+            if notes <= before:
+                found.add(index)
+            before = notes
+    return found
 
 
 NO_LATER: dict[int, int] = {}  # returned by stages that look at one message only

@@ -125,6 +125,10 @@ class Prompts:
 
     def of(self, client: Client) -> str:
         """Return the texts of the prompt for the client's next request; empty unless it's compacted."""
+        return "\n".join(self.messages(client))
+
+    def messages(self, client: Client) -> list[str]:
+        """Return the texts of each message of that prompt; none unless it's compacted."""
         raws = [bytes(raw) for raw in self._dialect.request.parse(client.body()).units]
         for raw in raws:
             if raw not in self._turns:
@@ -133,9 +137,9 @@ class Prompts:
         assert not self._format.needs_repair([turn.facts for turn in turns])
         sent = send(turns, self._policy, BUDGET, lambda dropped: NOTES, self._format)
         if sent.plan is None:
-            return ""
+            return []
         self.compacted += bool(sent.plan.cut)
-        return "\n".join(string for raw in sent.raws for string in strings(json.loads(raw)))
+        return ["\n".join(strings(json.loads(raw))) for raw in sent.raws]
 
 
 def session(client: Client, prompts: Prompts, rng: random.Random, *, resumed: bool) -> Iterator[str]:
@@ -205,3 +209,21 @@ def test_what_is_in_effect_stays_until_it_ends(api: str, seed: int, resumed: boo
     wrong = sorted(set(session(client, prompts, random.Random(f"{api} {seed} {resumed}"), resumed=resumed)))
     assert seed % 2 == 0 or prompts.compacted > 20
     assert wrong == []
+
+
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("ends", [1, 2], ids=["the same", "two in turn"])
+@pytest.mark.parametrize("api", APIS)
+def test_shortened_results_keep_only_reminders_that_are_new(api: str, ends: int, *, listed: bool) -> None:
+    client, prompts = Client(api), Prompts(api, rules())
+    reminders = [reminder(f"Plan mode {n} is on.\nMARK-{n} {words(40, f'mode {n}')}") for n in range(ends)]
+    client.user(TASK)
+    shortened = []
+    for step in range(60):
+        client.step(end=reminders[step % ends], listed=listed)
+        if prompt := prompts.messages(client):
+            assert all(any(one in text for text in prompt) for one in reminders)
+            shortened.append([text for text in prompt if "left out" in text and "old tool result" in text])
+    assert max(map(len, shortened)) > 3
+    kept = [sum("MARK-" in text for text in texts) for texts in shortened]
+    assert max(kept) <= 1 if ends == 1 else kept == [len(texts) for texts in shortened]
