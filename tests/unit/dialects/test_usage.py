@@ -53,6 +53,50 @@ def test_chat_completions(answer: dict[str, Any], usage: Usage) -> None:
     assert read(CHAT, answer) == usage
 
 
+WRITTEN = {"completion_tokens": 20, "total_tokens": 120}
+READ = {"cached_tokens": 60}
+GATEWAYS = {
+    "OpenAI": ({"prompt_tokens_details": READ}, Usage(100, 20, 60)),
+    "OpenRouter": ({"prompt_tokens_details": READ | {"cache_write_tokens": 9}}, Usage(100, 20, 60, 9)),
+    "LiteLLM": (
+        {
+            "prompt_tokens_details": READ | {"cache_creation_tokens": 9},
+            "cache_read_input_tokens": 60,
+            "cache_creation_input_tokens": 9,
+        },
+        Usage(100, 20, 60, 9),
+    ),
+    "LiteLLM, only read": ({"cache_read_input_tokens": 60, "cache_creation_input_tokens": 0}, Usage(100, 20, 60, 0)),
+    "DeepSeek": ({"prompt_cache_hit_tokens": 60, "prompt_cache_miss_tokens": 40}, Usage(100, 20, 60)),
+    "Moonshot": ({"cached_tokens": 60}, Usage(100, 20, 60)),
+    "Gemini, reasoning in the total": ({"total_tokens": 170}, Usage(100, 70)),
+    "Gemini, with a cache": ({"total_tokens": 150, "prompt_tokens_details": READ}, Usage(100, 50, 60)),
+    "cache only in the total": ({"prompt_tokens": 70, "total_tokens": 150} | READ, Usage(130, 20, 60)),
+    "cache apart": ({"prompt_tokens": 40, "total_tokens": 60, "prompt_tokens_details": READ}, Usage(100, 20, 60)),
+    "a total that is too small": ({"total_tokens": 7}, Usage(100, 20)),
+}  # fmt: skip
+
+
+def chunk(reason: str | None = None, choice: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    one = {"index": 0, "delta": {} if reason else {"content": "y" * 20}, "finish_reason": reason, **(choice or {})}
+    return b"data: %b\n\n" % json.dumps({"id": "c", "choices": [one], **fields}).encode()
+
+
+@pytest.mark.parametrize("chunks", [1, 100])
+@pytest.mark.parametrize(("stated", "expected"), GATEWAYS.values(), ids=GATEWAYS)
+def test_gateways_count_caches_and_reasoning_once(stated: dict[str, Any], expected: Usage, chunks: int) -> None:
+    usage = {"prompt_tokens": 100, **WRITTEN, **stated}
+    assert read(CHAT, chat(usage, content="y" * 20 * chunks)) == expected
+    ends = {
+        "an event of its own": [chunk("stop"), b"data: %b\n\n" % json.dumps({"choices": [], "usage": usage}).encode()],
+        "the last event": [chunk("stop", usage=usage)],
+        "the choice": [chunk("stop", {"usage": usage})],
+        "Groq's field": [chunk("stop", usage=None, x_groq={"id": "req_1", "usage": usage})],
+    }
+    for place, end in ends.items():
+        assert read(CHAT, *[chunk()] * chunks, *end, b"data: [DONE]\n\n") == expected, place
+
+
 @pytest.mark.parametrize(
     ("stated", "usage"),
     [
