@@ -160,5 +160,23 @@ def test_the_tier_of_a_long_response_is_the_first_of_its_event(size: int) -> Non
     assert read(RESPONSES, *chunks) == Usage(100, 20, tier="priority")
 
 
+@pytest.mark.parametrize("size", [1, 7, 50, 4_096])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_response_has_its_tier_searches_and_end_wherever_its_chunks_end(size: int, stream: bool) -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    text = {"type": "message", "content": [{"type": "output_text", "text": "x" * 9_000}]}
+    usage = {"input_tokens": 100, "output_tokens": 20}
+    whole = {"status": "completed", "output": [search] * 3 + [text], "service_tier": "priority", "usage": usage}
+    done = [{"type": "response.web_search_call.completed", "item_id": "ws_1"}] * 3
+    events = [*done, {"type": "response.completed", "response": whole}]
+    body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events)
+    body = body if stream else json.dumps(whole).encode()
+    tail = RESPONSES.answers.tail()
+    for start in range(0, len(body), size):
+        tail.add(body[start : start + size])
+    assert usage_of(tail.finished()) == Usage(100, 20, searches=3, tier="priority")
+    assert tail.finished().finish_reason == "completed"
+
+
 def test_an_answer_without_usage_has_none() -> None:
     assert usage_of(Finished("stop", None, None, empty=False)) is None
