@@ -25,9 +25,9 @@ def usage_of(end: Finished) -> Usage | None:
     if end.tier is None and not end.searches and usage.keys() <= PLAIN:
         return Usage(end.prompt, _output(end, usage, None), end.cache_read, end.cache_write)
     tier, region = _tier(end, usage), _region(usage.get("inference_geo"))
+    calls = list(_calls(usage.get("iterations"), tier, region))
     # LiteLLM's chat completions have sums in `prompt_tokens`.
-    calls = [] if "prompt_tokens" in usage else list(_calls(usage.get("iterations"), tier, region))
-    compactions = [one for type, one in calls if type != _SERVING]
+    compactions = [one for type, one in calls if type != _SERVING and "prompt_tokens" not in usage]
     reading = _object(usage, "prompt_tokens_details", "input_tokens_details", "input_token_details")
     writing = _object(usage, "completion_tokens_details", "output_tokens_details")
     reasoning = _count(writing, "reasoning_tokens")

@@ -44,7 +44,10 @@ CASES = [
     ({**chat({}), "service_tier": ["flex"]}, Usage(100, 20)),
     ({**chat({}, content="y" * 9_000), "service_tier": "priority"}, Usage(100, 20, tier="priority")),
     # LiteLLM's sums include its iterations.
-    (chat({"iterations": [{"type": "compaction", "input_tokens": 60, "output_tokens": 9}]}), Usage(100, 20)),
+    (
+        chat({"iterations": [{"type": "compaction", "input_tokens": 60, "output_tokens": 9}]}),
+        Usage(100, 20, compactions=(Usage(60, 9),)),
+    ),
 ]  # fmt: skip
 
 
