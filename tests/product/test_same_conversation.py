@@ -27,10 +27,15 @@ from tests.kit.other_forms import (
     in_api,
     no_reasoning,
     objects,
+    one_after_another,
     other_content,
     signed_urls,
+    spaced_arguments,
+    spaces,
+    stamped,
     transport,
     turn,
+    windows_lines,
 )
 from tests.kit.scripted import proxied
 from tests.kit.three_apis import APIS, PATHS
@@ -96,7 +101,15 @@ def test_another_form_in_each_request_costs_no_summary(
 
 
 @pytest.mark.parametrize(
-    ("change", "api"), combined(3, [ids_of_units, other_content, empty_fields, no_reasoning], APIS)
+    ("change", "api"),
+    combined(
+        4,
+        [
+            *(ids_of_units, other_content, empty_fields, no_reasoning, spaces, spaced_arguments),
+            *(stamped, windows_lines, one_after_another),
+        ],
+        APIS,
+    ),
 )
 def test_a_session_that_goes_on_in_another_form_costs_no_summary(
     tmp_path: Path, control: dict[str, int], api: str, change: Change
