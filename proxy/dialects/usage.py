@@ -23,11 +23,11 @@ def usage_of(end: Finished) -> Usage | None:
         return None
     usage = end.usage
     if end.tier is None and not end.searches and usage.keys() <= PLAIN:
-        return Usage(end.prompt, end.output, end.cache_read, end.cache_write)
+        return Usage(end.prompt, _output(end, usage, None), end.cache_read, end.cache_write)
     tier, region = _tier(end, usage), _region(usage.get("inference_geo"))
+    calls = list(_calls(usage.get("iterations"), tier, region))
     # LiteLLM's chat completions have sums in `prompt_tokens`.
-    calls = [] if "prompt_tokens" in usage else list(_calls(usage.get("iterations"), tier, region))
-    compactions = [one for type, one in calls if type != _SERVING]
+    compactions = [one for type, one in calls if type != _SERVING and "prompt_tokens" not in usage]
     reading = _object(usage, "prompt_tokens_details", "input_tokens_details", "input_token_details")
     writing = _object(usage, "completion_tokens_details", "output_tokens_details")
     reasoning = _count(writing, "reasoning_tokens")
@@ -55,10 +55,11 @@ def models_of(usage: Object) -> Iterator[str]:
 
 
 def _output(end: Finished, usage: Object, reasoning: int | None) -> int | None:
-    """Return the tokens of the answer with its reasoning. xAI excludes it, and only its total shows that."""
-    if reasoning and usage.get("total_tokens") == (end.prompt or 0) + (end.output or 0) + reasoning:
-        return (end.output or 0) + reasoning
-    return end.output
+    """Return the tokens of the answer with its reasoning. That of xAI and Gemini is only in their total."""
+    if not end.prompt or end.output is None:
+        return end.output
+    hidden = (_count(usage, "total_tokens") or 0) - end.prompt - end.output
+    return end.output + hidden if hidden > 0 and hidden == (reasoning or hidden) else end.output
 
 
 def _calls(iterations: object, tier: str | None, region: str | None) -> Iterator[tuple[object, Usage]]:

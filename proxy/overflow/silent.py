@@ -94,29 +94,31 @@ class Filled:
 PLAIN = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
 """The fields of a usage object that states nothing but the size of the prompt and of the answer."""
 
+_CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
+
 
 def prompt_tokens(usage: Mapping[str, object]) -> int | None:
     """Return the size of the whole prompt by a usage object; ``None`` if it has none.
 
     Anthropic's input excludes the tokens read from and written to a cache. So does the ``prompt_tokens`` of some
-    gateways: if more tokens were cached than the prompt had, the two are added.
+    gateways: more tokens were cached than the prompt had, or the total includes them. LiteLLM's includes them.
     """
     base = _first(usage, "prompt_tokens", "input_tokens", "promptTokenCount", "prompt_eval_count")
     if base is None or usage.keys() <= PLAIN:
         return base
-    base += (_first(usage, "cache_read_input_tokens") or 0) + (_first(usage, "cache_creation_input_tokens") or 0)
-    for name in ("prompt_tokens_details", "input_tokens_details"):
-        details = usage.get(name)
-        if details and isinstance(details, Mapping) and (cached := _first(details, "cached_tokens") or 0) > base:
-            base += cached
-    return base
+    cached = sum(count or 0 for count in cached_tokens(usage))
+    apart = "prompt_tokens" not in usage and not usage.keys().isdisjoint(_CACHED)
+    total = base + cached + (output_tokens(usage) or 0)
+    return base + cached if apart or cached > base or usage.get("total_tokens") == total else base
 
 
 def cached_tokens(usage: Mapping[str, object]) -> tuple[int | None, int | None]:
     """Return the tokens of the prompt that were read from a cache, and those written to it, by a usage object."""
     if usage.keys() <= PLAIN:
         return None, None
-    read = _first(usage, "cache_read_input_tokens", "prompt_cache_hit_tokens", "cachedContentTokenCount")
+    read = _first(
+        usage, "cache_read_input_tokens", "prompt_cache_hit_tokens", "cachedContentTokenCount", "cached_tokens"
+    )
     written = _first(usage, "cache_creation_input_tokens")
     for name in ("prompt_tokens_details", "input_tokens_details"):
         if (details := usage.get(name)) and isinstance(details, Mapping):

@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 MARKED = 8
 """Messages at the end of a conversation by which it's recognized, three at a time. Results don't count."""
 
+MUCH = 1_000  # tokens. A summary of fewer new ones hardly costs less than they do.
+
 SIZES = 10_000
 """Checkpoints whose expected sizes are remembered, the most recently used ones."""
 
@@ -120,7 +122,8 @@ class CheckpointSummaries:
                 await allowance.load()
             checkpoints = job.checkpoints([*(p for p in job.plan.checkpoints if p < position), position])
             keys, replaced = [one.key for one in checkpoints], job.plan.replaced
-            grown = replaced[position] - replaced.get(start, 0) >= 2 * job.plan.limits_at(position).summary
+            much = max(MUCH, 2 * job.plan.limits_at(position).summary)
+            grown = replaced[position] - replaced.get(start, 0) >= much
             reason: Cause | None = None
             if not lineage.worth(keys, grown=grown):
                 reason = "unused"

@@ -161,6 +161,49 @@ def spaced_arguments(api: str, units: Units, request: int) -> None:
             one["arguments"] = json.dumps(json.loads(one["arguments"]), separators=separators)
 
 
+def stamped(api: str, units: Units, request: int) -> None:
+    """Put a time before each user message, as after a restart of Open WebUI or SillyTavern."""
+    for number, one in enumerate(units):
+        parts = one.get("content")
+        if one.get("role") == "user" and isinstance(parts, list) and "text" in parts[0]:
+            parts[0]["text"] = f"[2026-11-29 10:{number:02}] {parts[0]['text']}"
+
+
+def windows_lines(api: str, units: Units, request: int) -> None:
+    for one in objects(units):
+        for name in ("content", "text", "output"):
+            if isinstance(one.get(name), str):
+                one[name] = one[name].replace(": ", ":\r\n")
+
+
+def one_after_another(api: str, units: Units, request: int) -> None:
+    """Put each result behind its call, as clients do that store calls in rows."""
+    made: Units = []
+    for unit in units:
+        blocks = unit.get("content")
+        blocks = blocks if isinstance(blocks, list) else []
+        results = [{**unit, "content": [one]} for one in blocks if one.get("type") == "tool_result"]
+        calls = [one for one in blocks if one.get("type") == "tool_use"]
+        if results or unit.get("type") == "function_call_output" or "tool_call_id" in unit:
+            for result in results or [unit]:
+                made.insert(_after_call(made, result), result)
+        elif len(calls) > 1:
+            made += [{**unit, "content": [one for one in blocks if one not in calls] + calls[:1]}]
+            made += [{**unit, "content": [one]} for one in calls[1:]]
+        elif len(unit.get("tool_calls") or ()) > 1:
+            first, *rest = unit["tool_calls"]
+            made += [{**unit, "tool_calls": [first]}]
+            made += [{"role": "assistant", "content": None, "tool_calls": [one]} for one in rest]
+        else:
+            made.append(unit)
+    units[:] = made
+
+
+def _after_call(made: Units, result: dict[str, Any]) -> int:
+    id = next(one[name] for one in objects(result) for name in IDS[1:] if name in one)
+    return 1 + next(at for at, unit in enumerate(made) if f'"{id}"' in json.dumps(unit))
+
+
 CHANGES: tuple[Change, ...] = (
     fresh_ids,
     ids_of_units,

@@ -27,10 +27,15 @@ from tests.kit.other_forms import (
     in_api,
     no_reasoning,
     objects,
+    one_after_another,
     other_content,
     signed_urls,
+    spaced_arguments,
+    spaces,
+    stamped,
     transport,
     turn,
+    windows_lines,
 )
 from tests.kit.scripted import proxied
 from tests.kit.three_apis import APIS, PATHS
@@ -96,7 +101,15 @@ def test_another_form_in_each_request_costs_no_summary(
 
 
 @pytest.mark.parametrize(
-    ("change", "api"), combined(3, [ids_of_units, other_content, empty_fields, no_reasoning], APIS)
+    ("change", "api"),
+    combined(
+        4,
+        [
+            *(ids_of_units, other_content, empty_fields, no_reasoning, spaces, spaced_arguments),
+            *(stamped, windows_lines, one_after_another),
+        ],
+        APIS,
+    ),
 )
 def test_a_session_that_goes_on_in_another_form_costs_no_summary(
     tmp_path: Path, control: dict[str, int], api: str, change: Change
@@ -153,10 +166,12 @@ def test_turns_that_fill_much_of_the_window_are_summarized_however_often(tmp_pat
     assert "digest" not in dict(found)
 
 
-def test_a_large_head_costs_no_summary_at_each_turn(tmp_path: Path) -> None:
-    head = [{"role": "system", "content": words(5_000, "rule")}]
-    made, _ = summaries_of(tmp_path, growing(lambda number: words(60, f"q{number}x"), head=head))
+@pytest.mark.parametrize("length", [14_200, 14_500])
+def test_a_large_head_costs_no_summary_at_each_turn(tmp_path: Path, length: int) -> None:
+    head = [{"role": "system", "content": words(length, "rule")}]
+    made, found = summaries_of(tmp_path, growing(lambda number: words(60, f"q{number}x"), head=head))
     assert made <= TURNS / 4
+    assert "made" in dict(found)
 
 
 def test_summaries_of_a_client_that_changes_its_first_message_end_soon(tmp_path: Path) -> None:

@@ -49,6 +49,11 @@ class ChatAnswers(Answers):
     def tier(self, event: Object) -> object:
         return event.get("service_tier")
 
+    def stated_usage(self, part: Object) -> object:
+        """Return the usage. Groq states it in a field of its own, and Moonshot in a choice."""
+        places = part, part.get("x_groq"), *_choices(part)
+        return next((one["usage"] for one in places if isinstance(one, dict) and one.get("usage")), None)
+
     def searches(self, event: Object) -> int:
         """Return 1 if a message cites web pages. That's the only sign of a search in chat completions."""
         messages = [choice.get("message") or choice.get("delta") for choice in _choices(event)]

@@ -38,6 +38,7 @@ _USAGE = re.compile(r'"usage"\s*:\s*(?=\{)')
 _TIER = re.compile(rb'"service_tier"\s{0,9}:\s{0,9}"([a-z_]{1,32})"')
 _SEARCH_EVENT = re.compile(rb'"type"\s{0,9}:\s{0,9}"response\.web_search_call\.completed"')
 _SEARCH_ITEM = re.compile(rb'"type"\s{0,9}:\s{0,9}"web_search_call"')
+_FIELD_BYTES = 96  # bytes of the longest of these fields
 _TRIED = 4
 _json = json.JSONDecoder()
 
@@ -136,13 +137,17 @@ class _ResponsesTail(AnswerTail):
         self._opening = True
         self._search = _SEARCH_EVENT
         self._searches = 0
+        self._end = b""  # the last bytes, because a field may come in two chunks
 
     def add(self, chunk: bytes) -> None:
         if not self._added and chunk[:1] == b"{":
             self._search = _SEARCH_ITEM
-        self._find_tier(chunk)
-        if b"web_search_call" in chunk:
-            self._searches += len(self._search.findall(chunk))
+        seen, end = self._end + chunk, 0
+        self._find_tier(seen)
+        if b"web_search_call" in seen:
+            for found in self._search.finditer(seen):
+                self._searches, end = self._searches + 1, found.end()
+        self._end = seen[max(end, len(seen) - _FIELD_BYTES) :]
         super().add(chunk)
 
     def _find_tier(self, chunk: bytes) -> None:
@@ -157,7 +162,10 @@ class _ResponsesTail(AnswerTail):
         self._opening = self._opening or chunk.find(b"\ndata:", start) >= 0
 
     def read_last(self, text: str) -> Finished:
-        return replace(super().read_last(text), tier=self._tier, searches=self._searches)
+        end = super().read_last(text)
+        # Only a response that ended has a usage. Its status may be far before it.
+        reason = end.finish_reason or (None if end.prompt is None else _STATUSES[0])
+        return replace(end, finish_reason=reason, tier=self._tier, searches=self._searches)
 
     def read_reports(self, body: bytes) -> Finished:
         end = super().read_reports(body)

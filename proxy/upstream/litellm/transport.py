@@ -244,6 +244,9 @@ class LiteLLMStream:
             if finished and not (response.received_finish_reason or response.intermittent_finish_reason):
                 raise UpstreamInterrupted(INTERRUPTED)
             self._open_head(response)
+            if "usage" in chunk and not chunk["choices"]:  # LiteLLM's sum lacks the calls in it
+                calls = [getattr(getattr(one, "usage", None), "iterations", None) for one in response.chunks]
+                chunk["usage"] |= next(({"iterations": one} for one in reversed(calls) if one), {})
             await self._chunks.put(sse.encode(msgspec.json.encode(chunk)))
         if not self._head.done():
             raise UpstreamInterrupted(INTERRUPTED)
@@ -305,7 +308,7 @@ _MESSAGE = (
 _TOOL_CALL = ("index", "id", "type", "function")
 _USAGE = (
     *("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details"),
-    *("inference_geo", "server_tool_use", "service_tier", "speed"),  # the price depends on them
+    *("inference_geo", "iterations", "server_tool_use", "service_tier", "speed"),  # the price depends on them
 )
 
 _KEPT_NULLS = frozenset({"content", "finish_reason"})  # fields that OpenAI always writes, even as null

@@ -177,8 +177,9 @@ def _estimated(record: RequestRecord) -> bool:
     return (record.usage is not None and record.usage.estimated) or (record.cost is not None and record.cost.estimated)
 
 
-def test_a_response_in_the_background_counts_once(door: Door) -> None:
-    door.manner = Manner(words(200, "b"))
+@pytest.mark.parametrize("length", [200, 3_000])
+def test_a_response_in_the_background_counts_once(door: Door, length: int) -> None:
+    door.manner = Manner(words(length, "b"))
     body = body_of("responses", words(300, "p"), background=True)
     answer = door.client.post("/v1/responses", json=body).json()
     (record,) = door.records(1)

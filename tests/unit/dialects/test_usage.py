@@ -44,13 +44,60 @@ CASES = [
     ({**chat({}), "service_tier": ["flex"]}, Usage(100, 20)),
     ({**chat({}, content="y" * 9_000), "service_tier": "priority"}, Usage(100, 20, tier="priority")),
     # LiteLLM's sums include its iterations.
-    (chat({"iterations": [{"type": "compaction", "input_tokens": 60, "output_tokens": 9}]}), Usage(100, 20)),
+    (
+        chat({"iterations": [{"type": "compaction", "input_tokens": 60, "output_tokens": 9}]}),
+        Usage(100, 20, compactions=(Usage(60, 9),)),
+    ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("answer", "usage"), CASES)
 def test_chat_completions(answer: dict[str, Any], usage: Usage) -> None:
     assert read(CHAT, answer) == usage
+
+
+WRITTEN = {"completion_tokens": 20, "total_tokens": 120}
+READ = {"cached_tokens": 60}
+GATEWAYS = {
+    "OpenAI": ({"prompt_tokens_details": READ}, Usage(100, 20, 60)),
+    "OpenRouter": ({"prompt_tokens_details": READ | {"cache_write_tokens": 9}}, Usage(100, 20, 60, 9)),
+    "LiteLLM": (
+        {
+            "prompt_tokens_details": READ | {"cache_creation_tokens": 9},
+            "cache_read_input_tokens": 60,
+            "cache_creation_input_tokens": 9,
+        },
+        Usage(100, 20, 60, 9),
+    ),
+    "LiteLLM, only read": ({"cache_read_input_tokens": 60, "cache_creation_input_tokens": 0}, Usage(100, 20, 60, 0)),
+    "DeepSeek": ({"prompt_cache_hit_tokens": 60, "prompt_cache_miss_tokens": 40}, Usage(100, 20, 60)),
+    "Moonshot": ({"cached_tokens": 60}, Usage(100, 20, 60)),
+    "Gemini, reasoning in the total": ({"total_tokens": 170}, Usage(100, 70)),
+    "Gemini, with a cache": ({"total_tokens": 150, "prompt_tokens_details": READ}, Usage(100, 50, 60)),
+    "cache only in the total": ({"prompt_tokens": 70, "total_tokens": 150} | READ, Usage(130, 20, 60)),
+    "cache apart": ({"prompt_tokens": 40, "total_tokens": 60, "prompt_tokens_details": READ}, Usage(100, 20, 60)),
+    "a total that is too small": ({"total_tokens": 7}, Usage(100, 20)),
+}  # fmt: skip
+
+
+def chunk(reason: str | None = None, choice: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    one = {"index": 0, "delta": {} if reason else {"content": "y" * 20}, "finish_reason": reason, **(choice or {})}
+    return b"data: %b\n\n" % json.dumps({"id": "c", "choices": [one], **fields}).encode()
+
+
+@pytest.mark.parametrize("chunks", [1, 100])
+@pytest.mark.parametrize(("stated", "expected"), GATEWAYS.values(), ids=GATEWAYS)
+def test_gateways_count_caches_and_reasoning_once(stated: dict[str, Any], expected: Usage, chunks: int) -> None:
+    usage = {"prompt_tokens": 100, **WRITTEN, **stated}
+    assert read(CHAT, chat(usage, content="y" * 20 * chunks)) == expected
+    ends = {
+        "an event of its own": [chunk("stop"), b"data: %b\n\n" % json.dumps({"choices": [], "usage": usage}).encode()],
+        "the last event": [chunk("stop", usage=usage)],
+        "the choice": [chunk("stop", {"usage": usage})],
+        "Groq's field": [chunk("stop", usage=None, x_groq={"id": "req_1", "usage": usage})],
+    }
+    for place, end in ends.items():
+        assert read(CHAT, *[chunk()] * chunks, *end, b"data: [DONE]\n\n") == expected, place
 
 
 @pytest.mark.parametrize(
@@ -114,6 +161,24 @@ def test_the_tier_of_a_long_response_is_the_first_of_its_event(size: int) -> Non
     stream = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in (first, last))
     chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
     assert read(RESPONSES, *chunks) == Usage(100, 20, tier="priority")
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 4_096])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_response_has_its_tier_searches_and_end_wherever_its_chunks_end(size: int, stream: bool) -> None:
+    search = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
+    text = {"type": "message", "content": [{"type": "output_text", "text": "x" * 9_000}]}
+    usage = {"input_tokens": 100, "output_tokens": 20}
+    whole = {"status": "completed", "output": [search] * 3 + [text], "service_tier": "priority", "usage": usage}
+    done = [{"type": "response.web_search_call.completed", "item_id": "ws_1"}] * 3
+    events = [*done, {"type": "response.completed", "response": whole}]
+    body = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events)
+    body = body if stream else json.dumps(whole).encode()
+    tail = RESPONSES.answers.tail()
+    for start in range(0, len(body), size):
+        tail.add(body[start : start + size])
+    assert usage_of(tail.finished()) == Usage(100, 20, searches=3, tier="priority")
+    assert tail.finished().finish_reason == "completed"
 
 
 def test_an_answer_without_usage_has_none() -> None:
