@@ -155,7 +155,7 @@ def steps_of(drawn: Any, budget: int, policy: Rules, head: int) -> Iterator[tupl
         yield grown[:end], send(grown[:end], policy, budget)
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings().max_examples // 2)
 @given(conversations, windows, bounded, st.integers(0, 2))
 def test_between_two_checkpoints_each_request_begins_with_the_one_before(
     drawn: Any, budget: int, policy: Rules, head: int
