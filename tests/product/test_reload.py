@@ -393,7 +393,7 @@ def entries(log: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_sighup(workers: int, tmp_path: Path) -> None:
     """Each worker reads the file again, and none ends. An invalid file doesn't end any either."""
     upstream = StandIn()
