@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
+from proxy.dialects.apis import CHAT, MESSAGES
 from proxy.dialects.usage import usage_of
-from proxy.overflow.silent import Finished
 from proxy.telemetry.record import Usage
 
 
@@ -53,23 +52,6 @@ def test_chat_completions(answer: dict[str, Any], usage: Usage) -> None:
     assert read(CHAT, answer) == usage
 
 
-@pytest.mark.parametrize(
-    ("stated", "usage"),
-    [
-        ({"speed": "fast", "inference_geo": "us"}, Usage(100, 20, tier="fast", region="us")),
-        ({"service_tier": "priority", "inference_geo": "global"}, Usage(100, 20, tier="priority")),
-        ({"inference_geo": "not_available", "iterations": "none"}, Usage(100, 20)),
-        ({"cache_creation": {"ephemeral_1h_input_tokens": 0}}, Usage(100, 20)),
-    ],
-)
-def test_messages(stated: dict[str, Any], usage: Usage) -> None:
-    answer = {
-        "content": [{"type": "text", "text": "Yes."}],
-        "usage": {"input_tokens": 100, "output_tokens": 20, **stated},
-    }
-    assert read(MESSAGES, answer) == usage
-
-
 def test_the_providers_own_compactions_are_in_the_sums_and_apart() -> None:
     counts = {"input_tokens": 60, "output_tokens": 9, "cache_read_input_tokens": 5}
     calls = [{"type": "compaction", **counts}, {"type": "compaction", "input_tokens": 10**30}, {"type": "message"}, 7]
@@ -84,37 +66,3 @@ def test_a_strange_count_is_none(count: object) -> None:
     details = {"reasoning_tokens": count, "audio_tokens": count}
     usage = {"completion_tokens_details": details, "server_tool_use": {"web_search_requests": count}}
     assert read(CHAT, chat(usage)) == Usage(100, 20)
-
-
-def test_a_long_stream_of_messages() -> None:
-    counts = {"input_tokens": 10, "cache_creation_input_tokens": 90, "cache_read_input_tokens": 0, "output_tokens": 1}
-    start = {
-        "type": "message_start",
-        "message": {"usage": {**counts, "cache_creation": {"ephemeral_1h_input_tokens": 90}}},
-    }
-    delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "word " * 20}}
-    end = {"type": "message_delta", "usage": {"output_tokens": 20, "server_tool_use": {"web_search_requests": 3}}}
-    events = [f"data: {json.dumps(event)}\n\n".encode() for event in (start, *[delta] * 100, end)]
-    assert read(MESSAGES, *events) == Usage(100, 20, 0, 90, 90, searches=3)
-
-
-@pytest.mark.parametrize("size", [4_096, 9_000, 100_000])
-def test_the_tier_of_a_long_response_is_the_first_of_its_event(size: int) -> None:
-    """A caller's metadata comes after the tier."""
-    usage = {"input_tokens": 100, "output_tokens": 20}
-    first = {"response": {"service_tier": "auto", "metadata": {"service_tier": "flex"}}}
-    last = {
-        "response": {
-            "service_tier": "priority",
-            "text": "x" * 70_000,
-            "usage": usage,
-            "metadata": {"service_tier": "flex"},
-        }
-    }
-    stream = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in (first, last))
-    chunks = [stream[start : start + size] for start in range(0, len(stream), size)]
-    assert read(RESPONSES, *chunks) == Usage(100, 20, tier="priority")
-
-
-def test_an_answer_without_usage_has_none() -> None:
-    assert usage_of(Finished("stop", None, None, empty=False)) is None
