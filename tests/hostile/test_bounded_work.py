@@ -84,7 +84,7 @@ def cost(server: Program, work: Callable[[], object]) -> float:
 def test_no_request_of_64_kb_takes_a_second(server: Program, full: bool) -> None:
     """The model's window of 8,192 tokens makes most of them be compacted."""
     expensive = {}
-    for name, raw, how in requests("gpt-4", every=1 if full else 2):
+    for name, raw, how in requests("gpt-4", every=1 if full else 4):
         assert len(raw) <= KB64 + 2_000, name
         headers = [JSON, *([("content-encoding", how)] if how else [])]
         taken = cost(server, functools.partial(ask, server.url, CHAT, raw, headers))
@@ -128,7 +128,7 @@ def test_no_request_that_is_read_and_passed_through_takes_a_second(
     with program(write_config(settings, tmp_path)) as restricted:
         send = functools.partial(ask, restricted.url, "/v1/embeddings")
         assert send(b'{"model":"gpt-4","input":"hi"}', [JSON, key]).status == 200
-        for name, raw, how in passed_on("gpt-4", every=1 if full else 4):
+        for name, raw, how in passed_on("gpt-4", every=1 if full else 8):
             taken = cost(
                 restricted, functools.partial(send, raw, [JSON, key, *([("content-encoding", how)] if how else [])])
             )

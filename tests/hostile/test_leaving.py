@@ -13,6 +13,7 @@ import pytest
 
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.client import CHAT, StartProxy, ask, chat, connected, request_bytes
+from tests.kit.combinations import combined
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, head, stream_head
 from tests.kit.waiting import until
 from tests.kit.watched import CONTENT, ROLE, SOON, SUMMARY, House, leave, talk
@@ -39,9 +40,7 @@ def house(start_proxy: StartProxy) -> Iterator[House]:
         yield House(start_proxy, upstream)
 
 
-@pytest.mark.parametrize("path", DOORS)
-@pytest.mark.parametrize("streams", [True, False])
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(("path", "streams", "moment"), combined(3, DOORS, [True, False], MOMENTS))
 def test_a_client_leaves(house: House, path: str, streams: bool, moment: str) -> None:
     house.upstream.script = lambda _: MOMENTS[moment]
     before = len(house.upstream.arrived)

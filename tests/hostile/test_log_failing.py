@@ -26,7 +26,7 @@ from tests.kit.scripted import PROFILE, chat, key_hash
 from tests.kit.upstream import Reply, StandIn, is_summary_request
 from tests.kit.waiting import until
 
-REQUESTS = 300
+REQUESTS = 180
 OFTEN = """
 import sys
 from proxy.cli.commands import main

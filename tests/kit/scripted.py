@@ -6,10 +6,9 @@ import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 from starlette.types import ASGIApp
 
 from proxy.config import load
@@ -18,6 +17,9 @@ from proxy.server.loopback import serve
 from tests.kit.messages import assistant, system, user, words
 from tests.kit.program import write_config
 from tests.kit.upstream import StandIn
+
+if TYPE_CHECKING:
+    import openai
 
 PROFILE = {"context_window": 16_000, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
 
@@ -67,6 +69,8 @@ def proxied(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
 @contextlib.contextmanager
 def client(url: str, key: str = "sk-client") -> Iterator[openai.OpenAI]:
     """Return the official client without retries, so that tests see every rejection."""
+    import openai  # which takes a second, and most tests need no client
+
     with httpx.Client(trust_env=False) as direct:
         yield openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=120, http_client=direct)
 

@@ -56,7 +56,7 @@ def turns(conversation: int, count: int) -> Iterator[list[dict[str, Any]]]:
 
 
 def test_turns_go_to_any_replica(redis: RedisServer, tmp_path: Path, full: bool) -> None:
-    conversations, count = (200, 40) if full else (12, 40)
+    conversations, count = (200, 40) if full else (6, 40)
     upstream = StandIn(window=WINDOW)
     failed: list[str] = []
 

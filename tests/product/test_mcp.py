@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import json
 import re
-import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -217,31 +215,6 @@ def test_a_failing_archive_is_an_error_of_the_tool(served: Served, monkeypatch: 
     answer = served.call("read_earlier_messages", id=served.id)
     assert answer["error"]["code"] == -32603
     assert SECRET not in json.dumps(answer)
-
-
-@needs_mcp
-def test_the_work_ends_when_the_client_leaves(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, ended = threading.Event(), threading.Event()
-
-    async def endless(tenant: str, id: str) -> None:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(served.app.service.stores.archive, "fetch", endless)
-    params = {"name": "read_earlier_messages", "arguments": {"id": served.id}}
-    body = json.dumps({**LIST, "method": "tools/call", "params": params}).encode()
-    head = (
-        f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer sk-search\r\nAccept: application/json\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    place = urlsplit(served.url)
-    with socket.create_connection((place.hostname, place.port), 30) as connection:
-        connection.sendall(head.encode() + body)
-        assert started.wait(30)
-    assert ended.wait(30)
 
 
 def test_without_the_package_the_path_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

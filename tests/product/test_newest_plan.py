@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kit.any_api import Upstream, sdk, strings, units
+from tests.kit.combinations import combined
 from tests.kit.messages import assistant, call, result, user, words
 from tests.kit.three_apis import PATHS
 
@@ -74,22 +75,21 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("api", list(PATHS))
-@pytest.mark.parametrize(
-    ("calls", "seen"),
-    [
-        ([("update_todo_list", {"todos": BOXES}, "ok")], ["[x] Migrate accounts", "[ ] Migrate ledger"]),
-        ([("anything", {"operation": "write", "todoList": LISTED}, "ok")], ["Migrate ledger", "in_progress"]),
-        ([("read_file", {"path": "a.py", "task_progress": BOXES}, "text")], ["[ ] Migrate invoices"]),
-        ([("task_tracker", {"command": "plan", "task_list": LISTED}, "ok")], ["Migrate invoices", "completed"]),
-        (STEPS, ["Task 7: ", "Migrate accounts", "in_progress", "Migrate invoices"]),
-        ([("TodoWrite", {"todos": LISTED}, "ok"), ("insert", {"rows": [{"name": "Bob", "status": "done"}]}, "ok")],
-         ["Migrate ledger"]),
-    ],
-)  # fmt: skip
-def test_a_plan_is_known_by_its_shape(
-    api: str, calls: list[tuple[str, dict[str, Any], str]], seen: list[str], tmp_path: Path
-) -> None:
+SHAPES: list[Any] = [
+    ([("update_todo_list", {"todos": BOXES}, "ok")], ["[x] Migrate accounts", "[ ] Migrate ledger"]),
+    ([("anything", {"operation": "write", "todoList": LISTED}, "ok")], ["Migrate ledger", "in_progress"]),
+    ([("read_file", {"path": "a.py", "task_progress": BOXES}, "text")], ["[ ] Migrate invoices"]),
+    ([("task_tracker", {"command": "plan", "task_list": LISTED}, "ok")], ["Migrate invoices", "completed"]),
+    (STEPS, ["Task 7: ", "Migrate accounts", "in_progress", "Migrate invoices"]),
+    ([("TodoWrite", {"todos": LISTED}, "ok"), ("insert", {"rows": [{"name": "Bob", "status": "done"}]}, "ok")],
+     ["Migrate ledger"]),
+]  # fmt: skip
+"""Calls, and the texts of their plan."""
+
+
+@pytest.mark.parametrize(("api", "shape"), combined(3, PATHS, SHAPES))
+def test_a_plan_is_known_by_its_shape(api: str, shape: Any, tmp_path: Path) -> None:
+    calls, seen = shape
     plans = [
         message
         for number, (tool, arguments, answer) in enumerate(calls)

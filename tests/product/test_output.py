@@ -103,7 +103,7 @@ def test_thinking_for_most_of_the_window_leaves_room_for_the_prompt(
 
 
 def test_an_output_that_changes_from_turn_to_turn_moves_no_checkpoint(tmp_path: Path) -> None:
-    turns = 90
+    turns = 60
     history = chat(turns, 100)
 
     def breaks(asked: tuple[int, ...]) -> int:
@@ -214,17 +214,20 @@ def test_a_smaller_output_comes_before_a_smaller_prompt(wording: str, ratio: flo
 
 
 @pytest.mark.parametrize(
-    "budget",
-    [
-        {"thinking": {"type": "enabled", "budget_tokens": 6_000}},
-        {"reasoning": {"effort": "high", "max_tokens": 6_000}},
-        {"thinking_budget": 6_000},
-        {"extra_body": {"google": {"thinking_config": {"thinkingBudget": 6_000}}}},
-        {"chat_template_kwargs": {"reasoning_budget": 6_000}},
-        {"nvext": {"max_thinking_tokens": 6_000}},
-    ],
+    ("known", "budget"),
+    combined(
+        2,
+        [WINDOW, 8 * WINDOW],
+        [
+            {"thinking": {"type": "enabled", "budget_tokens": 6_000}},
+            {"reasoning": {"effort": "high", "max_tokens": 6_000}},
+            {"thinking_budget": 6_000},
+            {"extra_body": {"google": {"thinking_config": {"thinkingBudget": 6_000}}}},
+            {"chat_template_kwargs": {"reasoning_budget": 6_000}},
+            {"nvext": {"max_thinking_tokens": 6_000}},
+        ],
+    ),
 )
-@pytest.mark.parametrize("known", [WINDOW, 8 * WINDOW])
 def test_a_lowered_output_stays_above_each_budget_for_thinking(
     known: int, budget: dict[str, Any], tmp_path: Path
 ) -> None:

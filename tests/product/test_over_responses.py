@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tests.kit.combinations import combined
 from tests.kit.three_apis import event
 from tests.product.test_bridged_answers import HELLO, client, clients, entrance, message
 
@@ -375,14 +376,14 @@ def ended(folder: Path, pieces: list[str], *, api: str, stream: bool, stop: Any)
         return "".join(one.delta.content or "" for one in (*texts, last)), last.finish_reason
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("api", ["chat", "messages"])
-@pytest.mark.parametrize(
-    ("stop", "end"), [("</block>", 18), (["STOP", "", "</block>"], 18), (["One"], 0), ("</blocks>", None)]
-)
+STOPS = [("</block>", 18), (["STOP", "", "</block>"], 18), (["One"], 0), ("</blocks>", None)]
+
+
+@pytest.mark.parametrize(("stops", "api", "stream"), combined(2, STOPS, ["chat", "messages"], [False, True]))
 def test_an_answer_ends_at_a_stop_that_the_upstream_has_no_field_for(
-    tmp_path: Path, api: str, stream: bool, stop: Any, end: int | None
+    tmp_path: Path, api: str, stream: bool, stops: tuple[Any, int | None]
 ) -> None:
+    stop, end = stops
     # LiteLLM#33075: Claude Code's classifier sends a stop sequence, and reads on if a model of OpenAI's does.
     matched = "One" if end == 0 else "</block>"
     expected = {"chat": "stop", "messages": "end_turn" if end is None else matched}[api]

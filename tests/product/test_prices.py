@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.records import ledger_in, records_in
 from tests.kit.scripted import proxied
 
@@ -170,22 +171,22 @@ def test_images_and_audio_have_the_prices_of_their_tokens(
     assert price(answer, tmp_path, path, {"model": "own", "prompt": "x"}, prices={"own": prices}) == pytest.approx(usd)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("tools", [[], TOOLS], ids=["short", "long"])
-@pytest.mark.parametrize(
-    ("tier", "searches", "usd"),
-    [
-        (None, 0, 0.135),
-        ("default", 0, 0.135),
-        ("flex", 0, 0.0675),
-        ("priority", 0, 0.27),
-        ("auto", 0, 0.135),
-        ("default", 3, 0.165),
-    ],
-)
+BILLS = [
+    (None, 0, 0.135),
+    ("default", 0, 0.135),
+    ("flex", 0, 0.0675),
+    ("priority", 0, 0.27),
+    ("auto", 0, 0.135),
+    ("default", 3, 0.165),
+]
+"""Tiers, searches, and prices in USD."""
+
+
+@pytest.mark.parametrize(("bill", "tools", "stream"), combined(3, BILLS, [[], TOOLS], [False, True]))
 def test_what_openai_bills(
-    tmp_path: Path, tier: str | None, searches: int, usd: float, tools: list[Any], *, stream: bool
+    tmp_path: Path, bill: tuple[str | None, int, float], tools: list[Any], *, stream: bool
 ) -> None:
+    tier, searches, usd = bill
     body = {"model": GPT, "input": "hi", "service_tier": "auto", "stream": stream}
     answer = response(tier, tools, searches, metadata={} if tier is None else {"service_tier": "flex"})
     assert price(answer, tmp_path, "/v1/responses", body) == pytest.approx(usd)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import structlog
 import yaml
@@ -174,49 +173,6 @@ def test_edits_under_load(tmp_path: Path, full: bool) -> None:
         assert faults[0].startswith(f"{team}:{number + FAULTS[(number // 3 - 1) % len(FAULTS)][1]}: ")
     assert not [entry for entry in logged if entry["event"] == "configuration.reload_crashed"]
     assert {request.headers["x-edit"] for request in upstream.requests} > {"0", str(edits // 2 - 1)}
-
-
-def connections_to(url: str) -> list[Any]:
-    """This process's open connections to a server, which runs in it too."""
-    port = int(url.rpartition(":")[2])
-    return [
-        one
-        for one in psutil.Process().net_connections(kind="tcp")
-        if one.raddr and one.raddr.port == port and one.status == psutil.CONN_ESTABLISHED
-    ]
-
-
-def test_a_request_ends_under_the_configuration_it_began_with(tmp_path: Path) -> None:
-    """Its upstream is taken out of the configuration while it waits for the answer."""
-    release = threading.Event()
-    go = threading.Event()
-    old = StandIn(responder=lambda body: Reply(content="from the old one " * 10, go=go))
-    new = StandIn(responder=lambda body: Reply(content="from the new one"))
-    file = tmp_path / "main.yaml"
-    with serve(old.app) as before, serve(new.app) as after:
-        file.write_text(main_file(before, tmp_path))
-        with followed(file) as (url, app), client(url) as caller:
-            answers: list[str] = []
-
-            def ask() -> None:
-                parts = caller.chat.completions.create(model="m", messages=chat(1, 5), stream=True)
-                answers.append("".join(part.choices[0].delta.content or "" for part in parts if part.choices))
-                release.set()
-
-            asking = threading.Thread(target=ask)
-            asking.start()
-            until(lambda: len(old.requests) == 1, "the request is on its way")
-            assert connections_to(before)
-            written(file, main_file(after, tmp_path))
-            until(lambda: app.service.settings.upstreams["main"].base_url == f"{after}/v1", "it is in force")
-            other = caller.chat.completions.create(model="m", messages=chat(1, 5))
-            assert other.choices[0].message.content == "from the new one"
-            assert not release.is_set(), "the first one is still under way"
-            go.set()
-            asking.join()
-            assert answers == [("from the old one " * 10)]
-            until(lambda: not connections_to(before), "its connections are closed")
-            assert len(old.requests) == 1
 
 
 def test_what_was_learned_stays(tmp_path: Path) -> None:
@@ -393,7 +349,7 @@ def entries(log: Path, event: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == event]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_sighup(workers: int, tmp_path: Path) -> None:
     """Each worker reads the file again, and none ends. An invalid file doesn't end any either."""
     upstream = StandIn()

@@ -63,33 +63,6 @@ def test_only_the_newest_tokens_where_the_policy_says_so(tmp_path: Path) -> None
     assert "Question 0:" in sent(upstream), "the user's own words stay"
 
 
-def test_prepared_in_the_background_nobody_waits(tmp_path: Path, flights: list[InFlight]) -> None:
-    """The proxy requests each summary in a turn before the one that needs it.
-
-    A turn has some 620 tokens, and a checkpoint is due over 12,000.
-    """
-    upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content="Goal: SUMMARY-1."))
-    origins = []
-    with behind(upstream, tmp_path) as url, client(url) as caller:
-        messages = chat(5, 1_000)[:-1]
-        for number in range(24):
-            messages = [*messages, {"role": "user", "content": f"Question {number}: " + words(300, f"n{number}x")}]
-            requested = len(upstream.summaries)
-            headers = ask(caller, messages)
-            if "x-compaction-summary" in headers:
-                assert requested
-                origins.append(headers["x-compaction-summary"])
-            messages = [*messages, {"role": "assistant", "content": f"Answer {number}: " + words(300, f"m{number}x")}]
-            sizes = [one.tokens for one in upstream.conversations]
-            used = sum(new < old for old, new in itertools.pairwise(sizes))
-            if sizes[-1] > 11_400:
-                assert until(lambda used=used: len(flights) > used), "the next turn's summary has begun"
-            assert until(lambda: all(flight.task.done() for flight in flights))
-    assert len(origins) >= 10
-    assert set(origins) == {"stored"}
-    assert len(upstream.summaries) <= 4
-
-
 def test_summaries_made_ahead_are_not_bought_twice(tmp_path: Path, flights: list[InFlight]) -> None:
     """The head takes a third of the window, and the turns have different sizes."""
     calls = {}

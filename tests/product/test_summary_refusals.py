@@ -199,9 +199,10 @@ BACKEND: Sequence[tuple[Callable[[Body], bool], Refusal]] = (
 """The rules of a login's backend for the Responses API."""
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 1, 0, 3)])
-@pytest.mark.parametrize("method", ["transcript", "continue"])
-@pytest.mark.parametrize("identity", [False, True])
+@pytest.mark.parametrize(
+    ("order", "method", "identity"),
+    combined(3, [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 4, 1, 0, 3)], ["transcript", "continue"], [False, True]),
+)
 def test_a_backend_with_several_demands(method: str, order: tuple[int, ...], identity: bool, tmp_path: Path) -> None:
     def rule(api: str, body: Body) -> Refusal | None:
         for broken, refusal in (BACKEND[number] for number in order):

@@ -16,7 +16,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("full", parent=settings.get_profile("deterministic"), max_examples=120)
-settings.register_profile("quick", parent=settings.get_profile("deterministic"), max_examples=20)
+settings.register_profile("quick", parent=settings.get_profile("deterministic"), max_examples=8)
 
 
 def pytest_configure(config: pytest.Config) -> None:

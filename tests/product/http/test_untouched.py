@@ -11,6 +11,7 @@ import pytest
 
 from proxy.dialects.chat.answers import without_usage
 from tests.kit.client import CHAT, JSON, Got, StartProxy, ask
+from tests.kit.combinations import combined
 from tests.kit.odd_bodies import generated, hand_written, with_stream
 from tests.kit.raw_upstream import Arrived, Stage, Step
 from tests.kit.varied_answers import Varied, answers, streams
@@ -39,8 +40,7 @@ def requests(api: str) -> list[tuple[str, str]]:
     return [(f"chat {at}", body) for at, body in enumerate([*hand_written(), *generated(100)])]
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize("api", PATHS)
+@pytest.mark.parametrize(("api", "streaming"), combined(2, PATHS, [False, True]))
 def test_bodies_and_answers_are_equal_to_the_byte(
     start_proxy: StartProxy, stage: Stage, api: str, *, streaming: bool
 ) -> None:

@@ -26,7 +26,7 @@ BATCH = 20
 LARGE_BATCH = 4
 EACH, EACH_FULL = 25, 490
 """Batches of sound conversations, and of damaged ones, without ``--full`` and with it."""
-LARGE, LARGE_FULL = 8, 20
+LARGE, LARGE_FULL = 4, 20
 """Batches of conversations in larger windows."""
 
 

@@ -18,7 +18,7 @@ from tests.kit.engine import Engine, Request, request, run, sent
 from tests.kit.generator import BUDGETS, GROWN, SETTINGS, Batch, batches, conversation, encoded
 from tests.kit.judging import Judged, in_archive, judge
 
-GROWING, GROWING_FULL = 8, 64
+GROWING, GROWING_FULL = 4, 64
 """Batches, without ``--full`` and with it."""
 SIZE = 5
 """Conversations in a batch."""

@@ -30,7 +30,7 @@ from tests.kit.three_apis import APIS, PATHS
 
 WINDOWS = (8_000, 8_000, 12_000, 16_000, 16_000, 32_000)
 LARGE = (*WINDOWS, 64_000, 128_000, 200_000)
-PROMPTS, PROMPTS_FULL = 50, 5_000
+PROMPTS, PROMPTS_FULL = 25, 5_000
 """Compacted prompts of each API."""
 SHARE = 0.3
 """Part of a prompt's room below which everything in effect must be there. The proxy's own limit is a bit higher."""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.kit.odd_answers import Said, Sent, Upstream, odd_answer
 
-SEEDS, SEEDS_FULL = 150, 10_000
+SEEDS, SEEDS_FULL = 75, 10_000
 BATCHES = 5
 STOPS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens", "content_filter": "refusal"}
 STATUSES = {"length": "max_output_tokens", "content_filter": "content_filter"}

@@ -31,7 +31,7 @@ from tests.kit.generator import SETTINGS, encoded, text
 from tests.kit.judging import in_archive, judge
 
 BUDGET = 1_500
-MACHINES, MACHINES_FULL = 14, 60
+MACHINES, MACHINES_FULL = 8, 60
 """Sessions, without ``--full`` and with it."""
 STEPS = 25
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +28,6 @@ from tests.kit.conversations import (
     message_tokens,
     requests,
     result,
-    system,
     turns,
     user,
 )
@@ -68,24 +66,6 @@ def test_the_largest_results_go_first_and_no_further_than_needed() -> None:
     assert out.steps == ("evict_results", NAME)
 
 
-def test_then_arguments_then_texts() -> None:
-    messages = [
-        user(words(1000)),
-        assistant(None, call("a", "any_tool", path="x" * 900, content=words(1000))),
-        result("a", words(300)),
-        assistant(words(1000)),
-        user("last"),
-    ]
-    assert fitted(messages, whole(messages).tokens - 100)[1] == [2]
-    assert fitted(messages, 2600)[1] == [1, 2]
-    after, changed, out = fitted(messages, 1200)
-    assert changed == [0, 1, 2, 3]
-    assert out.tokens <= 1200
-    arguments = msgspec.json.decode(after[1]["tool_calls"][0]["function"]["arguments"])
-    assert arguments["path"] == "x" * 900
-    assert len(arguments["content"]) < 300
-
-
 def test_the_last_user_message_is_shortened_only_if_the_policy_says_so() -> None:
     messages = [user(words(500)), assistant("well"), user(words(5000))]
     after, changed, out = fitted(messages, 2000)
@@ -100,13 +80,6 @@ def test_the_last_user_message_is_shortened_only_if_the_policy_says_so() -> None
     messages = [user("Look."), user("word " * 10_000)]
     assert fitted(messages, None, FIRM, 10_000)[1] == []
     assert fitted(messages, None, YIELDING, 10_000)[2].bytes <= 10_000
-
-
-def test_head_newest_pictures_and_small_messages_are_never_touched() -> None:
-    messages = [system(words(3000)), user("short"), {"role": "user", "content": [IMAGE] * 30}]
-    assert fitted(messages, 100, YIELDING)[1] == []
-    _, changed, out = fitted([user("Look."), {"role": "user", "content": [PICTURE] * 3}], None, YIELDING, 10_000)
-    assert (changed, out.steps) == ([], ("evict_results",))
 
 
 def test_older_pictures_become_labels_and_never_come_back() -> None:
@@ -131,36 +104,6 @@ def test_in_bytes_the_largest_pictures_go_first_and_texts_stay() -> None:
     assert changed == [2]
     assert out.bytes <= 30_000
     assert out.steps == ("evict_results", NAME)
-
-
-def test_a_command_that_is_a_whole_file_gives_way_at_last() -> None:
-    messages = [
-        user("go"),
-        assistant("Now:\n" + words(2000), call("a", "run", command="echo " + "x" * 9000, path="/srv/a")),
-        result("a", words(200)),
-        user("last"),
-    ]
-    after, changed, _ = fitted(messages, 2600)
-    assert changed == [1, 2]
-    assert after[1]["content"] == messages[1]["content"]
-    after, changed, out = fitted(messages, 800)
-    assert out.tokens <= 800
-    assert chat_faults({"messages": after}) == []
-    shorter = msgspec.json.decode(after[1]["tool_calls"][0]["function"]["arguments"])
-    assert shorter["command"].startswith("echo xxx")
-    assert shorter["path"] == "/srv/a"
-    assert after[1]["content"].startswith("Now:")
-    assert len(after[1]["content"]) < 4000, "what one rung took out, the next does not bring back"
-
-
-def test_the_summary_is_never_touched() -> None:
-    raw = msgspec.json.encode(user(words(900)))
-    summary = OutgoingMessage(raw, message_tokens(decode(raw)), None)
-    out = fit(
-        RenderedConversation([summary, *whole([user("last")]).pieces], ("summary",)), 100, YIELDING, message_tokens
-    )
-    assert out.pieces[0] is summary
-    assert out.steps == ("summary",)
 
 
 def only_short_arguments(message: Any) -> bool:

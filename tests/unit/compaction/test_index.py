@@ -22,58 +22,12 @@ def listing(found: Names, tokens: int = 500, shown: str = "") -> list[str]:
     return index(found, shown, tokens, text_tokens).split("\n")
 
 
-def test_the_index_puts_files_under_their_folder() -> None:
-    text = "/src/a.py /src/b.py /lib/c.py AB-1 https://example.org/x getUser"
-    assert listing(in_results(text)) == [
-        "- /lib/: c.py",
-        "- /src/: a.py b.py",
-        "- URLs: https://example.org/x",
-        "- ids and figures: AB-1",
-        "- names: getUser",
-    ]
-
-
-def test_what_is_shown_is_not_listed() -> None:
-    found = in_results("getUser other_name /src/a.py")
-    assert listing(found, shown="call getUser in /src/a.py") == ["- names: other_name"]
-    assert listing(found, shown="getUser other_name /src/a.py") == [""]
-
-
 def test_names_that_cannot_be_guessed_are_listed_even_if_they_occurred_once() -> None:
     often = [Part("call", f"{name}Common src/{name}.py") for name in "abcdefghijklmnopqrst"]
     once = [Part("result", "AB-1 in load_123 of /a/b456/once.py"), Part("result", "load_789", "src/a.py")]
     listed = " ".join(listing(collect([once, often, often]), 60)).split()
     # A word of a file can be read again there, and the digits of a folder don't make a file rare.
     assert [name in listed for name in ("AB-1", "load_123", "load_789", "once.py")] == [True, True, False, False]
-
-
-def test_files_that_calls_wrote_or_read_come_first_the_last_changed_ones_before_others() -> None:
-    read: Files = [("read", "/src/a.py"), ("read", "/lib/c.py"), ("read", "notes.md")]
-    written: Files = [("written", "/src/a.py"), ("written", "/web/d.py"), ("written", "/src/b.py")]
-    files: Files = [*read, *written, ("read", "/src/a.py"), ("file", "/srv/data"), ("file", "/lib/c.py")]
-    text = "/src/a.py /x/y.ts /dev/null loadTable"
-    assert listing(in_results(text, files=files)) == [
-        "- /src/ (written): b.py a.py",
-        "- /web/ (written): d.py",
-        "- /lib/ (read): c.py",
-        "- ./ (read): notes.md",
-        "- /srv/: data",
-        "- /x/: y.ts",
-        "- names: loadTable",
-    ]
-    again: Files = [*files, ("written", "/web/d.py")]
-    assert listing(in_results(text, files=again))[:2] == ["- /web/ (written): d.py", "- /src/ (written): b.py a.py"]
-
-
-def test_names_stand_behind_their_file() -> None:
-    files: Files = [("read", "/src/a.py"), ("written", "/src/b.py")]
-    found = in_results("def load_table(x):\n  save_table(x)", file="/src/a.py", files=files)
-    found = collect([[Part("result", "load_table " * 9, "/src/b.py"), Part("call", "keep_row", "/src/b.py")]], found)
-    assert listing(found) == ["- /src/ (written): b.py: keep_row", "- /src/ (read): a.py: load_table save_table"]
-    # A short list doesn't repeat names that the prompt shows, and a long one does if it has their file anyway.
-    assert listing(found, shown="save_table")[1] == "- /src/ (read): a.py: load_table"
-    assert listing(found, 2_000, "save_table")[1] == "- /src/ (read): a.py: load_table save_table"
-    assert listing(found, 2_000, "/src/a.py /src/b.py load_table save_table") == ["- /src/ (written): b.py: keep_row"]
 
 
 def test_the_same_file_of_windows_is_listed_once_below_its_folder() -> None:
@@ -87,18 +41,6 @@ def test_the_same_file_of_windows_is_listed_once_below_its_folder() -> None:
         "  - db/: e5.go",
         "  - web/: d4.go",
         "- ./: c3.go",
-    ]
-
-
-def test_a_folder_that_many_lines_share_is_named_once() -> None:
-    root = "/home/ann/projects/shop"
-    files = [f"{root}/{folder}/{name}.py" for folder in ("api", "web/views", "db") for name in ("a1", "b2", "c3", "d4")]
-    assert listing(in_results(" ".join([*files, "/etc/a.cfg"]))) == [
-        f"- in {root}/:",
-        "  - api/: a1.py b2.py c3.py d4.py",
-        "  - db/: a1.py b2.py c3.py d4.py",
-        "  - web/views/: a1.py b2.py c3.py d4.py",
-        "- /etc/: a.cfg",
     ]
 
 
@@ -122,21 +64,6 @@ def test_long_names_of_shared_folders_stay_in_the_limit(limit: int) -> None:
     folders = [f"/{n % 90}/{'long-name-' * 9}{n}" for n in range(300)]
     files: Files = [("read", f"{folder}/{n} {n}.py") for n in range(3) for folder in folders]
     assert text_tokens(index(in_results("", files=files), "", limit, text_tokens)) <= limit
-
-
-def test_small_folders_share_the_line_of_their_parent() -> None:
-    paths = "/a/b/one.py /a/b/two.py /a/c/three.py /a/d/1.py /a/d/2.py /a/d/3.py /a/d/4.py /e/f/5.py"
-    assert sorted(listing(in_results(paths))) == [
-        "- /a/: b/one.py b/two.py c/three.py",
-        "- /a/d/: 1.py 2.py 3.py 4.py",
-        "- /e/f/: 5.py",
-    ]
-
-
-@pytest.mark.parametrize("folders", [1, 7, 400])
-def test_the_index_uses_its_tokens_up(folders: int) -> None:
-    found = in_results(" ".join(f"/src/part{n % folders}/file{n}.py some_name{n}" for n in range(400)))
-    assert 300 < text_tokens(index(found, "", 400, text_tokens)) <= 400
 
 
 words = st.sampled_from(

@@ -9,8 +9,6 @@ import pytest
 from proxy.compaction.identifiers import PIECE
 from proxy.compaction.named_files import argument_text
 from proxy.compaction.origins import parts, target
-from proxy.compaction.summary_message import collect_names
-from tests.kit.conversations import FORMAT, Message, assistant, call, result, turns
 
 
 @pytest.mark.parametrize(
@@ -54,33 +52,3 @@ def test_the_files_that_lines_name(text: str, files: dict[str, str]) -> None:
     names = ("aName", "bName", "cName")
     found = {part.file: " ".join(name for name in names if name in part.text) for part in parts("result", text)}
     assert {file: inside for file, inside in found.items() if inside} == files
-
-
-def test_the_letters_of_a_diff_are_no_folders() -> None:
-    diff = "diff --git a/src/a.py b/src/a.py\n--- a/src/a.py\n+++ b/src/a.py\n+aName"
-    assert parts("result", diff) == [("result", "src/a.py\nsrc/a.py\nsrc/a.py\n+aName", "src/a.py")]
-
-
-def test_lines_without_a_file_belong_to_that_of_the_command() -> None:
-    found = {part.file: part.text for part in parts("result", "aName\nb.py:1: bName", "a.py")}
-    assert found == {"a.py": "aName", "b.py": "b.py  bName"}
-    assert parts("result", "aName", "a.py") == [("result", "aName", "a.py")]
-
-
-def belonging(*messages: Message) -> dict[str, str]:
-    found = collect_names(turns(list(messages)), None, FORMAT)
-    return {name: mention.file for name, mention in found.items() if mention.kind == "name"}
-
-
-def test_results_belong_to_the_file_of_their_call() -> None:
-    read, edit = call("a", "read_file", path="a.py"), call("b", "edit", path="b.py", edits=[{"new_text": "useTable"}])
-    ran = call("c", "bash", command="pytest tests/test_c.py")
-    assert belonging(
-        assistant(None, read, edit, ran),
-        result("a", "see z.py:1: loadTable"),
-        result("b", "new_text set; saveTable"),
-        result("c", "checkTable\nd.py:7: dropTable"),
-    ) == {
-        "useTable": "b.py", "loadTable": "a.py", "saveTable": "b.py",
-        "checkTable": "tests/test_c.py", "dropTable": "d.py",
-    }  # fmt: skip

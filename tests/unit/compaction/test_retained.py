@@ -24,12 +24,6 @@ def retained(groups: list[list[Turn]], most: int | None, newest: int | None = No
     return made
 
 
-def test_the_newest_stays_whatever_its_size_and_counts_as_it_is_held() -> None:
-    made = retained(of(("system", 10, b"a"), ("system", 500, b"b"), ("system", 10, b"c")), 30, 100)
-    assert [made.groups(cut) for cut in range(4)] == [[], [0], [1], [2]]
-    assert made.tokens == [0, 10, 100, 10]
-
-
 @given(
     st.lists(
         st.tuples(

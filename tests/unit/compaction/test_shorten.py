@@ -43,24 +43,6 @@ def test_the_outcome_is_never_longer_than_allowed(flavour: int, size: int, limit
         assert text.endswith(tail)
 
 
-def test_where_nothing_can_stay_the_marker_is_all() -> None:
-    assert FILLED.fullmatch(middle_cut("word " * 500, 3, text_tokens, MARKER))
-
-
-def test_a_text_whose_size_is_known_is_not_counted_whole() -> None:
-    text = "one of very many lines\n" * 100_000
-    seen: list[int] = []
-
-    def count(piece: str) -> int:
-        seen.append(len(piece))
-        return text_tokens(piece)
-
-    cut = middle_cut(text, 300, count, MARKER, total=text_tokens(text))
-    assert text_tokens(cut) <= 300
-    assert max(seen) < 3000
-    assert len(seen) < 8
-
-
 @pytest.mark.parametrize("characters", range(8, 60))
 def test_a_surrogate_pair_is_never_parted(characters: int) -> None:
     """Texts from other runtimes may contain surrogate pairs as two characters."""

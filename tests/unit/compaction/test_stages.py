@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.compaction import keeps
 from proxy.compaction.rules import Rules
 from proxy.compaction.settings import Clause
-from proxy.compaction.stages import ArgumentRules, ResultRules, duplicates, evict_results, media, truncate_args
+from proxy.compaction.stages import ArgumentRules, ResultRules, evict_results, media, truncate_args
 from proxy.compaction.stages.stage import Stage
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.units import text_of
@@ -48,26 +48,6 @@ def cut_arguments(message: Any, policy: ArgumentRules | None = None) -> Turn | N
 
 def arguments_in(form: Turn, index: int = 0) -> Any:
     return json.loads(decode(form.raw)["tool_calls"][index]["function"]["arguments"])
-
-
-def test_long_strings_are_cut_and_all_else_stays() -> None:
-    given_ = {"path": LONG, "content": LONG, "edits": [{"old": "short", "new": LONG, "n": 1.5}], "flag": None, "é": "é"}
-    form = cut_arguments(assistant(None, call("a", "write_file", **given_), call("b", "ls", path=".")))
-    assert form is not None
-    start = "x" * keeps.KEPT_CHARACTERS + CUT
-    expected = {**given_, "content": start, "edits": [{"old": "short", "new": start, "n": 1.5}]}
-    assert arguments_in(form) == expected
-    assert arguments_in(form, 1) == {"path": "."}
-    assert form.facts.tokens == message_tokens(decode(form.raw))
-
-
-@pytest.mark.parametrize("key", sorted(truncate_args.REPLACED_KEYS))
-def test_text_that_an_edit_replaced_is_cut_sooner(key: str) -> None:
-    policy = ArgumentRules((), Clause(messages=1), 2000, CUT, ("edit",), 400)
-    form = cut_arguments(assistant(None, call("a", "edit", **{key: "x" * 500, "new_string": "y" * 500})), policy)
-    assert form is not None
-    assert arguments_in(form) == {key: "x" * keeps.KEPT_CHARACTERS + CUT, "new_string": "y" * 500}
-    assert cut_arguments(assistant(None, call("a", "edit", **{key: "x" * 400})), policy) is None
 
 
 @pytest.mark.parametrize("key", sorted(truncate_args.KEPT_KEYS))
@@ -152,34 +132,6 @@ def shorten_result(message: Any, *before: Any, max_tokens: int = 800, exclude: t
 LINES = "\n".join(f"{n}: something was done" for n in range(800))
 
 
-def test_a_result_up_to_the_limit_is_left() -> None:
-    message = result("a", "some words " * 300)
-    tokens = message_tokens(message)
-    assert shorten_result(message, max_tokens=tokens) is None
-    assert shorten_result(message, max_tokens=tokens - 1) is not None
-
-
-def test_results_of_excluded_tools_are_left_whatever_other_call_had_their_id() -> None:
-    earlier = [assistant(None, call("a", "read_file")), result("a", "x"), assistant(None, call("a", "ls"))]
-    assert shorten_result(result("a", LINES), *earlier, exclude=("ls",)) is None
-    assert shorten_result(result("a", LINES), *earlier, exclude=("read_file",)) is not None
-    legacy = {"role": "assistant", "content": None, "function_call": {"name": "ls", "arguments": ""}}
-    answer = {"role": "function", "name": "ls", "content": LINES}
-    assert shorten_result(answer, legacy, exclude=("ls",)) is None
-    assert shorten_result(answer, legacy, exclude=("grep",)) is not None
-
-
-def test_parts_stay_parts_and_what_is_no_text_stays() -> None:
-    parts = [{"type": "text", "text": LINES}, IMAGE, {"type": "text", "text": "the end"}]
-    form = shorten_result(result("a", parts))
-    assert form is not None
-    content = decode(form.raw)["content"]
-    assert [part["type"] for part in content] == ["text", "image_url"]
-    assert content[1] == IMAGE
-    assert content[0]["text"].endswith("the end")
-    assert "[image]" not in content[0]["text"]
-
-
 @given(st.integers(0, 6), st.integers(0, 2000), st.integers(30, 400), st.booleans())
 def test_no_result_grows_and_none_is_larger_than_asked(flavour: int, size: int, limit: int, as_parts: bool) -> None:
     text = text_of_size(size, flavour, size)
@@ -229,29 +181,6 @@ def test_a_form_is_made_once_and_kept_with_the_message() -> None:
     assert made(evict_results, body, result_rules(100), counting).reduce(0, body[0]) != first
 
 
-def test_lines_that_tell_of_a_failure_stay() -> None:
-    lines = LINES.split("\n")
-    lines[400] = "tests/test_a.py:17: AssertionError: 3 != 4"
-    form = shorten_result(result("a", "\n".join(lines)))
-    assert form is not None
-    content = decode(form.raw)["content"]
-    assert lines[400] in content.split("\n")
-    assert form.facts.tokens <= 200
-
-
-def test_a_note_says_where_the_whole_is_kept() -> None:
-    body = turns([result("a", LINES), assistant(None, call("b", "write_file", text=LONG)), result("a", LINES)])
-    for module, index in ((evict_results, 0), (truncate_args, 1), (duplicates, 0)):
-        form = made(module, body, rules()).reduce(index, body[index])
-        assert form is not None
-        assert body[index].facts.id in form.raw.decode()
-        assert "not part of the" in form.raw.decode()
-        assert form.facts.id == body[index].facts.id
-    without = made(evict_results, body, rules(archive=False)).reduce(0, body[0])
-    assert without is not None
-    assert "archive" not in without.raw.decode()
-
-
 def test_old_media_become_a_label_and_text_stays() -> None:
     audio = {"type": "input_audio", "input_audio": {"data": "UklGRg" * 200, "format": "wav"}}
     marked = {**IMAGE, "cache_control": {"type": "ephemeral"}}
@@ -268,15 +197,6 @@ def test_old_media_become_a_label_and_text_stays() -> None:
     assert "audio." in after["content"][2]["text"]
     assert not form.facts.media
     assert stage.reduce(0, form) is None
-
-
-def test_stages_come_cheapest_first_and_can_be_switched_off() -> None:
-    def names(**off: bool) -> list[str]:
-        return [stage.name for stage in rules(**off).applied_to([], FORMAT)]
-
-    assert names() == ["duplicates", "truncate_args", "evict_results", "media"]
-    assert names(arguments=False, duplicates=False) == ["evict_results", "media"]
-    assert names(arguments=False, results=False, duplicates=False, media=False) == []
 
 
 LEFT_OUT = re.compile(r"\[The compaction proxy left out [^\]]*?\d|\.\.\.\(argument truncated\)")

@@ -43,7 +43,6 @@ from tests.kit.conversations import (
 )
 
 ROOMY = SectionLimits(summary=4000, users=20_000, newest=20_000, system=20_000, words=2000, index=2000, group=None)
-RULES_TITLE = "[Sentences from them that state rules, word for word:]"
 BLOCK = re.compile(r"<user_message>\n(.*?)\n</user_message>", re.DOTALL)
 
 
@@ -53,23 +52,6 @@ def note(messages: list[Message], summary: str = "They worked.", room: SectionLi
     message = decode(with_index(bare, collect_names(dropped, None, FORMAT), (), room, FORMAT))
     assert (message["role"], set(message)) == ("user", {"role", "content"})
     return text_of(message)
-
-
-def test_the_users_words_the_index_and_the_summary_are_in_it() -> None:
-    text = note(
-        [
-            user("Fix the build, never touch vendor/."),
-            assistant(None, call("a", "read_file", path="/srv/app/main.py")),
-            result("a", "see https://example.org/issue/7"),
-            user("  and be quick\n"),
-        ],
-        "  The build was fixed.\n",
-    )
-    assert BLOCK.findall(text) == ["Fix the build, never touch vendor/.", "  and be quick\n"]
-    assert "- /srv/app/ (read): main.py: https://example.org/issue/7\n" in text
-    assert "## Summary\nThe build was fixed.\n" in text
-    assert text.startswith(f"<{TAG}>\n")
-    assert text.endswith(f"\n</{TAG}>")
 
 
 def test_the_first_and_the_newest_messages_stay_and_the_rest_is_counted() -> None:
@@ -99,25 +81,6 @@ def test_the_users_messages_take_no_more_than_their_tokens(drawn: list[tuple[int
 
 
 RULE = "Never push to the main branch without my approval."
-
-
-def test_the_rules_of_omitted_messages_are_listed_word_for_word() -> None:
-    texts = [
-        "Fix the build.",
-        f"{'with words ' * 30}\n{RULE}",
-        *(f"message {n} {'with words ' * 10}" for n in range(40)),
-    ]
-    blocks = user_messages(texts, 400, text_tokens)
-    assert blocks[1].endswith(f"user messages are only in the summary below.]\n{RULES_TITLE}\n- {RULE}")
-    assert sum(text_tokens(block) + 1 for block in blocks) <= 400
-
-
-def test_a_shortened_message_keeps_its_rules() -> None:
-    filler = "x y z\n" * 1000
-    blocks = user_messages(["Fix the build.", f"{filler}{RULE}\n{filler}", "newest"], 300, text_tokens)
-    assert len(blocks) == 3
-    assert f"tokens of this message …]\n{RULE}\n" in blocks[1]
-    assert blocks[1].startswith("<user_message>\nx y z\n")
 
 
 def reading(path: str, text: str, id_: str = "r") -> list[Message]:

@@ -36,20 +36,6 @@ def test_all_parts_of_a_clause_hold_and_bounds_are_inclusive(
     assert clause.met(tokens, messages, budget) is met
 
 
-def test_any_clause_of_a_list_fires_and_none_never_does() -> None:
-    either = (Clause(tokens=500), Clause(messages=10))
-    assert any_met(either, 500, 1, None)
-    assert any_met(either, 1, 10, None)
-    assert not any_met(either, 499, 9, None)
-    assert not any_met((), 10**9, 10**9, 1)
-
-
-def test_levels_are_the_tokens_that_suffice_whatever_the_messages() -> None:
-    assert lowest_level((Clause(fraction=0.85), Clause(tokens=700)), 1000) == 700
-    assert lowest_level((Clause(fraction=0.85, tokens=900),), 1000) == 900
-    assert lowest_level((Clause(messages=3), Clause(fraction=0.5)), None) is None
-
-
 clauses = st.builds(
     Clause,
     tokens=st.none() | st.integers(1, 2000),

@@ -107,13 +107,3 @@ def test_a_long_text_is_held_to_its_share_apart_from_its_media() -> None:
     assert carried["content"][8]["text"].endswith("line 399 of the task")
     text_only = message_tokens({**carried, "content": carried["content"][8:]})
     assert 0.7 * sent.plan.limits.newest < text_only <= sent.plan.limits.newest
-
-
-def test_a_quoted_message_with_many_pictures_keeps_both_ends_of_its_text() -> None:
-    long = {"role": "user", "content": [*[IMAGE, FILE] * 20, {"type": "text", "text": "BEGIN " + "a b " * 900 + "END"}]}
-    history = [user("first"), assistant("ok"), long, assistant("ok"), *[m for n in range(6) for m in work(n, 1, 300)]]
-    history += [assistant("ok"), user("next"), *work(9, 1, 300)]
-    sent = send(turns(history), rules(media=False), 3584)
-    summary = next(text for text in texts(sent) if "<conversation_summary>" in text)
-    assert "BEGIN a b" in summary
-    assert "END\n[20 × image, 20 × file: no longer shown]\n</user_message>" in summary

@@ -73,6 +73,7 @@ def test_what_the_example_states_as_defaults_are_the_defaults() -> None:
     assert same.model_dump() == defaults.policies["default"].model_dump()
 
 
+@pytest.mark.long
 def test_the_schema_is_the_one_that_is_published() -> None:
     assert SCHEMA_FILE.read_text(encoding="utf-8") == schema_text(), "run: python -m tests.docs.reference"
 

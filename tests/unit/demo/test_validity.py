@@ -8,8 +8,6 @@ import pytest
 
 from proxy.demo.validity import faults, parameter_faults
 
-USER = {"role": "user", "content": "What is the weather in Oslo?"}
-
 
 def call(id: str, arguments: Any = "{}") -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": "weather", "arguments": arguments}}
@@ -21,37 +19,6 @@ def asking(*calls: dict[str, Any]) -> dict[str, Any]:
 
 def result(id: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": "Rain."}
-
-
-WELL_FORMED = {
-    "all roles": [
-        {"role": "system", "content": "Be brief."},
-        {"role": "developer", "content": "Be briefer."},
-        {"role": "user", "name": "ada", "content": [{"type": "text", "text": "Hello"}]},
-        {"role": "assistant", "content": "Hello."},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
-    ],
-    "parallel calls, answered in another order": [USER, asking(call("a"), call("b")), result("b"), result("a"), USER],
-    "the older function call": [
-        USER,
-        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": "{}"}},
-        {"role": "function", "name": "weather", "content": "Rain."},
-    ],
-    "media": [
-        {
-            "role": "user",
-            "content": [
-                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
-                {"type": "file", "file": {"file_id": "file-1"}},
-            ],
-        }
-    ],
-}
-
-
-@pytest.mark.parametrize("messages", WELL_FORMED.values(), ids=WELL_FORMED)
-def test_a_well_formed_conversation_has_no_fault(messages: list[Any]) -> None:
-    assert faults({"messages": messages}) == []
 
 
 ORPHAN = "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."

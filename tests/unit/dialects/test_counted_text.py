@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from proxy.dialects.counting import Counter
 from proxy.dialects.messages.counting import MessagesCounter
 from proxy.dialects.responses.counting import ResponsesCounter
 from proxy.limits.profiles import Profile
-from proxy.tokens import text as tokens
 from proxy.tokens.text import TextCount
 
 TOKENIZERS = ["o200k_base", "cl100k_base", "p50k_base"]
@@ -75,20 +73,3 @@ def test_it_equals_the_count_of_the_text(case: Case, tokenizer: str, said: str, 
         for text in (said, f"[tool result] {said}", f"[user]{said}", f"{said} more"):
             for count in others:
                 assert counter.format.counted(turn, text, count) == count(text)
-
-
-def test_it_tokenizes_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    counter = ChatCounter(Profile("m"))
-    said = "a line of a file\n" * 200
-    raw = json.dumps({"role": "tool", "tool_call_id": "a", "content": said}).encode()
-    turn = Turn(raw, counter.format.read(raw))
-    seen: list[str] = []
-    count = tokens.count
-
-    def noted(encoding: tiktoken.Encoding, text: str) -> int:
-        seen.append(text)
-        return count(encoding, text)
-
-    monkeypatch.setattr(tokens, "count", noted)
-    assert counter.format.counted(turn, f"[tool result] {said}", counter.text) > 500
-    assert 0 < sum(map(len, seen)) < 50

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 PROXY = Path(__file__).parents[3] / "proxy"
 
 KEYS = frozenset({"role", "content", "tool_calls", "tool_call_id", "function_call", "refusal"})
@@ -50,5 +52,6 @@ def keys_in(path: str) -> set[str]:
     return values & KEYS
 
 
+@pytest.mark.long
 def test_keys_of_messages_appear_in_dialects_and_in_each_exception_only() -> None:
     assert {path for path in modules() if keys_in(path)} == {*ELSEWHERE}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dialects.identity import digest
-from proxy.dialects.units import PIECE, ByDigest
+from proxy.dialects.units import ByDigest
 
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20) | st.text(st.characters(max_codepoint=127))
 
@@ -33,8 +33,3 @@ def test_a_full_cache_is_emptied() -> None:
 def test_a_digest_is_that_of_canonical_json(value: object) -> None:
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":")).encode("ascii")
     assert digest(value) == digest(value, large=True) == hashlib.sha256(canonical).digest()
-
-
-def test_a_long_text_has_the_same_digest_in_pieces() -> None:
-    value = {"b": ["é\U0001f600" * PIECE, {"c": 1}], "a": "x" * (PIECE + 1)}
-    assert digest(value) == digest(value, large=True)

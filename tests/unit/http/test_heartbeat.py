@@ -27,27 +27,6 @@ class Client:
         return Heartbeat(self.send, every, asyncio.get_running_loop().time(), lambda: [("x-compaction", "compacted")])
 
 
-def test_it_send_nexts_while_watched_and_on_once_it_has_begun() -> None:
-    async def scene() -> None:
-        client = Client()
-        heartbeat = client.heartbeat()
-        await asyncio.sleep(0.05)
-        assert client.got == [], "nobody asked for it"
-        heartbeat.start_after_delay()
-        await asyncio.sleep(0.05)
-        heartbeat.cancel_start()
-        assert heartbeat.begun
-        heard = len(client.got)
-        await asyncio.sleep(0.2)
-        assert len(client.got) > heard
-        await heartbeat.stop()
-        heard = len(client.got)
-        await asyncio.sleep(0.1)
-        assert client.got == ["http.response.start", *[COMMENT] * (heard - 1)]
-
-    asyncio.run(scene())
-
-
 def test_whoever_sends_next_waits_for_what_is_being_sent() -> None:
     async def scene() -> None:
         client = Client()

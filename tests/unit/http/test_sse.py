@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.http.sse import LONGEST_EVENT, EventBuffer, comment, data_of, encode, split_events
-
-
-def test_events_are_written_and_read_again() -> None:
-    stream = comment("waiting") + encode(b"{}", "error") + encode(b"[DONE]") + b"data: unfinished"
-    assert [data_of(lines) for lines in split_events(stream) if data_of(lines)] == [b"{}", b"[DONE]"]
-    assert encode(b"{}", "error") == b"event: error\ndata: {}\n\n"
+from proxy.http.sse import LONGEST_EVENT, EventBuffer
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])

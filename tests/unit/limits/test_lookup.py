@@ -186,6 +186,7 @@ def test_newer_claude_models_count_more() -> None:
         assert PROFILES.find(name).token_ratio == 1.25, name
 
 
+@pytest.mark.long
 def test_every_listed_model_has_a_sound_profile() -> None:
     for name, listing in tables.load().items():
         profile = PROFILES.find(name)

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
-import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import Any
 
-import pytest
-
-from proxy.compaction.turn import FACTS_BYTES, PART_BYTES, Facts
+from proxy.compaction.turn import FACTS_BYTES, Facts
 from proxy.dialects.chat.counting import ChatCounter
-from proxy.dialects.chat.request import parse as parse_chat
-from proxy.dialects.messages.counting import MessagesCounter
-from proxy.dialects.messages.request import parse as parse_messages
-from proxy.dialects.responses.counting import ResponsesCounter
-from proxy.dialects.responses.request import parse as parse_responses
 from proxy.limits.profiles import Profile
 from proxy.pipeline.facts_cache import CounterFacts, FactsCache, FactsMemory
-from tests.kit import engine, three_apis
+from tests.kit import engine
 from tests.kit.generator import SETTINGS
 from tests.kit.messages import assistant, call, result, user
-
-APIS = {
-    "chat": (ChatCounter, parse_chat),
-    "messages": (MessagesCounter, parse_messages),
-    "responses": (ResponsesCounter, parse_responses),
-}
 
 
 def results(count: int, id_length: int) -> list[bytes]:
     """Tool results whose ids have a length."""
     ids = (f"{n:04}".ljust(id_length, "x") for n in range(count))
     return [json.dumps({"role": "tool", "tool_call_id": id_, "content": "ok"}).encode() for id_ in ids]
-
-
-def known(memory: CounterFacts, message: bytes) -> bool:
-    return memory.look_up([message])[0][0] is not None
 
 
 def taught(messages: list[bytes], memory: CounterFacts, tenant: str = "") -> CounterFacts:
@@ -52,34 +31,6 @@ def taught(messages: list[bytes], memory: CounterFacts, tenant: str = "") -> Cou
 
 def counted(most: int) -> CounterFacts:
     return CounterFacts(ChatCounter(Profile("m")), FactsMemory(most))
-
-
-@pytest.mark.parametrize(("id_length", "each"), [(5_000, 5_430), (10, 440)])
-def test_a_full_cache_loses_the_share_that_does_not_fit(id_length: int, each: int) -> None:
-    """By size: ids come from clients, and may have any length. Conversations that take turns stay mostly known."""
-    messages = results(440, id_length)
-    memory, read = counted(400 * each), []
-    for _ in range(12):
-        found, keys = memory.look_up(messages)
-        read.append(found.count(None))
-        for message, key in zip(messages, keys, strict=True):
-            memory.learn(message, key)
-    assert read[0] == 440
-    # A tenth doesn't fit. Without the oldest ones, all would be read again.
-    assert 40 <= sum(read[2:]) / 10 <= 110
-    memory = taught(messages, counted(500 * each))
-    assert all(known(memory, message) for message in messages)
-
-
-def test_the_tenant_with_the_most_loses_its_facts() -> None:
-    facts = FactsMemory(60 * (FACTS_BYTES + PART_BYTES + 20))
-    memory = CounterFacts(ChatCounter(Profile("m")), facts)
-    few, many = results(10, 10), results(400, 11)
-    taught(few, memory, "few")
-    taught(many, memory, "many")
-    assert all(memory.look_up([message], "few")[0] != [None] for message in few)
-    assert 30 < sum(memory.look_up([message], "many")[0] != [None] for message in many) < 60
-    assert memory.look_up([few[0]], "many")[0] == [None], "tenants share no facts"
 
 
 def conversation(number: int) -> list[bytes]:
@@ -115,32 +66,6 @@ def test_a_cache_charges_what_it_holds() -> None:
     assert charged() > counted + 10_000
     assert None not in memory.look_up(messages, "t")[0]
     cache.close()
-
-
-def spoken(number: int) -> list[dict[str, object]]:
-    """A conversation with plain messages, or with calls and results."""
-    words, id_ = f"{number} " * 50, f"call_{number:024x}"
-    if number % 2:
-        return [user(words), assistant(words)]
-    return [assistant(None, call(id_, "read_file", path=words)), result(id_, words)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("api", APIS)
-def test_the_charge_is_near_the_real_bytes(api: str) -> None:
-    """Within 15 %. Without short forms, which few messages have, nothing is made for them."""
-    made: list[Any] = [user("Begin."), *chain.from_iterable(map(spoken, range(300)))]
-    counter, parse = APIS[api]
-    units = list(map(bytes, parse(three_apis.request(api, "m", made, stream=False)).units))
-    memory = CounterFacts(counter(Profile("m")), FactsMemory())
-    taught(units[:10], memory)
-    gc.collect()
-    tracemalloc.start()
-    taught(units, memory)
-    gc.collect()
-    real = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert real == pytest.approx(memory._memory._weight, rel=0.15)
 
 
 def test_nothing_is_charged_for_facts_that_are_dropped() -> None:

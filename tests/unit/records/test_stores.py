@@ -15,6 +15,7 @@ from proxy.records.model import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROW
 from proxy.records.redis import BATCH, PAGE, RedisRecords
 from proxy.records.sqlite import SqliteRecords
 from proxy.telemetry.record import Cost, RequestRecord, Usage
+from tests.kit.combinations import combined
 from tests.kit.records import EVERYTHING, expected_ledger, found_ledger, record, varied_batches
 from tests.kit.redis_server import RedisServer
 
@@ -145,8 +146,7 @@ def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(opened
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("keys", [(), (KEY,)])
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize(("kind", "keys"), combined(2, ["sqlite", "redis"], [(), (KEY,)]))
 @given(batches=varied_batches())
 def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
     redis_process: RedisServer, kind: str, keys: tuple[bytes, ...], batches: list[list[RequestRecord]]

@@ -38,9 +38,3 @@ def test_other_addresses_name_the_line(listen: str, tmp_path: Path) -> None:
         read(file, {})
     assert f"{file}:2: metrics.listen: must be an address and a port" in caught.value.message
     assert "Fix: listen: 127.0.0.1:9090" in caught.value.message
-
-
-def test_an_ipv6_address_loses_its_brackets(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text('metrics: {listen: "[::1]:9090"}\n')
-    assert read(file, {}).settings.metrics.address == ("::1", 9090)

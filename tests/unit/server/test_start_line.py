@@ -7,7 +7,6 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from proxy.config import Loaded, read
-from proxy.endpoints.records import configuration_hash
 from proxy.server.run import log_start
 
 
@@ -30,13 +29,3 @@ def test_the_line_has_hosts_and_no_keys(tmp_path: Path) -> None:
     assert line["policies"] == {"enforce": 1}
     assert (line["workers"], line["warnings"], line["teams"]) == (2, 3, 0)
     assert "sk-canary" not in repr(line)
-
-
-def test_the_hash_changes_with_the_settings_and_not_with_keys(tmp_path: Path) -> None:
-    text = "upstreams: {{main: {{base_url: 'https://llm.example/v1', api_key: {}}}}}\nserver: {{port: {}}}\n"
-    hashes = []
-    for key, port in (("sk-a", 1), ("sk-b", 1), ("sk-a", 2)):
-        file = tmp_path / "config.yaml"
-        file.write_text(text.format(key, port))
-        hashes.append(configuration_hash(read(file, {}).settings))
-    assert hashes[0] == hashes[1] != hashes[2]

@@ -100,6 +100,7 @@ def test_a_password(tmp_path: Path) -> None:
         asyncio.run(used(server.url))
 
 
+@pytest.mark.long
 @needs_redis
 def test_a_cluster(tmp_path: Path) -> None:
     with redis_server(tmp_path / "server", ["--cluster-enabled", "yes", "--cluster-port", f"{free_port()}"]) as server:
@@ -109,6 +110,7 @@ def test_a_cluster(tmp_path: Path) -> None:
         asyncio.run(used(f"redis+cluster://127.0.0.1:{server.port}"))
 
 
+@pytest.mark.long
 @needs_redis
 def test_a_replica_that_sentinels_promote(tmp_path: Path) -> None:
     with redis_server(tmp_path / "one") as one, redis_server(tmp_path / "two", _follows(one)) as two:

@@ -48,13 +48,6 @@ def test_a_prescribed_answer_cannot_be_notes(api: str, fields: dict[str, Any]) -
     assert continued(api, messages=[ASK], **fields) is None
 
 
-def test_a_free_choice_can() -> None:
-    assert continued("chat", messages=[ASK], tool_choice="auto", response_format={"type": "text"}) is not None
-    assert (
-        continued("messages", messages=[ASK], tool_choice={"type": "auto"}, output_config={"effort": "low"}) is not None
-    )
-
-
 def test_thinking_has_room_of_its_own() -> None:
     budget = continued("messages", messages=[ASK], thinking={"type": "enabled", "budget_tokens": 2_000})
     adaptive = continued("messages", messages=[ASK], thinking={"type": "adaptive"})

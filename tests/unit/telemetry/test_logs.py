@@ -85,6 +85,7 @@ logging.getLogger("uvicorn.error").warning("%s", odd)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_no_line_has_characters_that_control_a_terminal(form: str) -> None:
     command = [sys.executable, "-X", "utf8", "-c", ODD, form]
@@ -115,6 +116,7 @@ except ValueError:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_lines_of_libraries_have_the_same_format_and_no_debug_lines(form: str) -> None:
     done = subprocess.run(

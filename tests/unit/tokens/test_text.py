@@ -32,27 +32,11 @@ def test_all_that_are_offered_load_without_a_network(monkeypatch: pytest.MonkeyP
     assert os.environ["TIKTOKEN_CACHE_DIR"] == "/nowhere"
 
 
-@pytest.mark.usefixtures("nothing_loaded")
-def test_a_damaged_file_is_said_and_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / encodings.FILES["o200k_base"].name
-    file.write_bytes(b"damaged")
-    monkeypatch.setattr(encodings, "_carried_folder", lambda: tmp_path)
-    with pytest.raises(ConfigurationError, match=r"'o200k_base' is damaged"):
-        encodings.encoding("o200k_base")
-    assert file.read_bytes() == b"damaged"
-
-
 def test_a_file_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(encodings, "_carried_folder", lambda: tmp_path)
     assert encodings.available() == []
     with pytest.raises(ConfigurationError, match="install the dependencies again"):
         encodings.check("o200k_base")
-
-
-@pytest.mark.parametrize("text", ["<|endoftext|>", "a<|endofprompt|>", "\ud800", "\U0001f600 é", "x", " " * 999])
-def test_short_and_long_texts_count_alike(text: str) -> None:
-    encoding = encodings.encoding("o200k_base")
-    assert encodings.count(encoding, text) == len(encoding.encode(text, disallowed_special=()))
 
 
 @pytest.mark.long

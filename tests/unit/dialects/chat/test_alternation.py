@@ -18,7 +18,6 @@ from proxy.dialects.units import decode
 from tests.kit.conversations import (
     FORMAT,
     IMAGE,
-    Counting,
     Message,
     assistant,
     call,
@@ -37,11 +36,6 @@ from tests.kit.upstream import faults as chat_faults
 def piece(message: Any) -> OutgoingMessage:
     made = turn(message)
     return OutgoingMessage(made.raw, made.facts.tokens, made)
-
-
-def summary(text: str, role: str = "user") -> OutgoingMessage:
-    made = piece({"role": role, "content": text})
-    return OutgoingMessage(made.raw, made.tokens, None)
 
 
 def messages_of(pieces: Sequence[OutgoingMessage]) -> list[Any]:
@@ -89,51 +83,6 @@ def test_each_sequence(name: str) -> None:
     before, wanted = CASES[name]
     assert strict(before) == wanted
     assert strict(wanted) == wanted
-
-
-def test_what_needs_nothing_comes_back_as_the_object_it_is() -> None:
-    pieces = [piece(m) for m in (system("x"), GO, assistant(None, A), result("a", "1"), OK, GO, OK)]
-    counting = Counting()
-    after = alternating(pieces, counting)
-    assert all(new is old for new, old in zip(after, pieces, strict=True))
-    assert counting.counts == 0
-
-
-def test_the_other_fields_of_what_is_joined_keep_their_bytes() -> None:
-    raw = b'{ "seed": 1.0, "role":"user", "content":"go", "name":"\\u00e9" }'
-    first = OutgoingMessage(raw, 7, piece(decode(raw)).turn)
-    (joined,) = alternating([first, piece(user("on"))], FORMAT)
-    assert b'"seed":1.0' in joined.raw
-    assert b'"name":"\\u00e9"' in joined.raw
-    assert joined.tokens == message_tokens(decode(joined.raw))
-
-
-def test_a_lone_surrogate_is_joined_too() -> None:
-    raw = b'{"role":"user","content":"\\ud800"}'
-    (joined,) = alternating([OutgoingMessage(raw, 7, None), piece(GO)], FORMAT)
-    assert decode(joined.raw) == {"role": "user", "content": "\ud800\n\ngo"}
-
-
-def test_a_joined_piece_has_the_newest_turn() -> None:
-    pieces = [summary("so far"), piece(GO), piece(user("on")), piece(OK), piece(assistant(None, A))]
-    said, called = alternating(pieces, FORMAT)
-    assert decode(said.raw)["content"] == "so far\n\ngo\n\non"
-    assert (said.turn, called.turn) == (pieces[2].turn, pieces[4].turn)
-    alone, _ = alternating([summary("so far"), piece(OK)], FORMAT)
-    assert alone.turn is None
-
-
-def test_a_summary_among_the_system_messages_joins_them() -> None:
-    """The summary merges with one system message; the client's other system messages are kept."""
-    pieces = [piece(system("x")), piece(system("y")), summary("so far", "developer"), piece(system("z")), piece(GO)]
-    after = alternating(pieces, FORMAT)
-    assert messages_of(after) == [system("x"), system("y\n\nso far\n\nz"), GO]
-    assert after[0] is pieces[0]
-    assert alternating(after, FORMAT) == after
-    alone = [summary("so far", "system"), piece(GO)]
-    assert alternating(alone, FORMAT) == alone
-    odd = [piece({"role": "system", "content": 5}), *alone]
-    assert alternating(odd, FORMAT) == odd
 
 
 def gemma_accepts(messages: Sequence[Any]) -> bool:

@@ -1,7 +1,5 @@
 """Count messages of any shape."""
 
-import json
-import math
 import time
 from typing import Any
 
@@ -103,37 +101,6 @@ def word(text: str) -> int:
     return len(encoding("o200k_base").encode(text))
 
 
-@pytest.mark.parametrize("field", ["refusal", "reasoning_content", "something_new"])
-def test_text_outside_the_content_counts(field: str) -> None:
-    text = "one two three four five " * 20
-    bare = EXACT.message({"role": "assistant", "content": "x"})
-    assert EXACT.message({"role": "assistant", "content": "x", field: text}) == bare + word(text)
-
-
-def test_unknown_parts_count_as_their_json() -> None:
-    part = {"type": "novelty", "payload": {"text": "one two three"}}
-    assert EXACT.message({"role": "user", "content": [part]}) == 4 + word(json.dumps(part))
-
-
-def test_the_ratio_is_applied_once_and_rounded_up() -> None:
-    message = {"role": "user", "content": "one two three four five six seven"}
-    assert SCALED.message(message) == math.ceil(EXACT.message(message) * 1.25)
-    assert ChatCounter(Profile("m", token_ratio=1.1)).text("a b c d e f g h i j") == 11
-
-
-def test_the_ratio_is_not_applied_to_images() -> None:
-    image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
-    one = SCALED.message({"role": "user", "content": [image]})
-    assert SCALED.message({"role": "user", "content": [image, image]}) - one == 2000
-
-
-def test_results_of_several_calls_count_as_escaped_json() -> None:
-    message = {"role": "tool", "tool_call_id": "a", "content": "안녕하세요 " * 100}
-    assert EXACT.message(message, parallel=True) > 4 * EXACT.message(message)
-    plain = {"role": "tool", "tool_call_id": "a", "content": "hello " * 100}
-    assert EXACT.message(plain, parallel=True) == EXACT.message(plain)
-
-
 def test_nested_schemas_count_all_their_words() -> None:
     def overhead(parameters: dict[str, Any]) -> int:
         return EXACT.overhead({"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]})
@@ -152,13 +119,6 @@ def test_nested_schemas_count_all_their_words() -> None:
         {"anyOf": [said, {"type": "object"}]},
     ):
         assert overhead(parameters) > least, parameters
-
-
-def test_the_response_schema_counts() -> None:
-    schema = {"type": "object", "properties": {"answer": {"type": "string", "description": "word " * 200}}}
-    wanted = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}
-    assert EXACT.overhead({"response_format": wanted}) > 200
-    assert EXACT.overhead({"response_format": {"type": "text"}}) == 3
 
 
 def test_an_encoding_that_is_not_carried_is_said_at_once() -> None:

@@ -111,14 +111,6 @@ def test_the_clients_calls_are_renumbered(ours: int) -> None:
     assert b"tool_calls" in bytes(round.closing), "the client's calls have their finish reason"
 
 
-def test_servers_that_number_all_calls_0_begin_a_call_with_its_id() -> None:
-    sent = [chunk(part(0, NAME, "{}", "r1")), chunk(part(0, "read", '{"a": 1}', "c1")), FINISH]
-    out, round = run(sent)
-    (call,) = events(out)[0]["choices"][0]["delta"]["tool_calls"]
-    assert (call["id"], call["index"], call["function"]["arguments"]) == ("c1", 0, '{"a": 1}')
-    assert [call.id for call in round.hidden] == ["r1"]
-
-
 def test_later_rounds_continue_the_first_one() -> None:
     response = VisibleResponse()
     usage = {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}

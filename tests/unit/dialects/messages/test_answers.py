@@ -50,19 +50,6 @@ def test_an_unfinished_error_is_recognized() -> None:
     assert reader.in_error()
 
 
-@pytest.mark.parametrize(
-    ("body", "written"),
-    [
-        ({"type": "message", "content": [{"type": "text", "text": "hi"}]}, True),
-        ({"type": "error", "error": {"type": "api_error", "message": "no"}}, False),
-        ({"error": {"message": "no"}, "content": [{"a": 1}]}, False),
-        ({"type": "message", "content": []}, False),
-    ],
-)
-def test_an_answer_has_content_and_no_error(body: dict[str, Any], written: bool) -> None:
-    assert ANSWERS.read_whole(json.dumps(body).encode()).empty is not written
-
-
 @pytest.mark.parametrize("size", [1, 3_000])
 def test_usage_includes_what_caches_held(size: int) -> None:
     """The prompt's size is in the first event, which is far from the end of a long answer."""
@@ -74,17 +61,6 @@ def test_usage_includes_what_caches_held(size: int) -> None:
     assert (found.finish_reason, found.empty) == ("end_turn", False)
 
 
-def test_the_last_event_updates_the_prompts_size() -> None:
-    late = end("tool_use", input_tokens=11, output_tokens=5)
-    assert ANSWERS.read_usage(stream(START, BLOCK, late, STOP)).prompt == 3_211
-
-
-def test_a_whole_answer_reports_the_same() -> None:
-    body = {"type": "message", "content": [{"type": "text", "text": "hi"}], "stop_reason": "max_tokens", "usage": USAGE}
-    found = ANSWERS.read_usage(json.dumps(body).encode())
-    assert (found.prompt, found.output, found.finish_reason, found.empty) == (3_210, 1, "max_tokens", False)
-
-
 def test_an_answer_without_content_is_empty() -> None:
     assert ANSWERS.read_usage(stream(START, end("model_context_window_exceeded"), STOP)).empty
     assert ANSWERS.gives_up(stream(START, PING, STOP))
@@ -93,11 +69,3 @@ def test_an_answer_without_content_is_empty() -> None:
     assert not ANSWERS.is_silence(stream(START))
     assert ANSWERS.is_usual("tool_use")
     assert not ANSWERS.is_usual("model_context_window_exceeded")
-
-
-def test_the_proxys_own_count_at_the_start_of_a_bridges_stream_is_no_usage() -> None:
-    message = {**START["message"], "id": "msg_proxy1", "type": "message"}
-    own = {"type": "message_start", "message": {**message, "usage": {"input_tokens": 50, "output_tokens": 0}}}
-    assert ANSWERS.read_usage(stream(own, BLOCK, DELTA)).prompt is None
-    assert ANSWERS.read_usage(stream(own, BLOCK, DELTA, end("end_turn", input_tokens=40, output_tokens=2))).prompt == 40
-    assert ANSWERS.read_usage(json.dumps({**message, "stop_reason": "end_turn"}).encode()).prompt == 3_210

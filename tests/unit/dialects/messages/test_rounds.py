@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.dialects.messages.rounds import MessagesRound, MessagesTool
-from proxy.dialects.rounds import VisibleResponse, WholeRound
+from proxy.dialects.rounds import VisibleResponse
 
 NAME = "recall_earlier_messages"
 USAGE = {"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 1}
@@ -76,27 +76,6 @@ def test_a_stream_without_the_tool_passes_byte_for_byte() -> None:
     assert round.closing == b""
 
 
-@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
-def test_hidden_blocks_leave_no_trace_at_any_border(size: int) -> None:
-    sent = b"".join(
-        [START, *THINKING, *text(1, "Look"), *call(2, NAME, '{"query"', ': "x"}'), *text(3, "ing"), *call(4, "a", "{}")]
-    )
-    sent += end() + STOP
-    response = VisibleResponse()
-    out, round = run([sent[at : at + size] for at in range(0, len(sent), size)], response=response)
-    assert NAME.encode() not in out
-    shown = events(out)
-    assert [one["index"] for one in shown if one["type"] == "content_block_start"] == [0, 1, 2, 3]
-    assert [one["index"] for one in shown if one["type"] == "content_block_stop"] == [0, 1, 2, 3]
-    assert {one["type"] for one in events(bytes(round.closing))} == {"message_delta", "message_stop"}
-    assert [(one.id, json.loads(one.arguments), one.place) for one in round.hidden] == [("t2", {"query": "x"}, 0)]
-    assert response.text == "Looking"
-    assert response.calls == ["t4"]
-    content = json.loads(round.unit)["content"]
-    assert content[0] == {"type": "thinking", "thinking": "Hm.", "signature": "s1"}
-    assert [one.get("input") for one in content] == [None, None, {"query": "x"}, None, {}]
-
-
 def test_a_second_round_continues_the_first() -> None:
     response = VisibleResponse()
     run([START, *text(0, "A"), *call(1, NAME, "{}"), end(), STOP], response=response)
@@ -122,46 +101,6 @@ def test_texts_without_a_character_are_not_sent_again() -> None:
     assert [one["type"] for one in json.loads(round.unit)["content"]] == ["text", "tool_use"]
     assert json.loads(round.unit)["content"][1]["input"] == {}
     assert round.hidden[0].arguments == "{"
-
-
-def whole(*blocks: Any, reason: str = "tool_use", response: VisibleResponse | None = None) -> WholeRound:
-    value = {"id": "m1", "content": list(blocks), "stop_reason": reason, "usage": USAGE}
-    return WholeRound(MessagesTool(), NAME, json.dumps(value).encode(), response or VisibleResponse())
-
-
-def use(id: str, name: str) -> dict[str, Any]:
-    return {"type": "tool_use", "id": id, "name": name, "input": {"a": 1}}
-
-
-def test_whole_rounds_become_one_message() -> None:
-    response = VisibleResponse()
-    first = whole({"type": "text", "text": "A"}, use("r1", NAME), response=response)
-    assert [one.id for one in first.hidden] == ["r1"]
-    assert json.loads(first.unit)["content"][1]["id"] == "r1"
-    last = whole({"type": "text", "text": "B"}, use("c1", "x"), use("r2", NAME), response=response)
-    assert (last.visible, [one.place for one in last.hidden]) == (1, [1])
-    body = json.loads(last.body())
-    assert [one.get("text", one.get("id")) for one in body["content"]] == ["A", "B", "c1"]
-    assert body["usage"] == {"input_tokens": 20, "cache_read_input_tokens": 10, "output_tokens": 2}
-    assert body["stop_reason"] == "tool_use"
-    assert response.calls == ["c1"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "accepted"),
-    [
-        ({}, True),
-        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, True),
-        ({"tool_choice": {"type": "any"}}, False),
-        ({"tools": []}, False),
-        ({"tools": None}, False),
-        ({"tools": [{"name": NAME}]}, False),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, True),
-    ],
-)
-def test_conditions(fields: dict[str, Any], accepted: bool) -> None:
-    body = {"messages": [], "tools": [{"name": "a", "input_schema": {}}], **fields}
-    assert MessagesTool().accepts(json.dumps(body).encode(), NAME) is accepted
 
 
 @pytest.mark.parametrize(

@@ -78,38 +78,6 @@ def test_a_stream_is_judged_by_its_first_event_after_the_announcements(
     assert step > 1 or place > len(quiet)
 
 
-def test_an_unfinished_error_is_known_by_its_name() -> None:
-    start = ANSWERS.event_reader()
-    start.feed(stream(*ANNOUNCED) + b"event: response.failed\ndata: {")
-    assert start.in_error()
-    other = ANSWERS.event_reader()
-    other.feed(stream(*ANNOUNCED) + b"event: response.output_item.added\ndata: {")
-    assert not other.in_error()
-
-
-@pytest.mark.parametrize(
-    ("body", "written"),
-    [
-        (json.dumps(response()).encode(), True),
-        (json.dumps(response(status="failed", error=FAILURE, output=[])).encode(), False),
-        (json.dumps(INCOMPLETE).encode(), False),
-        (json.dumps({"error": FAILURE}).encode(), False),
-        (b"<html>", True),
-    ],
-)
-def test_an_answer_with_content_differs_from_an_error_of_status_200(body: bytes, written: bool) -> None:
-    assert ANSWERS.read_whole(body).empty is not written
-
-
-def test_usage_and_reason_of_a_whole_answer() -> None:
-    for body in (json.dumps(response()).encode(), stream(*ANNOUNCED, ("response.completed", {"response": response()}))):
-        finished = ANSWERS.read_usage(body)
-        assert (finished.prompt, finished.output, finished.cached) == (1200, 7, 1024)
-        assert (finished.finish_reason, finished.empty) == ("completed", False)
-    finished = ANSWERS.read_usage(stream(*ANNOUNCED, ("response.incomplete", {"response": INCOMPLETE})))
-    assert (finished.finish_reason, finished.empty) == ("max_output_tokens", True)
-
-
 @pytest.mark.parametrize("size", [10, 50_000])
 @pytest.mark.parametrize("streamed", [True, False])
 def test_the_tail_of_an_answer_has_its_usage(*, size: int, streamed: bool) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.dialects.counting import CALL
-from proxy.dialects.responses.counting import ITEM, REPLY, ResponsesCounter
+from proxy.dialects.responses.counting import ITEM, ResponsesCounter
 from proxy.limits.profiles import Profile
 from proxy.tokens import encoding
 from proxy.tokens.text import count
 
 COUNTER = ResponsesCounter(Profile("exact"))
 TEXT = "The vault code is 7341, and nobody may write it down."
-TOOL_F = {"type": "function", "name": "f", "description": TEXT, "parameters": {"type": "object", "properties": {}}}
 
 
 def tokens(text: str) -> int:
@@ -36,32 +35,7 @@ def test_reasoning_counts_with_its_summary_and_its_sealed_length() -> None:
     assert item(type="reasoning", summary=[], encrypted_content="A" * 1_600) == 300
 
 
-def test_a_screenshot_counts_as_an_image() -> None:
-    image = "data:image/png;base64,iVBORw0KGgo="
-    output = {"type": "computer_screenshot", "image_url": image}
-    screenshot = item(type="computer_call_output", call_id="call_1", output=output)
-    assert screenshot == item(role="user", content=[{"type": "input_image", "image_url": image}]) > 0
-    assert item(type="image_generation_call", id="ig_1", result=image) == screenshot
-
-
-def test_the_overhead_has_the_instructions_and_the_tools() -> None:
-    assert COUNTER.overhead({}) == REPLY
-    assert COUNTER.overhead({"instructions": TEXT}) == REPLY + ITEM + tokens(TEXT)
-    sealed = {"type": "compaction", "encrypted_content": "A" * 1_600}
-    assert COUNTER.overhead({"compaction": sealed}) == REPLY + ITEM + 300
-    one, two = (COUNTER.overhead({"tools": [TOOL_F] * number}) for number in (1, 2))
-    assert one > REPLY + tokens(TEXT)
-    assert tokens(TEXT) < two - one < one
-
-
 def test_the_schema_of_the_answer_counts() -> None:
     format = {"type": "json_schema", "name": "n", "schema": {"type": "object", "description": TEXT}}
     plain = COUNTER.overhead({"text": {"format": {"type": "text"}}})
     assert COUNTER.overhead({"text": {"format": format}}) > plain + tokens(TEXT)
-
-
-def test_the_ratio_of_the_profile_scales_everything() -> None:
-    scaled = ResponsesCounter(Profile("scaled", token_ratio=2.0))
-    message: Any = {"role": "user", "content": TEXT}
-    assert scaled.items([message]) == 2 * COUNTER.items([message])
-    assert scaled.overhead({"instructions": TEXT}) == 2 * COUNTER.overhead({"instructions": TEXT})

@@ -52,14 +52,6 @@ def test_without_reasoning_the_items_take_the_place_of_their_references() -> Non
     assert sent == [USER, *bare, OUTPUT, USER]
 
 
-def test_a_run_with_a_hosted_call_or_an_unknown_item_keeps_its_references() -> None:
-    for id in ("ws_1", "msg_9"):
-        body = parse(raw({"input": [reference("rs_1"), reference(id), reference("msg_1")]}))
-        body.resolve(ITEMS, {"msg_9": 50})
-        assert FORMAT.without_reasoning(body.units[0]) is body.units[0]
-        assert json.loads(body.rewritten(units=body.units)) == json.loads(body.raw)
-
-
 def test_an_unknown_item_counts_with_its_reported_size() -> None:
     body = parse(raw({"input": [USER, reference("msg_8"), reference("msg_9")]}))
     body.resolve({}, {"msg_8": 700})
@@ -82,16 +74,6 @@ def test_a_reference_to_an_output_stays() -> None:
     assert body.hidden == float("inf")
 
 
-def test_only_clients_that_may_use_references_have_their_answers_remembered() -> None:
-    stored: list[Any] = ["hi", [USER], [USER, CALL, OUTPUT], [USER, reference("msg_1"), REASONING, MESSAGE, USER]]
-    stored.append([USER, {"role": "assistant", "content": "ok"}, USER])
-    for given in stored:
-        assert parse(raw({"input": given})).may_refer
-        assert not parse(raw({"input": given, "store": False})).may_refer
-    for given in ([USER, MESSAGE, USER], [USER, REASONING, CALL, OUTPUT]):
-        assert not parse(raw({"input": given})).may_refer
-
-
 def said(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -112,14 +94,3 @@ def test_a_reference_has_the_place_of_its_answer() -> None:
     # Clients trim old messages, and change their instructions.
     trimmed = [{"role": "developer", "content": "Today is Tuesday."}, *history[4:]]
     assert list(parse(raw({"input": trimmed})).places())[-1] == expected[-1]
-
-
-def test_a_place_depends_on_the_texts_and_not_on_how_the_client_writes_them() -> None:
-    text = {"type": "input_text", "text": "hello"}
-    assert place_of(said("hello")) == place_of({"type": "message", "role": "user", "content": [text]})
-    assert parse(raw({"input": "hello"})).place() == place_of(said("hello"))
-    assert place_of(said("hello")) != place_of(said("hello again"))
-    assert place_of(said("hello"), CALL, OUTPUT) != place_of(said("hello"), CALL, {**OUTPUT, "output": "else"})
-    assert place_of(said("hello"), reference("msg_1"), said("yes")) != place_of(said("hi"), MESSAGE, said("yes"))
-    image = {"type": "input_image", "image_url": "data:,"}
-    assert place_of({**said(""), "content": [image]}) != place_of({**said(""), "content": [image, image]})

@@ -40,7 +40,6 @@ MESSAGE = {
     "phase": "commentary",
     "content": [{"type": "output_text", "text": "ok", "annotations": [], "logprobs": []}],
 }
-COMPACTION = {"type": "compaction", "id": "cmp_1", "encrypted_content": "xyz=" * 40}
 ITEMS: list[Any] = [
     USER,
     PARTS,
@@ -138,12 +137,6 @@ def units(items: Any) -> list[Any]:
     return [json.loads(bytes(unit)) for unit in parse(json.dumps({"model": "m", "input": items}).encode()).units]
 
 
-def test_each_output_is_a_unit() -> None:
-    other = {**CALL, "call_id": "c2"}
-    outputs = [OUTPUT, {**OUTPUT, "call_id": "c2"}]
-    assert units([REASONING, CALL, other, *outputs]) == [[REASONING, CALL, other], *outputs]
-
-
 def test_a_string_is_one_unit_and_stays_a_string() -> None:
     body = parse(b'{"model": "m", "input": "hello"}')
     assert [bytes(unit) for unit in body.units] == [b'"hello"']
@@ -156,20 +149,6 @@ def test_a_string_is_one_unit_and_stays_a_string() -> None:
         {"type": "message", "role": "user", "content": "Before."},
         {"role": "user", "content": "hello"},
     ]
-
-
-def test_items_up_to_the_newest_compaction_are_a_fixed_prefix() -> None:
-    older = {**COMPACTION, "id": "cmp_0"}
-    items = [USER, older, MESSAGE, COMPACTION, USER, REASONING, MESSAGE]
-    body = parse(json.dumps({"model": "m", "input": items}).encode())
-    assert [json.loads(bytes(unit)) for unit in body.units] == [USER, [REASONING, MESSAGE]]
-    assert body.overhead_fields()["compaction"] == COMPACTION
-    rewritten = json.loads(body.rewritten(units=body.units[1:]))
-    assert rewritten["input"] == [USER, older, MESSAGE, COMPACTION, REASONING, MESSAGE]
-
-
-def test_a_request_for_compaction_has_no_units() -> None:
-    assert units([USER, MESSAGE, USER, {"type": "compaction_trigger"}]) == []
 
 
 def test_model_and_output_change_alone() -> None:

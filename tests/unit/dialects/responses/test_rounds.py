@@ -74,13 +74,6 @@ def decoded(out: bytes) -> list[Any]:
     return [json.loads(line.split(b"data: ")[1]) for line in out.split(b"\n\n") if b"data: {" in line]
 
 
-def test_a_stream_without_the_tool_passes_byte_for_byte() -> None:
-    sent = events_of(reasoning(), message("Hello"), call("c1"))
-    out, round = run([*sent, b": comment\n\n"])
-    assert out == b"".join([*sent, b": comment\n\n"])
-    assert (round.hidden, round.visible, round.closing) == ([], 1, b"")
-
-
 @pytest.mark.parametrize("size", [1, 7, 100, 100_000])
 def test_hidden_items_leave_no_trace_at_any_border(size: int) -> None:
     items = [reasoning(), call("r1", NAME, '{"query": "x"}'), message("Looking"), call("c1"), call("r2", NAME)]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.responses.request import parse
-from proxy.dialects.responses.state import calls_in, compact_request, continued, open_calls, previous_response
+from proxy.dialects.responses.state import calls_in, continued, open_calls, previous_response
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "a", "name": "f", "arguments": "{}", "status": "completed"}
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "1"}
@@ -16,19 +15,6 @@ OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "1"}
 
 def raw(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "previous_response_id": "resp_1", "input": "go on", **fields}).encode()
-
-
-def test_the_previous_response_is_found() -> None:
-    assert previous_response(raw()) == "resp_1"
-    assert json.loads(compact_request(raw(), "n")) == {"model": "n", "previous_response_id": "resp_1"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "found"),
-    [({}, True), ({"previous_response_id": None}, False), ({"previous_response_id": None, "conversation": "c"}, True)],
-)
-def test_the_server_may_have_a_part_of_the_history(fields: dict[str, Any], found: bool) -> None:
-    assert parse(raw(**fields)).continues is found
 
 
 def test_a_body_that_is_no_object_names_no_response() -> None:

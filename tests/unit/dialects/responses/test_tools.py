@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.dialects.request import fields_of
-from proxy.dialects.responses.rounds import ResponsesTool, tools_of
+from proxy.dialects.responses.rounds import ResponsesTool
 
 ADDED = b'{"type":"function","name":"added"}'
 
@@ -37,12 +36,6 @@ def added(raw: bytes) -> Any:
     return json.loads(ResponsesTool().with_tool(raw, ADDED))
 
 
-def test_a_tool_joins_the_list_of_tools() -> None:
-    raw = body(item(tool("b")), user("Hi"), tools=[tool("a")])
-    assert added(raw)["tools"] == [tool("a"), tool("added")]
-    assert added(raw)["input"] == json.loads(raw)["input"]
-
-
 @pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": None}])
 def test_a_tool_gets_an_item_behind_the_first_items_with_tools(fields: dict[str, Any]) -> None:
     before = [user("additional_tools"), item(space(tool("a"))), item(tool("b"))]
@@ -61,13 +54,6 @@ def test_a_tool_gets_an_item_behind_the_first_items_with_tools(fields: dict[str,
 )
 def test_a_body_without_the_tool_is_as_before(raw: bytes) -> None:
     assert json.loads(ResponsesTool().without_tool(ResponsesTool().with_tool(raw, ADDED))) == json.loads(raw)
-
-
-def test_all_tools_are_found() -> None:
-    raw = body(
-        user("Hi"), item(space(tool("b"), tool("c")), tool("d")), user("And?"), item(tool("e")), tools=[tool("a")]
-    )
-    assert [one["name"] for one in tools_of(fields_of(raw))] == ["a", "b", "c", "d", "e"]
 
 
 @pytest.mark.parametrize(

@@ -16,38 +16,11 @@ from tests.unit.dialects.responses.test_request import CALL, MESSAGE, OUTPUT, PA
 
 COUNTER = ResponsesCounter(Profile("gpt-5"))
 FORMAT = COUNTER.format
-REFERENCE = {"type": "item_reference", "id": "rs_1"}
-THOUGHT = {"type": "reasoning_text", "text": "I look."}
 SEARCH = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "news"}}
 
 
 def raw(value: Any) -> bytes:
     return json.dumps(value).encode()
-
-
-def bare(item: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in item.items() if name not in ("id", "status")}
-
-
-@pytest.mark.parametrize("reasoning", [REASONING, REFERENCE])
-def test_without_reasoning_the_other_items_have_no_ids(reasoning: Any) -> None:
-    stripped = FORMAT.without_reasoning(raw([reasoning, MESSAGE, CALL]))
-    assert json.loads(stripped) == [bare(MESSAGE), bare(CALL)]
-    assert json.loads(FORMAT.without_reasoning(raw([reasoning, CALL]))) == bare(CALL)
-    assert FORMAT.without_reasoning(stripped) is stripped
-    assert FORMAT.without_reasoning(raw(reasoning)) == b""
-
-
-@pytest.mark.parametrize("fields", [{"id": "rs_1"}, {"encrypted_content": "sealed"}])
-def test_a_summary_of_sealed_or_stored_reasoning_goes(fields: dict[str, Any]) -> None:
-    thought = {"type": "reasoning", "summary": [THOUGHT], **fields}
-    assert json.loads(FORMAT.without_reasoning(raw([thought, CALL]))) == bare(CALL)
-
-
-def test_readable_reasoning_loses_its_seal() -> None:
-    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [THOUGHT]}
-    unit = raw([{**thought, "encrypted_content": "sealed"}, CALL])
-    assert json.loads(FORMAT.without_reasoning(unit)) == [thought, bare(CALL)]
 
 
 @pytest.mark.parametrize("other", [SEARCH, {"type": "item_reference", "id": "msg_1"}])
@@ -68,34 +41,12 @@ def test_text_has_labels_and_no_reasoning() -> None:
     assert FORMAT.text(raw(PARTS)) == "see\n[image]\n[file]\n[input_new]"
 
 
-def test_text_of_a_run_is_replaced_in_its_only_message() -> None:
-    unit = raw([REASONING, MESSAGE, CALL])
-    assert FORMAT.replaceable_text(unit) == "ok"
-    items = json.loads(FORMAT.with_text(unit, "short"))
-    assert items == [REASONING, {**MESSAGE, "content": [{**MESSAGE["content"][0], "text": "short"}]}, CALL]
-    assert FORMAT.texts(raw([MESSAGE, MESSAGE])) == ["ok", "ok"]
-    assert FORMAT.replaceable_text(raw(OUTPUT)) == "a\nb"
-    assert json.loads(FORMAT.with_text(raw(OUTPUT), "c")) == {**OUTPUT, "output": "c"}
-    listed = {**OUTPUT, "output": [{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "x"}]}
-    assert json.loads(FORMAT.with_text(raw(listed), "c"))["output"][0] == {"type": "input_text", "text": "c"}
-
-
 def test_arguments_are_replaced_in_one_call() -> None:
     other = {**CALL, "name": "write"}
     unit = raw([REASONING, CALL, other])
     rewritten = FORMAT.with_arguments(unit, lambda name, _: '{"cut":1}' if name == "write" else None)
     assert json.loads(rewritten) == [REASONING, CALL, {**other, "arguments": '{"cut":1}'}]
     assert raw(CALL) in rewritten
-
-
-def test_a_foreign_summary_is_recognized() -> None:
-    text = "Here is a summary of the conversation to date:\n\nAll is done."
-    for content in (text, [{"type": "input_text", "text": text}]):
-        unit = raw({"role": "user", "content": content})
-        found = FORMAT.foreign_summary(unit)
-        assert found is not None
-        assert (found.tool, found.summary) == ("LangChain", "All is done.")
-        assert FORMAT.read(unit).rare.foreign
 
 
 def repaired(items: list[Any]) -> list[Any]:
@@ -128,7 +79,3 @@ def test_repeated_ids_are_replaced_in_calls_and_outputs() -> None:
     assert ids[0] == ids[2] == "c1"
     assert ids[1] == ids[3] != "c1"
     assert [item.get("output") for item in items[3:5]] == ["a\nb", "second"]
-
-
-def test_reasoning_alone_is_left_out() -> None:
-    assert repaired([USER, REASONING, USER, MESSAGE, USER]) == [USER, USER, MESSAGE, USER]

@@ -33,13 +33,6 @@ def test_an_answer_without_a_stop_sequence_stays_whole() -> None:
     assert answer["stop_reason"] == "max_tokens"
 
 
-def test_calls_behind_a_stop_sequence_are_dropped_and_those_before_stay() -> None:
-    call = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "get", "arguments": "{}"}}]}
-    assert [block["type"] for block in answered([{"content": "a END"}, call], ["END"])["content"]] == ["text"]
-    before = answered([{"content": "a EN"}, call], ["END"])["content"]
-    assert [(block["type"], block.get("text")) for block in before] == [("text", "a EN"), ("tool_use", None)]
-
-
 def test_a_single_answer_has_its_first_call_only() -> None:
     calls = [
         {"tool_calls": [{"index": index, "id": f"c{index}", "function": {"name": "get", "arguments": "{}"}}]}
