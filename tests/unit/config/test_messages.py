@@ -61,6 +61,7 @@ VALUES = {
     "a parameter of TLS without it": ("store:\n  url: redis://h?ssl_ca_certs=/ca.pem\n", 2, "needs rediss://"),
     "a size of a server": ("store:\n  url: redis://host\n  max_bytes: 1GB\n", 3, "the server's own maxmemory"),
     "sqlite with a parameter": ("store:\n  url: sqlite:///a.db?mode=ro\n", 2, "characters"),
+    "metrics by OTLP": ("otel:\n  metrics: true\n", 2, "Fix: remove it: otel sends spans only"),
     "an archive elsewhere": ("archive:\n  url: s3://b\n", 1, "Fix: remove it: the archive is in the store"),
     "an address with a key": ("upstreams:\n  main:\n    base_url: https://me:pw@a/v1\n", 3, "Fix: api_key: "),
     "an empty key": ('upstreams:\n  main:\n    api_key: ""\n', 3, "is empty"),
