@@ -91,7 +91,7 @@ CONDITIONS = {
     "trigger: {tokens: 0}": "Fix: tokens: 4000",
     "trigger: 5": "Fix: trigger: {fraction: 0.05}",
     "trigger: [5]": "Fix: {fraction: 0.05}",
-    "trigger: [fraction, 2]": "at most 1",
+    "trigger: [fraction, 0.8]": "Fix: {fraction: 0.85}",
     "keep: null": "Fix: keep: {fraction: 0.1}",
     "keep: {tokens: 5, messages: 5}": "Fix: keep: {fraction: 0.1}",
     "reserve_output: 0": "Fix: reserve_output: 4000",
