@@ -183,10 +183,6 @@ class BudgetReserved(SpendingExceeded, status=429, code="budget_reserved"):
     final = False
 
 
-class NotInstalled(ProxyError, status=501, code="not_installed"):
-    """The path needs a package that isn't installed. Install the extra that the message names."""
-
-
 class ArchiveUnavailable(ProxyError, status=503, code="archive_unavailable", retry_after=5):
     """The proxy can't read its archive at the moment."""
 

@@ -36,12 +36,6 @@ UNKEYED = OPEN | {"/", "/readyz", "/metrics"}
 LINKED = frozenset({"/"})
 """Paths that a link on another site may lead to. They change nothing and hold nothing private."""
 
-STRICT = frozenset({"/compaction/mcp"})
-"""Paths that refuse pages of other origins even if they send a key. MCP's specification demands that.
-
-See https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#security-warning.
-"""
-
 OWN_FORMS = frozenset({"/compaction/sign-in", "/compaction/sign-out"})
 """Paths that start or end a browser's session. Only the proxy's own pages may post to them, with any ``auth.mode``.
 
@@ -106,8 +100,6 @@ class WebRules:
         origin = sender.origin if self._configured(sender.origin) else None
         if sender.preflight:
             return origin, None if origin is not None else self._refused_origin(sender)
-        if path in STRICT and sender.origin is not None and origin is None and _cross_site(sender):
-            return None, self._refused_origin(sender)
         # "*" permits calls with a key. It doesn't make every page on the web one of the proxy's own.
         if path in OWN_FORMS and sender.posts and _cross_site(sender) and sender.origin not in self._origins:
             return None, self._refused_origin(sender)

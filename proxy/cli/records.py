@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from proxy.cli.store import require_file, stored_budgets
@@ -35,14 +34,14 @@ from proxy.endpoints.presentation import (
     text_lines,
     why_unknown,
 )
-from proxy.endpoints.queries import labels, period, selected, summary_calls
+from proxy.endpoints.queries import days_of, labels, selected, summary_calls
 from proxy.endpoints.records import DEFAULT_LIMIT, of_team, request_json
 from proxy.errors import ConfigurationError, RequestError
 from proxy.pipeline.changes import Prompt, read_prompt
 from proxy.pipeline.recorder import Tags
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordStore
-from proxy.records.report import BY, PART_TITLES, csv_text, day_of, in_shadow, latency, money, seconds, slice_titles
+from proxy.records.report import BY, csv_text, day_of, in_shadow, money
 from proxy.records.report import report as summed
 from proxy.store import StoreFailed, open_store, store_file
 from proxy.store.archive import Archive
@@ -129,30 +128,24 @@ def report(
     """Print the sums of the ledger. Raises ``ConfigurationError``."""
     now = time.time()
     try:
-        begin, end = period(since, until, now, "--since", "--until")
-        first, last, names = day_of(begin), day_of(end), labels("--by", by, BY)
+        first, last = days_of(since, until, now, "--since", "--until")
+        names = labels("--by", by, BY)
     except RequestError as error:
         raise ConfigurationError(error.message) from error
 
-    async def read(records: RecordStore, tags: Tags) -> tuple[Rows, dict[str, Any]]:
-        return await records.ledger(first, last), await latency(records, begin, end, None, team)
-
-    read_rows, times = read_records(config, read)
-    rows = of_team(read_rows, team)
+    rows = of_team(read_records(config, lambda records, tags: records.ledger(first, last)), team)
     if team is not None and not rows:
         read_records(config, lambda records, tags: check_names(config, records, {"team": team}))
     budgets = stored_budgets(load(config, os.environ), team)
-    found = {**summed(rows, names, first, last), "latency": times, "budgets": budgets}
+    found = {**summed(rows, names, first, last), "budgets": budgets}
     if form == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
     elif form == "csv":
         click.echo(csv_text(found), nl=False)
     else:
         _print(found, in_shadow(rows))
-        console = table_console()
-        _print_latency(times, console)
         for budget in budgets:
-            console.print(f"Budget of {budget.team}: {budget.text}.", markup=False, highlight=False)
+            table_console().print(f"Budget of {budget.team}: {budget.text}.", markup=False, highlight=False)
 
 
 async def check_names(config: Path | None, records: RecordStore, given: Mapping[str, str]) -> None:
@@ -189,24 +182,6 @@ def _print(found: dict[str, Any], shadow: list[str]) -> None:
         console.print(f"With enforce, they would save {saved} more (estimated).", highlight=False)
     if found["total"]["unpriced"]:
         console.print(f"{found['total']['unpriced']} requests or summaries have no known price.", highlight=False)
-
-
-def _print_latency(found: Mapping[str, Any], console: Console) -> None:
-    """Print the figures of each team and part: the whole period, then its slices."""
-    if not found["rows"]:
-        return
-    since, until = (found[end][:16].replace("T", " ") for end in ("since", "until"))
-    table = Table(title=f"Seconds from {since} to {until} (UTC): median, then 95th percentile", title_justify="left")
-    for name in ("team", "part"):
-        table.add_column(name)
-    for title in ("requests", "whole", *(one.replace(" ", "\n") for one in slice_titles(found))):
-        table.add_column(title, justify="right")
-    for row in found["rows"]:
-        times = (f"{seconds(one['p50'])}\n{seconds(one['p95'])}" for one in (row, *row["slices"]))
-        table.add_row(row["team"] or "-", PART_TITLES[row["part"]], f"{row['requests']:,}", *times)
-    print_table(table, console)
-    if found["sampled"]:
-        console.print("Some columns count only their newest 1,000 requests. --team and a shorter period count more.")
 
 
 def _shown(row: Mapping[str, Any], name: str) -> str:

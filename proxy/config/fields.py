@@ -254,11 +254,6 @@ def _fraction(value: object, *path: str | int) -> float:
     )
 
 
-def _is_pair(value: object) -> bool:
-    """Return whether a value is a condition in LangChain's spelling: ``["fraction", 0.8]``."""
-    return isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[0], str)
-
-
 _USUAL = "{fraction: 0.85}"
 _USUAL_KEEP = "{fraction: 0.1}"
 
@@ -266,9 +261,6 @@ _USUAL_KEEP = "{fraction: 0.1}"
 def _clause(value: object, *path: str | int, usual: str = _USUAL) -> Clause:
     if isinstance(value, Clause):
         return value
-    if _is_pair(value):
-        assert isinstance(value, list | tuple)  # noqa: S101 - narrows the type
-        return _amount(value[0], value[1], *path)
     if not isinstance(value, Mapping) or not value:
         plain = value.text if isinstance(value, Ambiguous) else value
         known = condition_for(plain, usual) if isinstance(plain, str | int | float) else usual
@@ -283,7 +275,7 @@ def _clause(value: object, *path: str | int, usual: str = _USUAL) -> Clause:
 def _trigger(value: object) -> Trigger:
     if value is None:
         return ()
-    if isinstance(value, Sequence) and not isinstance(value, str) and not _is_pair(value):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return tuple(_clause(item, index) for index, item in enumerate(value))
     return (_clause(value),)
 
@@ -325,12 +317,6 @@ def _as_written(value: object) -> object:
 _COUNT_SCHEMA = {"type": "integer", "minimum": 1}
 _FRACTION_SCHEMA = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 _KIND_SCHEMAS: dict[str, dict[str, Any]] = {"fraction": _FRACTION_SCHEMA, PRICE_STEP: {"const": True}}
-_PAIR_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "prefixItems": [{"enum": list(KINDS)}, {"type": "number", "exclusiveMinimum": 0}],
-    "minItems": 2,
-    "maxItems": 2,
-}
 
 
 def _clause_schema(most: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
@@ -343,7 +329,7 @@ def _clause_schema(most: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
     }
 
 
-_ANY_CLAUSE = {"anyOf": [_clause_schema(4, (*KINDS, PRICE_STEP)), _PAIR_SCHEMA]}
+_ANY_CLAUSE = _clause_schema(4, (*KINDS, PRICE_STEP))
 
 TriggerField = TypeAliasType(
     "TriggerField",
@@ -351,7 +337,7 @@ TriggerField = TypeAliasType(
         Trigger,
         PlainValidator(_trigger),
         PlainSerializer(_as_written),
-        WithJsonSchema({"anyOf": [*_ANY_CLAUSE["anyOf"], {"type": "array", "items": _ANY_CLAUSE}, {"type": "null"}]}),
+        WithJsonSchema({"anyOf": [_ANY_CLAUSE, {"type": "array", "items": _ANY_CLAUSE}, {"type": "null"}]}),
     ],
 )
 """One condition (all of its keys must be reached), a list (any of them), or null (never)."""
@@ -362,7 +348,7 @@ KeepField = TypeAliasType(
         Clause,
         PlainValidator(_keep),
         PlainSerializer(_as_written),
-        WithJsonSchema({"anyOf": [_clause_schema(1), _PAIR_SCHEMA]}),
+        WithJsonSchema({"anyOf": [_clause_schema(1)]}),
     ],
 )
 """The conversation to keep: exactly one of tokens, messages, and fraction."""

@@ -38,6 +38,8 @@ UNKNOWN = {
     "server.workers": "remove it, and set the number of workers with serve --workers N",
     "workers": "remove it, and set the number of workers with serve --workers N",
     "archive": f"remove it: the archive is in the store, and {MIGRATING} says how to copy its entries there",
+    "otel.traces": "remove it: otel sends spans. Without spans, remove the section otel",
+    "otel.metrics": "remove it: otel sends spans only. Let Prometheus, or a collector, read GET /metrics",
     "logging": "write log, with level, format, and requests, as in log: {level: info, format: json, requests: all}",
     "log_level": "write log: {level: info}. log.format and log.requests set the format and which requests to log",
     "auth.keys": 'list keys under a team: teams: {NAME: {keys: ["sha256:…"]}}',

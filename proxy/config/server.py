@@ -173,17 +173,13 @@ _SIGNAL_PATH = re.compile(r"(/v1/(?:traces|metrics|logs))/*$")
 
 
 class OtelSettings(Section):
-    """Where to send spans and metrics with OpenTelemetry."""
+    """Where to send spans with OpenTelemetry."""
 
     endpoint: str | None = None
     """The URL of an OTLP collector over HTTP, before /v1/traces. Default: OTEL_EXPORTER_OTLP_ENDPOINT, or
     http://localhost:4318."""
     headers: Mapping[str, Secret] = Field(default_factory=dict)
     """Headers for the collector, such as its key."""
-    traces: bool = True
-    """Send spans, and pass the trace context on to upstreams."""
-    metrics: bool = True
-    """Send metrics."""
 
     @field_validator("endpoint")
     @classmethod
@@ -200,8 +196,6 @@ class OtelSettings(Section):
 
     @model_validator(mode="after")
     def _can_export(self) -> OtelSettings:
-        if not self.traces and not self.metrics:
-            raise wrong("sends nothing with traces: false and metrics: false", fix="otel: null", shows=False)
         if not has_packages():
             raise wrong("needs packages that aren't installed", fix=f"run {INSTALL}, or write otel: null", shows=False)
         return self

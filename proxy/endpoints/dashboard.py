@@ -40,7 +40,7 @@ from proxy.http.headers import cookies, credential
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_prompt
 from proxy.pipeline.runtime import Runtime
-from proxy.records.report import PART_TITLES, day_of, latency, money, seconds, slice_titles
+from proxy.records.report import day_of, money
 from proxy.store import StoreFailed
 from proxy.telemetry.record import ID_LENGTH, Verdict
 from proxy.telemetry.record_json import NAME_KINDS, record_json
@@ -122,10 +122,8 @@ class Dashboard:
             figure=presentation.figure,
             ms=presentation.milliseconds,
             money=money,
-            seconds=seconds,
             error=presentation.error_text,
         )
-        pages.filters["part"] = PART_TITLES.get
         pages.globals.update(text=presentation)
         return pages
 
@@ -303,12 +301,10 @@ class Dashboard:
         except RequestError as error:
             problem = error.message
         first, last = day_of(since), day_of(now)
-        records = self._service.records.store
-        rows = await records.ledger(first, last, viewer.tenants)
-        times = await latency(records, since, now, viewer.tenants, None)
+        rows = await self._service.records.store.ledger(first, last, viewer.tenants)
 
         def rendered() -> Response:
-            values = {**presentation.savings(rows, first, last), "times": times, "slices": slice_titles(times)}
+            values = presentation.savings(rows, first, last)
             status = 400 if problem else 200
             place = {"here": SCREENS[1][0], "note": NOTE, "given": given, "problem": problem}
             return self._render("savings.html", viewer, status, **place, **values)

@@ -16,7 +16,6 @@ import structlog
 from starlette.types import Scope
 
 from proxy.access.admin import Admin
-from proxy.constants import DAY
 from proxy.dialects.apis import DIALECTS
 from proxy.errors import ContentNotAllowed, RequestError
 from proxy.http.headers import credential
@@ -24,6 +23,7 @@ from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.recorder import Tags
 from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, RecordQuery, RecordStore
+from proxy.records.report import day_of
 from proxy.telemetry.record import ID_LENGTH, RequestRecord, Verdict
 
 log = structlog.get_logger(__name__)
@@ -127,14 +127,13 @@ def time_in(name: str, text: str, now: float) -> float:
         raise wrong(name, TIME_FIX, text) from None
 
 
-def period(since: str, until: str | None, now: float, *names: str) -> tuple[float, float]:
-    """Return the start and the end of a report. A last day counts to its end. Raises ``RequestError``.
+def days_of(since: str, until: str | None, now: float, *names: str) -> tuple[int, int]:
+    """Return the first and the last day of a report, which counts whole days. Raises ``RequestError``.
 
     ``names`` are those of the two parameters.
     """
-    first = time_in(names[0], since, now)
-    last = now if until is None else time_in(names[1], until, now)
-    return first, min(now, last + DAY - 1 if last % DAY == 0 else last)
+    last = now if until is None else min(now, time_in(names[1], until, now))
+    return day_of(time_in(names[0], since, now)), day_of(last)
 
 
 def choice(name: str, text: str, choices: Collection[str]) -> str:

@@ -31,9 +31,9 @@ from proxy.endpoints.queries import (
     Viewer,
     choice,
     count,
+    days_of,
     labels,
     parameters,
-    period,
     selected,
     summary_calls,
     viewing,
@@ -46,7 +46,7 @@ from proxy.pipeline.changes import Message, Prompt, read_prompt
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums
-from proxy.records.report import BY, csv_text, day_of, latency, report
+from proxy.records.report import BY, csv_text, report
 from proxy.store import StoreFailed
 from proxy.store.archive import Found
 from proxy.store.guarded import READ_SECONDS
@@ -148,21 +148,18 @@ class RecordEndpoints:
 
     async def _report(self, request: Request, viewer: Viewer, given: dict[str, str]) -> Response:
         now = time.time()
-        begin, end = period(given.get("since", DEFAULT_SINCE), given.get("until"), now, "since", "until")
-        since, until = day_of(begin), day_of(end)
+        since, until = days_of(given.get("since", DEFAULT_SINCE), given.get("until"), now, "since", "until")
         by = labels("by", given.get("by", DEFAULT_BY), BY)
         as_csv = choice("format", given.get("format", "json"), FORMATS) == "csv"
         records, team = self._service.records.store, given.get("team")
         rows = await records.ledger(since, until, viewer.tenants)
-        times = None if as_csv else await latency(records, begin, end, viewer.tenants, team)
-
         budgets = await self._service.money.spending.budgets(viewer.tenants)
 
         def answer() -> Response:
             found = report(of_team(rows, team), by, since, until)
             if as_csv:
                 return Response(csv_text(found), headers=HEADERS, media_type="text/csv; charset=utf-8")
-            return _json({**found, "latency": times, "budgets": [one for one in budgets if team in (None, one.team)]})
+            return _json({**found, "budgets": [one for one in budgets if team in (None, one.team)]})
 
         return await asyncio.to_thread(answer)
 

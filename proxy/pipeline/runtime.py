@@ -274,7 +274,7 @@ class Records:
         sinks: list[Sink] = [spent, metrics.add, RequestLog(lambda: current().log.requests).add]
         begin_trace = None
         if otel is not None:
-            sinks += otel.sinks
+            sinks.append(otel.spans.add)
             begin_trace = otel.tracing.begin
         self.recorder = Recorder(self.store, lambda: current().record_seconds, sinks, begin_trace)
 
@@ -372,14 +372,7 @@ class Runtime:
         if is_disabled():
             return None
         headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
-        return OtelExport(
-            settings.endpoint,
-            headers,
-            traces=settings.traces,
-            metrics=settings.metrics,
-            upstreams=self._upstream,
-            models=lambda: self.settings.model_names,
-        )
+        return OtelExport(settings.endpoint, headers, self._upstream)
 
     def _upstream(self, name: str) -> tuple[str, str | None] | None:
         upstream = self.settings.upstreams.get(name)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from proxy.errors import TooManyRequests
 from proxy.recall.search import ArchivedText, Index, Match, Passage, read
 from proxy.store import StoreFailed
 from proxy.store.archive import Archive
@@ -42,7 +39,7 @@ TOKENS = 300
 
 TAG = "earlier_message"
 
-EXCHANGES = 10  # exchanges in a search result at most, unless the call states a number
+EXCHANGES = 10  # exchanges in a search result at most
 
 MOST_ENTRIES = 64
 """Entries that a search reads: the newest checkpoint, which leads to all earlier ones, and shortened messages."""
@@ -51,10 +48,6 @@ MOST_CALLS = 8  # Calls of one round that get a result. A round with more has pr
 
 KEPT = 4
 """Lists of entries that a response keeps for its further calls: usually the whole conversation, and entries by id."""
-
-PLACES = 8  # Calls of the MCP tools that a tenant can have in progress. Others get 429.
-
-BUSY = "Too many calls read your archive at the same time. Try again in a second."
 
 TOO_MANY = f"Only the first {MOST_CALLS} calls of a message are answered. If you need this one, call again."
 
@@ -76,12 +69,11 @@ TextCounter = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The arguments of a call. At least one of ``words`` and ``id`` is set. ``limit`` is in exchanges."""
+    """The arguments of a call. At least one of ``words`` and ``id`` is set."""
 
     words: str | None = None
     id: str | None = None
     offset: int = 0
-    limit: int = EXCHANGES
 
 
 class Reader:
@@ -90,7 +82,6 @@ class Reader:
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
         self._thread = asyncio.Semaphore(1)
-        self._callers: Counter[str] = Counter()
 
     def conversation(self, tenant: str, roots: Sequence[str] = ()) -> ConversationArchive:
         """Return the archive of a conversation. Close it.
@@ -98,19 +89,6 @@ class Reader:
         ``roots`` are the archive ids of the conversation, the newest checkpoint first. A search covers them.
         """
         return ConversationArchive(self._archive, tenant, roots, self._thread)
-
-    @contextlib.contextmanager
-    def slot(self, tenant: str) -> Iterator[None]:
-        """Take one of the slots of a tenant. Raises ``TooManyRequests``."""
-        if self._callers[tenant] >= PLACES:
-            raise TooManyRequests(BUSY, retry_after=1)
-        self._callers[tenant] += 1
-        try:
-            yield
-        finally:
-            self._callers[tenant] -= 1
-            if not self._callers[tenant]:
-                del self._callers[tenant]
 
 
 class ConversationArchive:
@@ -181,11 +159,11 @@ class _Entries:
     def texts(self) -> list[tuple[str, ArchivedText]]:
         return [(id, read(messages)) for id, messages in self.messages]
 
-    def search(self, words: str, limit: int) -> list[tuple[str, Match]]:
+    def search(self, words: str) -> list[tuple[str, Match]]:
         """Return the best exchanges, each with the id of its entry."""
         if self._index is None:
             self._index = Index([text.passages for _, text in self.texts])
-        return [(self.texts[found.entry][0], found) for found in self._index.search(words, limit)]
+        return [(self.texts[found.entry][0], found) for found in self._index.search(words, EXCHANGES)]
 
     def close(self) -> None:
         if self._index is not None:
@@ -224,7 +202,7 @@ def _answer(query: Query, entries: _Entries, count: TextCounter, most: int) -> s
     if query.words is None:
         id, text = entries.texts[0]
         return page(id, text, query.offset, count, most)
-    return quoted(entries.search(query.words, query.limit), count, most)
+    return quoted(entries.search(query.words), count, most)
 
 
 def page(id: str, text: ArchivedText, offset: int, count: TextCounter, most: int) -> str:

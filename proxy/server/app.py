@@ -22,8 +22,6 @@ from proxy.dialects.apis import DIALECTS
 from proxy.endpoints.compress import COMPRESS, RETRIEVE, Compress, Retrieve
 from proxy.endpoints.conversations import Conversations
 from proxy.endpoints.dashboard import HOME, Dashboard
-from proxy.endpoints.mcp import PATH as MCP
-from proxy.endpoints.mcp import McpEndpoint
 from proxy.endpoints.models import ModelList
 from proxy.endpoints.passthrough import PassThrough
 from proxy.endpoints.paths import MODELS, PREFIX, below, canonical, error_shape
@@ -90,7 +88,6 @@ class Proxy:
                 Route("/readyz", self._ready, methods=["GET"]),
                 *([Route("/metrics", self._metrics, methods=["GET"])] if own else []),
                 Route(ARCHIVE_PATH, ArchiveEndpoint(self.service)),
-                Route(MCP, McpEndpoint(self.service)),
                 *RecordEndpoints(self.service).routes,
                 *Dashboard(self.service, lambda: None if self.reload is None else self.reload.loaded).routes,
             ],

@@ -165,7 +165,6 @@ RECALLS = _counter(
     "compaction_recalls",
     "Calls to read archived messages, by outcome.",
     {"outcome": "`answered`, `mixed` (the client got calls of its own), `failed`"},
-    note="They include those of the [MCP server](../api.md#mcp-server).",
 )
 BREAKER = _counter(
     "compaction_summaries_breaker",

@@ -34,7 +34,7 @@ class Trace(msgspec.Struct, eq=False, omit_defaults=True):
     """The trace of a request, and the request's span in it.
 
     ``parent`` is the client's span, ``None`` if the proxy began the trace. ``state`` is the client's `tracestate`.
-    ``method`` and ``scheme`` are those of the HTTP request. ``propagated`` is false if upstreams don't get the trace.
+    ``method`` and ``scheme`` are those of the HTTP request.
     """
 
     id: str
@@ -44,7 +44,6 @@ class Trace(msgspec.Struct, eq=False, omit_defaults=True):
     state: str = ""
     method: str = ""
     scheme: str = "http"
-    propagated: bool = True
     attempts: list[AttemptSpan] = []
 
     def attempt(self) -> str:
@@ -70,7 +69,7 @@ def with_trace(headers: list[tuple[str, str]], trace: Trace | None, span: str | 
 
     ``span`` is the span that the upstream continues. Default: the request's. Without a trace the headers don't change.
     """
-    if trace is None or not trace.propagated:
+    if trace is None:
         return headers
     # `tracestate` without a valid `traceparent` has no meaning.
     dropped = (TRACEPARENT, TRACESTATE) if trace.parent is None else (TRACEPARENT,)

@@ -5,19 +5,17 @@ attempt has a result. The SDK's tracer can't give a span an id that is already k
 finished spans from the record, and the SDK queues, encodes, and exports them. They have names and figures only.
 
 The attributes of calls to models follow OpenTelemetry's conventions for generative AI. The names aren't stable yet.
-Source: github.com/open-telemetry/semantic-conventions-genai. The labels of metrics are names from the configuration. A
-model that the configuration doesn't name has no label.
+Source: github.com/open-telemetry/semantic-conventions-genai.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from opentelemetry.metrics import Meter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
@@ -135,53 +133,7 @@ def attributes_of(name: str, upstream: Upstream | None) -> Attributes:
     return attributes
 
 
-DURATION, USAGE = "gen_ai.client.operation.duration", "gen_ai.client.token.usage"
-
-# The conventions' buckets.
-_SECONDS = tuple(0.01 * 2**power for power in range(14))
-_TOKENS = tuple(float(4**power) for power in range(14))
-
-
-class OperationMetrics:
-    """Histograms of the duration and the tokens of calls to models. ``add`` is a sink of the recorder."""
-
-    def __init__(self, meter: Meter, upstreams: FindUpstream, models: Callable[[], Set[str]]) -> None:
-        """``models`` returns the configured models."""
-        self._upstreams = upstreams
-        self._models = models
-        self._durations = meter.create_histogram(
-            DURATION, "s", "Duration of calls to models.", explicit_bucket_boundaries_advisory=_SECONDS
-        )
-        self._usages = meter.create_histogram(
-            USAGE, "{token}", "Tokens that calls to models used.", explicit_bucket_boundaries_advisory=_TOKENS
-        )
-
-    def add(self, record: RequestRecord) -> None:
-        """Count the calls of a finished record."""
-        shared = self._labels(record)
-        for operation in operations(record):
-            error = {} if operation.error is None else {"error.type": operation.error}
-            self._durations.record((operation.end - operation.start) / 1e9, {**shared, **error})
-            if (usage := operation.usage) is not None:
-                for kind, tokens in (("input", usage.input), ("output", usage.output)):
-                    if tokens is not None:
-                        self._usages.record(tokens, {**shared, "gen_ai.token.type": kind})
-
-    def _labels(self, record: RequestRecord) -> Attributes:
-        upstream, model = record.upstream or "", record.upstream_model
-        named = {
-            "compaction.team": record.team,
-            "compaction.policy": record.policy,
-            "gen_ai.request.model": model if model in self._models() else None,
-        }
-        return {
-            **attributes_of(upstream, self._upstreams(upstream)),
-            "compaction.kind": record.kind,
-            **{label: value for label, value in named.items() if value is not None},
-        }
-
-
-NAME = "compaction-proxy"  # the name of the program, as a service and as the source of spans and metrics
+NAME = "compaction-proxy"  # the name of the program, as a service and as the source of spans
 
 SCOPE = InstrumentationScope(NAME, __version__, "")
 
@@ -200,8 +152,8 @@ _Value = str | bool | int | float | tuple[str, ...]
 class Tracing:
     """Makes the trace of each request, or continues the client's."""
 
-    def __init__(self, sampler: Sampler | None) -> None:
-        """``sampler`` selects the requests to trace. Without one there are no spans, and upstreams get no trace."""
+    def __init__(self, sampler: Sampler) -> None:
+        """``sampler`` selects the requests to trace."""
         self._sampler = sampler
 
     def begin(self, scope: MutableMapping[str, Any]) -> Trace:
@@ -212,9 +164,6 @@ class Tracing:
 
     def _trace(self, headers: Iterable[tuple[bytes, bytes]]) -> Trace:
         sampler = self._sampler
-        if sampler is None:
-            id, span = new_trace()
-            return Trace(id, span, sampled=False, propagated=False)
         carrier = _trace_headers(headers)
         if carrier:
             context = _PROPAGATOR.extract(carrier)

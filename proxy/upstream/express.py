@@ -54,14 +54,19 @@ _ATTRIBUTES = ((ClientRequest, "request_info"), (RawResponseMessage, "code"), (R
 
 
 def check() -> None:
-    """Raise ``RuntimeError`` if the installed aiohttp has other parts than this module uses."""
-    missing = [part for part, name in _ATTRIBUTES if not hasattr(part, name)]
-    for part in (*missing, *_PARTS):
-        if part in missing or not set(_PARTS[part]) <= set(inspect.signature(part).parameters):
-            raise RuntimeError(
-                f"aiohttp {aiohttp.__version__} isn't supported: {part.__qualname__} has changed. "
-                "Install the version in requirements.lock."
-            )
+    """Raise ``RuntimeError`` if the installed aiohttp has other parts than this module uses, or needs more."""
+    changed: list[Callable[..., Any]] = [part for part, name in _ATTRIBUTES if not hasattr(part, name)]
+    for part, names in _PARTS.items():
+        own = () if isinstance(part, type) else ("self",)
+        try:
+            inspect.signature(part).bind(**dict.fromkeys((*own, *names)))
+        except TypeError:
+            changed.append(part)
+    for part in changed:
+        raise RuntimeError(
+            f"aiohttp {aiohttp.__version__} isn't supported: {part.__qualname__} has changed. "
+            "Install the version in requirements.lock."
+        )
 
 
 class Response(Protocol):
@@ -84,14 +89,14 @@ class _Received:
         self.headers = headers
         self.content = content
         self._connection: Connection | None = connection
-        content.on_eof(self._end)
+        content.on_eof(callback=self._end)
 
     def close(self) -> None:
         """Close the connection if the response hasn't ended."""
         connection, self._connection = self._connection, None
         if connection is not None:
             if self.content.exception() is None:
-                self.content.set_exception(aiohttp.ClientConnectionError("Connection closed"))
+                self.content.set_exception(exc=aiohttp.ClientConnectionError("Connection closed"))
             connection.close()
 
     def _end(self) -> None:
@@ -143,7 +148,8 @@ class Express:
 
     def _target(self, url: str) -> _Target:
         session = self._session
-        request = ClientRequest("POST", URL(url, encoded=True), loop=asyncio.get_running_loop(), session=session)
+        address, loop = URL(url, encoded=True), asyncio.get_running_loop()
+        request = ClientRequest(method="POST", url=address, loop=loop, session=session)
         start = f"POST {request.url.raw_path_qs} HTTP/1.1\r\nhost: {request.headers['host']}"
         if len(self._targets) >= TARGETS:
             self._targets.clear()
@@ -152,7 +158,7 @@ class Express:
 
     async def _sent(self, request: ClientRequest, head: bytes, body: bytes) -> Response:
         try:
-            connection = await self._connector.connect(request, traces=[], timeout=self._session.timeout)
+            connection = await self._connector.connect(req=request, traces=[], timeout=self._session.timeout)
         except TimeoutError as error:
             raise aiohttp.ConnectionTimeoutError("no connection in time") from error
         try:

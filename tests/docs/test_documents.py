@@ -21,7 +21,6 @@ from proxy.compaction import fit, keeps, render
 from proxy.compaction.stages import NAMES
 from proxy.config import Settings, policy
 from proxy.demo.run import ROWS, WINDOW
-from proxy.endpoints.mcp import PATH as MCP
 from proxy.endpoints.records import DIFF, PARAMETERS, REQUEST
 from proxy.http.headers import Own
 from proxy.limits.learned import GUESS_SECONDS, NAMED_SECONDS
@@ -250,15 +249,13 @@ def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> Non
     paths = [span.split() for row in table(API, "path") for span in spans(row[0]) if "…" not in span]
     conversations = {"/v1/chat/completions", "/v1/responses", "/v1/messages"}
     served = {*conversations, "/", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
-    served |= {LINK_PATH, MCP, *PARAMETERS}
+    served |= {LINK_PATH, *PARAMETERS}
     assert {path for _, path in paths} == served
     id = archived(store_url)
     written(Path(store_url.removeprefix("sqlite:///")), [record := RequestRecord(new_id(), 1.0, tenant=SHARED_TENANT)])
     with httpx.Client(trust_env=False, timeout=60) as http:
         for method, path in paths:
             body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]} if method == "POST" else None
-            if path == MCP:
-                body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
             known = record.id if path == REQUEST else id
             answered = http.request(method, entrance + path.format(id=known), json=body)
             unchanged = path == DIFF and "no changed request" in answered.text

@@ -115,4 +115,4 @@ def test_the_code_of_a_client_page_parses(page: Path) -> None:
 def test_a_base_url_ends_in_the_version_except_for_anthropics_clients(page: Path) -> None:
     addresses = set(re.findall(r"http://127\.0\.0\.1:\d+([/\w]*)", page.read_text(encoding="utf-8")))
     expected = {""} if page.stem == "claude-code" else {"/v1", ""}
-    assert addresses - {"/metrics", "/compaction/mcp"} <= expected
+    assert addresses - {"/metrics"} <= expected

@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector on loopback, which decodes the spans and metrics that it gets."""
+"""An OpenTelemetry collector on loopback, which decodes the spans that it gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -33,18 +32,6 @@ class SpanSeen:
     attributes: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class PointSeen:
-    """The values of a histogram with the same labels."""
-
-    metric: str
-    unit: str
-    count: int
-    sum: float
-    bounds: list[float]
-    labels: dict[str, Any]
-
-
 @dataclass
 class Collector:
     url: str = ""
@@ -53,7 +40,6 @@ class Collector:
     headers: list[dict[str, str]] = field(default_factory=list)
     resources: list[dict[str, Any]] = field(default_factory=list)
     spans: list[SpanSeen] = field(default_factory=list)
-    points: list[PointSeen] = field(default_factory=list)
 
     async def traces(self, request: Request) -> Response:
         message = ExportTraceServiceRequest.FromString(await self._body(request))
@@ -61,25 +47,6 @@ class Collector:
             self.resources.append(_values(resource.resource.attributes))
             for scope in resource.scope_spans:
                 self.spans += [_span(span) for span in scope.spans]
-        return Response(status_code=self.status)
-
-    async def metrics(self, request: Request) -> Response:
-        message = ExportMetricsServiceRequest.FromString(await self._body(request))
-        for resource in message.resource_metrics:
-            self.resources.append(_values(resource.resource.attributes))
-            for scope in resource.scope_metrics:
-                for metric in scope.metrics:
-                    self.points += [
-                        PointSeen(
-                            metric.name,
-                            metric.unit,
-                            point.count,
-                            point.sum,
-                            list(point.explicit_bounds),
-                            _values(point.attributes),
-                        )
-                        for point in metric.histogram.data_points
-                    ]
         return Response(status_code=self.status)
 
     async def _body(self, request: Request) -> bytes:
@@ -101,12 +68,7 @@ class Collector:
 def collecting(status: int = 200) -> Iterator[Collector]:
     """Run a collector. ``status`` is the status of its responses."""
     collector = Collector(status=status)
-    app = Starlette(
-        routes=[
-            Route("/v1/traces", collector.traces, methods=["POST"]),
-            Route("/v1/metrics", collector.metrics, methods=["POST"]),
-        ]
-    )
+    app = Starlette(routes=[Route("/v1/traces", collector.traces, methods=["POST"])])
     with serve(app) as url:
         collector.url = url
         yield collector

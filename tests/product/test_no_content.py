@@ -138,7 +138,6 @@ def test_no_content_is_logged_recorded_or_counted(tmp_path: Path) -> None:
                 send(api, model, 16)
             send(api, "well", key=f"{KEY}-unknown")
         with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as http:
-            call_tools(http)
             shown = pages(http, ids, tmp_path)
     log = server.log.read_text()
     lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
@@ -152,26 +151,6 @@ def test_no_content_is_logged_recorded_or_counted(tmp_path: Path) -> None:
         assert finished[ids[api, KEY, f"0 True {KEY}"]]["model"] == "(hidden)"
     for name, text in {**shown, "the log": log}.items():
         assert CANARY not in text, (name, text[max(0, text.index(CANARY) - 300) :][:600])
-
-
-def call_tools(http: httpx.Client) -> None:
-    """Send content to the MCP server in every place."""
-    arguments = {"query": said("query"), "id": CANARY, "limit": CANARY}
-    messages: list[dict[str, Any]] = [
-        {"method": "tools/call", "params": {"name": "search_earlier_messages", "arguments": arguments}},
-        {"method": "tools/call", "params": {"name": CANARY}},
-        {"method": "tools/call", "params": {"name": {CANARY: CANARY}}},
-        {"method": "initialize", "params": {"clientInfo": said("client")}},
-        {"method": CANARY},
-    ]
-    bodies = [json.dumps({"jsonrpc": "2.0", "id": CANARY, **message}) for message in messages]
-    notification = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": said("params")}
-    bodies += [json.dumps(notification), f"{{{CANARY}", f'["{CANARY}"]']
-    headers = {"authorization": f"Bearer {KEY}", "accept": "application/json", "content-type": "application/json"}
-    for body in bodies:
-        for version in ("2025-11-25", "2026-07-28", CANARY):
-            sent = {**headers, "mcp-protocol-version": version, "mcp-session-id": CANARY}
-            assert http.post("/compaction/mcp", content=body, headers=sent).status_code < 500
 
 
 def pages(http: httpx.Client, ids: Mapping[Any, str], folder: Path) -> dict[str, str]:

@@ -279,7 +279,6 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
     options = ("--config", "config.yaml", "--by", "team,model")
     report = json.loads(call(running.folder, "report", *options, "--json").stdout)
     answered = running.get(REPORT, by="team,model").json()
-    assert report.pop("latency")["rows"] == answered.pop("latency")["rows"], "the periods end at other times"
     assert report == answered
     red = call(running.folder, "report", *options, "--team", "red", "--csv").stdout
     assert red == running.get(REPORT, by="team,model", team="red", format="csv").text

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType
@@ -91,3 +92,11 @@ def test_them() -> None:
         if parts := {*inherited(name), *accessed(path, known)}:
             found[name] = parts
     assert found == ALLOWED
+
+
+def test_their_dependencies_have_an_upper_bound() -> None:
+    """An update may change private parts. The test of each module then says which part has changed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [one for several in project["optional-dependencies"].values() for one in several]
+    bounded = {re.split(r"[\[<>=!~]", one)[0] for one in (*project["dependencies"], *extras) if "<" in one}
+    assert bounded >= {"aiohttp", "litellm", "opentelemetry-sdk", "tiktoken", "uvicorn"}

@@ -92,8 +92,8 @@ def test_the_schema_takes_the_example(validator: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "valid"),
     [
-        ("policies: {a: {trigger: [[tokens, 4000], {messages: 3}]}}", True),
-        ("policies: {a: {trigger: [fraction, 0.5]}}", True),
+        ("policies: {a: {trigger: [[tokens, 4000], {messages: 3}]}}", False),
+        ("policies: {a: {trigger: [fraction, 0.5]}}", False),
         ("policies: {a: {trigger: null}}", True),
         ("policies: {a: {trigger: {fraction: 1.5}}}", False),
         ("policies: {a: {keep: {tokens: 1, messages: 1}}}", False),

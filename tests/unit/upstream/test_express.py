@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import gzip
+import inspect
 import sys
 from asyncio import selector_events
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiohttp
@@ -213,6 +214,20 @@ def test_an_aiohttp_without_an_attribute_is_reported(monkeypatch: pytest.MonkeyP
 def test_an_aiohttp_whose_request_takes_other_arguments_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(express._PARTS, express.ClientRequest, ("method", "gone"))
     with pytest.raises(RuntimeError, match="ClientRequest has changed"):
+        express.check()
+
+
+@pytest.mark.parametrize("part", express._PARTS)
+def test_an_aiohttp_that_needs_another_argument_is_reported(
+    monkeypatch: pytest.MonkeyPatch, part: Callable[..., Any]
+) -> None:
+    known = inspect.signature(part)
+    added = inspect.Parameter("added", inspect.Parameter.KEYWORD_ONLY)
+    newer = known.replace(parameters=[*known.parameters.values(), added])
+    monkeypatch.setattr(
+        inspect, "signature", lambda one: newer if one is part else inspect.Signature.from_callable(one)
+    )
+    with pytest.raises(RuntimeError, match=f"{part.__qualname__} has changed"):
         express.check()
 
 
