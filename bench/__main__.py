@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from bench import cases, compactions, instructions, servers
+from bench import cases, compactions, instructions, servers, translation
 from bench.bodies import APIS
 from bench.rows import COLUMNS, FULL, TINY, Row, Scale, cells
 from bench.table import table, write_json
@@ -19,6 +19,7 @@ GROUPS: dict[str, Callable[[servers.Place, Scale, Sequence[str]], list[Row]]] = 
     "turns": cases.turns,
     "compaction": compactions.first,
     "beside": compactions.beside,
+    "translation": translation.measure,
     "instructions": instructions.measure,
 }
 """The function that measures each group of rows, for some of the APIs."""

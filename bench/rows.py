@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-MILLI = 1e3
+MILLI, MICRO = 1e3, 1e6
+PASSTHROUGH = "pass-through"
 COLUMNS = ("case", "compared with", "its figure", "proxy", "ratio")
 
 
@@ -15,7 +16,7 @@ class Scale:
     """The amount of work: rounds, and requests per round and server by kind.
 
     ``conversations`` are large ones whose turns alternate. ``compactions`` and ``beside`` have new conversations
-    per round, of 110 KB and of 1.1 MB.
+    per round, of 110 KB and of 1.1 MB. ``translated`` are turns per round.
     """
 
     rounds: int
@@ -24,10 +25,11 @@ class Scale:
     conversations: int
     compactions: tuple[int, int]
     beside: tuple[int, int]
+    translated: int
 
 
-FULL = Scale(rounds=9, small=400, large=25, conversations=110, compactions=(4, 1), beside=(40, 8))
-TINY = Scale(rounds=1, small=20, large=2, conversations=3, compactions=(1, 1), beside=(8, 4))
+FULL = Scale(rounds=9, small=400, large=25, conversations=110, compactions=(4, 1), beside=(40, 8), translated=100)
+TINY = Scale(rounds=1, small=20, large=2, conversations=3, compactions=(1, 1), beside=(8, 4), translated=2)
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Row:
     unit: str
     proxy: list[float] = field(default_factory=list)
     reference: list[float] = field(default_factory=list)
-    compared: str = "pass-through"
+    compared: str = PASSTHROUGH
 
     def add(self, figure: float, *, ours: bool) -> None:
         """Add the figure of a round, of the proxy or of the other side."""

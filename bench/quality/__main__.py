@@ -14,6 +14,7 @@ from statistics import mean
 import click
 
 from bench import DATA
+from bench.quality import conformance
 from bench.quality.engine import running
 from bench.quality.langchain import MIDDLEWARE, TUNED, langchain
 from bench.quality.rows import Case, cases, measure
@@ -66,8 +67,12 @@ BY_SUMMARIZER = frozenset({"facts", "archive", "paths", "users", "users_in_budge
 @click.option("--quick", is_flag=True, help="A few generated conversations, in one window, and no recorded ones.")
 @click.option("--sessions", "folder", type=click.Path(path_type=Path), default=DATA / "sessions", show_default=False,
               help="The folder with recorded sessions. Without it the table has no rows for them.")  # fmt: skip
-def main(quick: bool, folder: Path) -> None:
+@click.option("--kit", is_flag=True, help="Compare with the compactors of compaction-conformance-kit on its sessions.")
+def main(quick: bool, folder: Path, kit: bool) -> None:
     """Compare the engine with LangChain's on the same conversations, and print the table."""
+    if kit:
+        click.echo(conformance.measure())
+        return
     chosen = cases(None, seeds=1, windows=(16_384,)) if quick else cases(folder, seeds=2, windows=(16_384, 32_768))
     rows, versions = asyncio.run(compare(chosen))
     click.echo(table(("conversations", "engine", *COLUMNS), rows, left={"engine"}))

@@ -39,6 +39,13 @@ def test_every_case_is_measured_on_both_sides(tmp_path: Path) -> None:
         }, names
 
 
+@pytest.mark.full
+def test_translated_turns_run_next_to_litellm(tmp_path: Path) -> None:
+    rows = run(tmp_path / "rows.json", ["translation"])
+    assert {row.compared for row in rows} == {"LiteLLM"}
+    assert len(rows) == 4, rows
+
+
 def test_the_total_of_callgrind_is_read() -> None:
     assert instructions.total("events: Ir\nfn=main\n100 7\ncalls=1 10\n101 900\ntotals: 985\n") == 985
 

@@ -1,0 +1,126 @@
+"""``python -m bench.quality.compressors PYTHON``: the proxy and Headroom on the histories of ``bench.quality.need``.
+
+``PYTHON`` is the interpreter of an environment with ``headroom-ai``. Headroom runs without its local models. The method
+"rows" is the answer to a gateway's ``/v1/compress``, which keeps the number, the order, and the roles of messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import click
+
+from bench import DATA, ROOT
+from bench.quality.conversations import Conversation, Message, tool_loop
+from bench.quality.engine import TOKENIZER, Engine, running
+from bench.quality.need.case import KINDS, Case, Score, median_size, scored, summed, tokens
+from bench.quality.need.sources import SOURCES
+from bench.quality.text import OURS
+from bench.table import percent, table
+from proxy.endpoints.compress import in_rows
+from proxy.pipeline.job import CompactionInput
+from proxy.tokens.text import check
+
+ROWS, HEADROOM = f"{OURS}, rows", "Headroom"
+
+COLUMNS = ("source", "cases", "window", "method", "tokens before", "tokens", "too long", "files", "files of the rest",
+           "identifiers", "identifiers of the rest", "CPU")  # fmt: skip
+
+ADAPTED: Mapping[str, Callable[[CompactionInput], CompactionInput]] = {
+    OURS: lambda case: case,
+    ROWS: partial(in_rows, archive=True),
+}
+
+Measured = tuple[Score, float]
+"""The score of a prompt, and the CPU seconds that it took."""
+
+Compress = Callable[[Sequence[Message], int], tuple[list[Message], float]]
+"""Returns Headroom's messages for a window, and its CPU seconds."""
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+@contextmanager
+def headroom(python: Path) -> Iterator[tuple[str, Compress]]:
+    """Yield Headroom's version and compressor until the block ends. It has the project's copy of the encoding."""
+    with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
+        environment = dict.fromkeys(("HEADROOM_WORKSPACE_DIR", "HEADROOM_CONFIG_DIR"), folder)
+        environment |= {"HEADROOM_TELEMETRY": "off", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+        environment["TIKTOKEN_CACHE_DIR"] = str(check(TOKENIZER).parent)
+        command = [python, ROOT / "bench" / "quality" / "headroom_side.py"]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | environment) as process:
+            if process.stdin is None or process.stdout is None:
+                raise RuntimeError("the process has no pipes")
+            jobs, results = process.stdin, process.stdout
+
+            def compress(messages: Sequence[Message], window: int) -> tuple[list[Message], float]:
+                jobs.write(json.dumps({"messages": messages, "window": window}) + "\n")
+                jobs.flush()
+                result = json.loads(results.readline())
+                return result["messages"], result["cpu"]
+
+            yield json.loads(results.readline()), compress
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("python", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--data", "folder", type=_FOLDER, default=DATA, show_default=False, help="The folder with cases.")
+@click.option("--repository", "places", type=_FOLDER, multiple=True, help="A folder with conversations, as for `need`.")
+def main(python: Path, folder: Path, places: tuple[Path, ...]) -> None:
+    """Compare the proxy with the Headroom of another environment, whose interpreter is PYTHON."""
+    read = {name: one.read(folder, places) for name, one in SOURCES.items()}
+    with headroom(python) as (version, compress):
+        rows = asyncio.run(measure({name: cases for name, cases in read.items() if cases}, compress))
+    click.echo(table(COLUMNS, rows, left={"window", "method"}))
+    click.echo(f"Headroom {version} without its local models. Sizes and CPU are medians.")
+
+
+async def measure(chosen: Mapping[str, Sequence[Case]], compress: Compress) -> list[list[str]]:
+    """Return the table's rows. Each method has its own engine, because engines remember what they counted."""
+    rows = []
+    async with running() as full, running() as for_gateways:
+        engines = {OURS: full, ROWS: for_gateways}
+        # Load the encoding, and compile what the first use compiles.
+        await _measured(engines, compress, Case("first", tool_loop(1, 40_000).messages, [], []), 16_384)
+        for source, cases in chosen.items():
+            before = f"{sorted(tokens(case.messages) for case in cases)[len(cases) // 2]:,}"
+            for window in SOURCES[source].windows:
+                used = [int(window * case.scale) for case in cases]
+                found = [await _measured(engines, compress, *one) for one in zip(cases, used, strict=True)]
+                for method in found[0]:
+                    cells = _cells([one[method] for one in found], used)
+                    rows.append([source, str(len(cases)), f"{max(used):,}", method, before, *cells])
+    return rows
+
+
+async def _measured(engines: Mapping[str, Engine], compress: Compress, case: Case, window: int) -> dict[str, Measured]:
+    found = {}
+    for method, engine in engines.items():
+        begun = time.process_time()
+        prompt = await engine.last_prompt(Conversation(case.id, case.messages), window, ADAPTED[method])
+        seconds = time.process_time() - begun
+        found[method] = scored(case, prompt), seconds
+    made, seconds = compress(case.messages, window)
+    return {**found, HEADROOM: (scored(case, made), seconds)}
+
+
+def _cells(measured: Sequence[Measured], windows: Sequence[int]) -> list[str]:
+    scores = [score for score, _ in measured]
+    too_long = sum(score.tokens > size for score, size in zip(scores, windows, strict=True))
+    shares = [percent(share, 0) for kind in KINDS for share in summed(scores, kind)]
+    seconds = sorted(seconds for _, seconds in measured)[len(measured) // 2]
+    return [f"{median_size(scores):,}", str(too_long), *shares, f"{seconds * 1000:.0f} ms"]
+
+
+if __name__ == "__main__":
+    main()
