@@ -349,7 +349,7 @@ def test_the_commands_of_troubleshooting_lead_to_the_cause(tmp_path: Path) -> No
         refused, bad, _, first = here.listed()
         seen = {}
         for complaint, cell in rows:
-            id = bad["id"] if "fails" in complaint else first["conversation"]
+            id = first["conversation"] if "forgot" in complaint else bad["id"]
             team = "blue" if "budget" in complaint else "red"
             commands = re.findall(r"`((?:requests|report|show) .+?)`", cell.replace("--user NAME", "--user alice"))
             words = [
