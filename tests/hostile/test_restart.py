@@ -27,7 +27,7 @@ sys.meta_path.insert(0, Finder())
 
 @pytest.mark.parametrize(
     ("module", "workers"),
-    [(module, "1") for module in ("proxy.cli", "click", "proxy.server.run", "uvicorn", "uvloop")] + [("uvicorn", "2")],
+    [(module, "1") for module in ("proxy.cli", "proxy.server.run", "uvloop")] + [("uvicorn", "2")],
 )
 def test_a_signal_while_the_proxy_starts_ends_it(tmp_path: Path, module: str, workers: str) -> None:
     """Process 1 of a container would miss the signal without a handler, and be killed after the grace period."""

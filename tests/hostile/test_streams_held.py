@@ -19,7 +19,7 @@ from tests.kit.program import relaying
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chunk, stream_head
 from tests.kit.watched import CONTENT, ROLE
 
-READERS = 20
+READERS = 12
 STREAM_BYTES = 50_000_000
 
 

@@ -146,6 +146,7 @@ def test_connections_wait_while_all_workers_hang(running: Program, closing: cont
     assert all(line.alive() for line in lines)
 
 
+@pytest.mark.full
 def test_workers_accept_on_their_own_when_their_parent_was_killed(tmp_path: Path) -> None:
     with two_workers(tmp_path) as running, contextlib.ExitStack() as closing:
         pair = workers(running)

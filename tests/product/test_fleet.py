@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.program import program, write_config
 from tests.kit.redis_server import RedisServer
 from tests.kit.scripted import PROFILE, chat, key_hash, proxied
@@ -104,7 +105,7 @@ def test_every_replica_sends_the_same_bytes_and_reports_the_same_records(redis: 
         assert [http.get(f"{url}/compaction/requests/{id}", headers=other).status_code for url in urls] == [404] * 3
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("encrypted", combined(2, [True, False]))
 def test_replicas_go_on_while_the_server_is_down(redis: RedisServer, tmp_path: Path, encrypted: bool) -> None:
     upstream = StandIn(window=WINDOW)
     store = {"url": redis.url, **({"encryption": {"key": "a" * 64}} if encrypted else {})}

@@ -26,6 +26,7 @@ from proxy.records import open_records
 from proxy.server.loopback import PROGRAMS, launch, serve
 from proxy.store import open_store
 from proxy.telemetry.record import RequestRecord, Usage
+from tests.kit.combinations import combined
 from tests.kit.program import ROOT, call, program, run, write_config
 from tests.kit.scripted import key_hash
 from tests.kit.upstream import StandIn
@@ -377,7 +378,7 @@ WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if
 @pytest.mark.skipif(
     bool(WITHOUT_RIGHTS) and not shutil.which("setpriv"), reason="no setpriv: apt-get install util-linux"
 )
-@pytest.mark.parametrize(("mode", "whole_folder"), [(0, True), (0, False), (0o400, False)])
+@pytest.mark.parametrize(("mode", "whole_folder"), [(0, True), *combined(2, [0o400, 0], [False])])
 def test_commands_with_a_store_of_another_user_fail_at_once(mode: int, whole_folder: bool, tmp_path: Path) -> None:
     folder = tmp_path / "of another user"
     file = configured(tmp_path, upstreams={"main": {"provider": "openai"}}, store={"url": f"sqlite:///{folder}/s.db"})

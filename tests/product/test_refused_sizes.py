@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.messages import assistant, system, user, words
 from tests.kit.scripted import proxied
 from tests.kit.three_apis import APIS, PATHS, Answer, error_body, tools
@@ -124,7 +125,7 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize(("wording", "dense"), [*((wording, False) for wording in GATES), ("tier", True)])
+@pytest.mark.parametrize(("wording", "dense"), [*combined(2, GATES, [False]), ("tier", True)])
 def test_a_plan_without_long_prompts_is_learned(wording: str, dense: bool, tmp_path: Path) -> None:
     status, message = GATES[wording]
     conversation = talk(20, 5_300, "0 1 2 3 4 5 6 7 8 9 ") if dense else LONG

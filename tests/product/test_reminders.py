@@ -33,7 +33,7 @@ def session(reminder: int, *, same: bool = False) -> list[list[Any]]:
     return requests
 
 
-@pytest.mark.parametrize(("reminder", "same"), [(120, False), (120, True)])
+@pytest.mark.parametrize(("reminder", "same"), [(120, False), pytest.param(120, True, marks=pytest.mark.full)])
 def test_a_reminder_in_each_turn_never_ends_the_session(reminder: int, same: bool, tmp_path: Path) -> None:
     upstream = StandIn(window=8_000)
     requests = session(reminder, same=same)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.kit.agent_script import TURNS
 from tests.kit.agent_sessions import Style, responses_session
+from tests.kit.combinations import combined
 from tests.kit.scripted import behind, client
 from tests.kit.strict_responses import StrictResponses
 
@@ -18,7 +19,7 @@ PROFILE = {"context_window": WINDOW, "max_input_tokens": WINDOW, "max_output_tok
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("style", get_args(Style))
+@pytest.mark.parametrize("style", combined(2, get_args(Style)))
 def test_an_agent_never_fails_at_16k(style: Style, tmp_path: Path) -> None:
     upstream = StrictResponses(WINDOW)
     with behind(upstream.app, tmp_path, profile=PROFILE) as url, client(url) as caller:

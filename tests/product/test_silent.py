@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxy.server.loopback import serve
+from tests.kit.combinations import combined
 from tests.kit.messages import assistant, call, result, user
 from tests.kit.scripted import behind, client, words
 from tests.kit.three_apis import APIS, PATHS, Answer
@@ -153,23 +154,27 @@ def test_an_answer_without_anything_in_it_is_asked_for_again(
     assert all(body["messages"][-1]["content"].startswith("What now, after") for body in upstream.bodies)
 
 
-@pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
-    ("ending", "room", "first", "most"),
-    [
-        (cut_at_the_front, REAL, 26, 3),
-        (cut_at_the_front, REAL, 1, 3),
-        (whole_messages_dropped, REAL, 1, 5),
-        (window_exceeded, REAL - 700, 1, 2),
-    ],
+    ("case", "stream"),
+    combined(
+        2,
+        [
+            (cut_at_the_front, REAL, 26, 3),
+            (cut_at_the_front, REAL, 1, 3),
+            (whole_messages_dropped, REAL, 1, 5),
+            (window_exceeded, REAL - 700, 1, 2),
+        ],
+        [True, False],
+    ),
 )
 def test_what_was_sent_stays_and_the_next_turns_are_compacted(
-    ending: Ending, room: int, first: int, most: int, stream: bool, tmp_path: Path
+    case: tuple[Ending, int, int, int], stream: bool, tmp_path: Path
 ) -> None:
     """The client has what was written before it is known that the prompt was too long.
 
     A prompt that is cut by a little only is told from a tokenizer of another kind once the conversation has grown.
     """
+    ending, room, first, most = case
     upstream = Quiet(ending, window=room)
     with before(upstream, tmp_path) as caller:
         answers = [said(caller, talk(turns), stream=stream) for turns in range(first, first + 26)]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.client import CHAT, ask, chat, connected, read_all, read_until, request_bytes
+from tests.kit.combinations import combined
 from tests.kit.program import Program, relaying
 from tests.kit.raw_upstream import Arrived, RawUpstream, Step, answer, chunk, stream_head
 from tests.kit.waiting import until
@@ -67,7 +68,7 @@ def test_open_answers_end_and_new_connections_are_refused(server: Program, upstr
     assert "sk-canary" not in log
 
 
-@pytest.mark.parametrize("sent", [0, 30], ids=["nothing", "half a head"])
+@pytest.mark.parametrize("sent", combined(2, [30, 0]), ids=["half a head", "nothing"])
 def test_a_connection_without_a_whole_request_is_still_served(sent: int, server: Program, upstream: Upstream) -> None:
     upstream.go.set()
     request = request_bytes(chat())

@@ -342,7 +342,7 @@ def settings(url: str, store: Path) -> dict[str, Any]:
 
 def test_the_ledger_agrees_with_the_own_sum(tmp_path: Path, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "LINGER_SECONDS", 20.0)
-    scripts = [*cases(600 if full else 60)]
+    scripts = [*cases(600 if full else 40)]
     store = tmp_path / "compaction.db"
     with (
         serve(Provider(scripts)) as upstream,

@@ -20,6 +20,7 @@ import pytest
 
 from proxy.server.loopback import serve
 from tests.kit.any_api import Upstream, units
+from tests.kit.combinations import combined
 from tests.kit.message_checks import Refused as MessageRefused
 from tests.kit.message_checks import blocks_of, check_breakpoints, check_results, check_shape
 from tests.kit.newer_items import FACT, TALKS, Talk, in_effect, signatures, visible_tokens
@@ -232,7 +233,7 @@ def test_compacted_prompts_are_valid_and_lack_nothing(api: str, full: bool, tmp_
     assert not examples, "\n".join(["", *examples.values(), str(dict(found))])
 
 
-@pytest.mark.parametrize("api", TALKS)
+@pytest.mark.parametrize("api", combined(2, TALKS))
 def test_sessions_of_100_turns_keep_what_is_in_effect(api: str, tmp_path: Path) -> None:
     """The user asks three times, and tools are loaded five times, with at least three checkpoints after each other."""
     found, examples = run(api, 30, (16_000,), tmp_path, turns=100)

@@ -15,6 +15,7 @@ from proxy.dialects.apis import DIALECTS
 from proxy.limits.profiles import Profile
 from tests.kit.agent_client import REQUIREMENTS, TASK, Client, reminder
 from tests.kit.any_api import strings
+from tests.kit.combinations import combined
 from tests.kit.compacting import rules, send
 from tests.kit.messages import words
 from tests.kit.three_apis import APIS
@@ -199,12 +200,9 @@ def faults(text: str, said: list[tuple[Said, bool, str]]) -> Iterator[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("seed", "resumed"),
-    [(0, False), (1, True), *(pytest.param(n, n % 4 < 2, marks=pytest.mark.full) for n in range(2, 8))],
-)
-@pytest.mark.parametrize("api", APIS)
-def test_what_is_in_effect_stays_until_it_ends(api: str, seed: int, resumed: bool) -> None:
+@pytest.mark.parametrize(("seed", "api"), combined(8, range(8), APIS))
+def test_what_is_in_effect_stays_until_it_ends(api: str, seed: int) -> None:
+    resumed = seed % 4 < 2
     client, prompts = Client(api), Prompts(api, rules(results=seed % 2 == 0, duplicates=False))
     wrong = sorted(set(session(client, prompts, random.Random(f"{api} {seed} {resumed}"), resumed=resumed)))
     assert seed % 2 == 0 or prompts.compacted > 20
