@@ -16,7 +16,6 @@ import hmac
 import json
 import os
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -142,15 +141,6 @@ def admin_link(settings: Settings, environ: MutableMapping[str, str], page: str)
         environ[LINK] = json.dumps([link.session, folder, page])
         stack.callback(environ.pop, LINK, None)
         yield link
-
-
-def newest_link(page: str) -> str | None:
-    """Return the one-time link of the server whose dashboard has this URL; ``None`` if this user has none."""
-    files = [(file.lstat(), file) for file in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_FILE}")]
-    # Every user can make such files, and a server that was killed leaves its own.
-    own = sorted((stat.st_mtime, file) for stat, file in files if sys.platform == "win32" or stat.st_uid == os.getuid())
-    links = [file.read_text(encoding="utf-8").strip() for _, file in own]
-    return next((link for link in reversed(links) if link.startswith(f"{page}?token=")), None)
 
 
 class Admins:

@@ -89,43 +89,6 @@ def serve(config: Path | None, host: str | None, port: int | None, workers: int)
 
 
 @main.command()
-@CONFIG
-@click.option("--host", help="The address that you passed to serve --host.")
-@click.option("--port", type=click.IntRange(1, 65535), help="The port that you passed to serve --port.")
-def dashboard(config: Path | None, host: str | None, port: int | None) -> None:
-    """Print a link to the dashboard of a running server, and open it if there is a display."""
-    import tempfile
-    import webbrowser
-
-    import httpx
-
-    from proxy.access.admin import LINK_PATH, linked, newest_link
-    from proxy.config import load
-    from proxy.server.run import dashboard_address
-
-    settings = load(config, os.environ).listening(host)
-    page = dashboard_address(settings, settings.server.port if port is None else port)
-    address = page.removesuffix(LINK_PATH)
-    try:
-        httpx.get(f"{address}/livez", trust_env=False).raise_for_status()
-    except httpx.HTTPError as error:
-        raise ConfigurationError(
-            f"No server answers at {address}. Fix: start it with compaction-proxy serve, or pass its --port"
-        ) from error
-    link = newest_link(page) if linked(settings) else page
-    if link is None:
-        raise ConfigurationError(
-            f"There is no link for {page} in {tempfile.gettempdir()}. "
-            "Fix: run the command as the server's user, with its TMPDIR"
-        )
-    click.echo(f"Dashboard: {link}")
-    click.echo("The link works once." if linked(settings) else "Sign in with a key. The configuration has only hashes.")
-    windows = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "TERM_PROGRAM"))
-    if sys.stdout.isatty() and windows:  # without windows, a browser would take over the terminal
-        webbrowser.open(link)
-
-
-@main.command()
 @click.option(
     "--turns", type=click.IntRange(1), default=60, show_default=True, help="The number of turns in the session."
 )
@@ -341,13 +304,12 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
 @_filters
 @click.option("--limit", type=click.IntRange(1, 1000), help="The most to list. Default: 50, or all of a conversation.")
 @click.option("--json", "as_json", is_flag=True, help="Print one record as JSON on each line.")
-@click.option("--follow", is_flag=True, help="List new requests as they end, until you press Ctrl+C.")
-def requests(config: Path | None, limit: int | None, as_json: bool, follow: bool, **given: str | None) -> None:
+def requests(config: Path | None, limit: int | None, as_json: bool, **given: str | None) -> None:
     """List requests, newest first. The server may be running."""
     from proxy.cli.records import listed
 
     filters = {name: value for name, value in given.items() if value is not None}
-    listed(config, filters, limit, as_json=as_json, follow=follow)
+    listed(config, filters, limit, as_json=as_json)
 
 
 @main.command()

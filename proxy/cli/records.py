@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -219,24 +218,17 @@ def read_records(config: Path | None, work: Callable[[RecordStore, Tags], Awaita
 
 INDENT = "    "
 
-POLL_SECONDS = 1.0  # seconds between two reads of new records
 
-LATE_SECONDS = 3_600
-"""Age at which a request that is still in progress is no longer followed. Ids sort by arrival, not by end."""
-
-
-def listed(config: Path | None, given: Mapping[str, str], limit: int | None, *, as_json: bool, follow: bool) -> None:
+def listed(config: Path | None, given: Mapping[str, str], limit: int | None, *, as_json: bool) -> None:
     """Print the requests that the filters select. Raises ``ConfigurationError``."""
     most = limit or DEFAULT_LIMIT
-    in_turns = "conversation" in given and not (as_json or follow)
+    in_turns = "conversation" in given and not as_json
 
     async def read(records: RecordStore, tags: Tags) -> None:
         found = await selected(records, tags, given, limit=RECORD_LIMIT + 1, kind=None if in_turns else "request")
         if not found:
             await check_names(config, records, given)
-        if follow:
-            await _follow(records, tags, given, as_json=as_json)
-        elif in_turns:
+        if in_turns:
             _print_conversation(found, limit or RECORD_LIMIT)
         elif not (found or as_json) and (calls := await selected(records, tags, given, limit=1, kind="summary")):
             click.echo(f"Only summary calls match. Their requests list them, such as: show {calls[0].parent}")
@@ -244,20 +236,7 @@ def listed(config: Path | None, given: Mapping[str, str], limit: int | None, *, 
             _print_requests(found[:most], found[:most], as_json=as_json)
             _print_rest(len(found) - most, found, as_json=as_json)
 
-    with contextlib.suppress(KeyboardInterrupt):
-        read_records(config, read)
-
-
-async def _follow(records: RecordStore, tags: Tags, given: Mapping[str, str], *, as_json: bool) -> None:
-    began, seen = time.time(), set[str]()
-    first = True
-    while True:
-        found = [one for one in await selected(records, tags, given) if one.time > began - LATE_SECONDS]
-        fresh = [one for one in reversed(found) if one.id not in seen]
-        if fresh and not first:
-            _print_requests(fresh, found, as_json=as_json, live=True)
-        seen, first = {one.id for one in found}, False
-        await asyncio.sleep(POLL_SECONDS)
+    read_records(config, read)
 
 
 def _print_conversation(found: Sequence[RequestRecord], limit: int) -> None:
@@ -275,11 +254,9 @@ def _print_rest(more: int, found: Sequence[RequestRecord], *, as_json: bool) -> 
         click.echo(f"{more:,}{least} older requests match. To list them, pass --limit or --until.", err=as_json)
 
 
-def _print_requests(
-    found: Sequence[RequestRecord], among: Sequence[RequestRecord], *, as_json: bool, live: bool = False
-) -> None:
+def _print_requests(found: Sequence[RequestRecord], among: Sequence[RequestRecord], *, as_json: bool) -> None:
     """Print requests. Those ``among`` which they are tell whether a compaction is new."""
-    for line in map(json.dumps, map(record_json, found)) if as_json else _lines(found, _compactions(among), live=live):
+    for line in map(json.dumps, map(record_json, found)) if as_json else _lines(found, _compactions(among)):
         click.echo(line)
     if not found and not as_json:
         click.echo("No requests match.")
@@ -297,17 +274,17 @@ def _compactions(found: Sequence[RequestRecord]) -> set[str]:
     return new
 
 
-def _lines(found: Sequence[RequestRecord], compactions: set[str], *, live: bool) -> Iterator[str]:
+def _lines(found: Sequence[RequestRecord], compactions: set[str]) -> Iterator[str]:
     """Yield a line about each request, and further ones about errors and new compactions."""
     names = [_names(one) for one in found]
-    shared = [] if live or len(found) < 2 else [name for name in names[0] if all(name in others for others in names)]
+    shared = [] if len(found) < 2 else [name for name in names[0] if all(name in others for others in names)]
     names = [["" if name in shared else name for name in own] for own in names]
     lines = [", ".join(filter(None, own[:2])) for own in names]
     lines = [f"{figures} {line}".rstrip() for figures, line in zip(_figures(found), lines, strict=True)]
     wide, day, hides_ids = max(map(len, lines), default=0), "", False
     has_ids = wide + 1 + ID_LENGTH <= shutil.get_terminal_size().columns
     for one, line, own in zip(found, lines, names, strict=True):
-        if not live and (today := iso_time(one.time)[:10]) != day:
+        if (today := iso_time(one.time)[:10]) != day:
             yield _filled([f"{today} (UTC)", *([] if day else shared)], indent="")
             day = today
         whole = f"{line:<{wide}} {one.id}" if has_ids else _filled([line], indent="")
@@ -318,7 +295,7 @@ def _lines(found: Sequence[RequestRecord], compactions: set[str], *, live: bool)
             yield from filter(None, map(_filled, notes))
         else:
             hides_ids = not has_ids
-    if hides_ids and not live:
+    if hides_ids:
         yield "For the other ids, pass --json, or more filters."
 
 

@@ -158,10 +158,7 @@ def keyless_hint(viewer: Viewer, link: AdminLink | None) -> tuple[str, str] | No
     shown = "You see requests that came without a key." if viewer.tenants else "Requests without a key aren't kept."
     if link is None or not link.file.exists():  # the system may have cleaned up its folder
         return shown, "sign in with an admin key"
-    return (
-        shown,
-        f"run compaction-proxy dashboard on the proxy's machine. It prints the link in {link.file}, which works once",
-    )
+    return shown, f"open the link in the file {link.file} on the proxy's machine. It works once"
 
 
 def figure(value: int | None) -> str:

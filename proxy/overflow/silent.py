@@ -160,7 +160,10 @@ def silent_overflow(
         return _full(answer, counted, window, asked, filled)
     if answer.finish_reason in ABORT_REASONS and answer.empty and not answer.output and window is not None:
         return _silent(None, None) if counted > window else None
-    return _no_usage(answer, counted, window)
+    # Judge an answer without usage to a prompt far over the window: the upstream can only have read a part.
+    if answer.prompt or window is None or counted < FAR_ABOVE * window:
+        return None
+    return _silent(window, None)
 
 
 def seems_full(answer: Finished, asked: int | None) -> bool:
@@ -245,13 +248,6 @@ def _full(
     if any(not counted / OTHER < earlier.counted < counted * OTHER for earlier in again):
         return found
     return None
-
-
-def _no_usage(answer: Finished, counted: int, window: int | None) -> Overflow | None:
-    """Judge an answer without usage to a prompt far over the window: the upstream can only have read a part."""
-    if answer.prompt or window is None or counted < FAR_ABOVE * window:
-        return None
-    return _silent(window, None)
 
 
 def _is_window(size: int) -> bool:

@@ -18,7 +18,7 @@ from proxy.compaction.pressure import COMMA, SEPARATOR
 from proxy.compaction.render import RenderedConversation, before_cut, render
 from proxy.compaction.rule_files import project_folders
 from proxy.compaction.rules import Envelope, Rules
-from proxy.compaction.settings import Clause, lowest_level, part, share_of
+from proxy.compaction.settings import lowest_level, part, share_of
 from proxy.compaction.summary_message import Counts, SummaryMessage, retention, texts_of, with_index
 from proxy.compaction.turn import (
     PROGRAM,
@@ -450,7 +450,13 @@ def reason_for(case: CompactionInput, tokens: int, messages: int) -> Reason | No
     rules, budget = case.rules, case.budget
     for clause in rules.trigger:
         if clause.met(tokens, messages, budget):
-            return _met(clause, tokens, messages, budget)
+            if clause.price_step:
+                return Reason("price_step", clause.tokens, tokens)
+            if clause.fraction is not None and budget is not None:
+                return Reason("fraction", share_of(clause.fraction, budget), tokens, clause.fraction)
+            if clause.tokens is not None:
+                return Reason("tokens", clause.tokens, tokens)
+            return Reason("messages", clause.messages, messages)
     bounds, size = rules.bounds, len(case.body.raw)
     if bounds.messages is not None and messages >= part(keeps.PRESSING, bounds.messages):
         return Reason("messages", bounds.messages, messages)
@@ -460,13 +466,3 @@ def reason_for(case: CompactionInput, tokens: int, messages: int) -> Reason | No
         if any(clause.met(tokens, messages, budget) for clause in stage.trigger):
             return Reason("stage", lowest_level(stage.trigger, budget), tokens)
     return None
-
-
-def _met(clause: Clause, tokens: int, messages: int, budget: int | None) -> Reason:
-    if clause.price_step:
-        return Reason("price_step", clause.tokens, tokens)
-    if clause.fraction is not None and budget is not None:
-        return Reason("fraction", share_of(clause.fraction, budget), tokens, clause.fraction)
-    if clause.tokens is not None:
-        return Reason("tokens", clause.tokens, tokens)
-    return Reason("messages", clause.messages, messages)

@@ -153,7 +153,20 @@ class Connections:
     def _request(
         self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None
     ) -> Awaitable[Response]:
-        session = self._open()
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                request_class=_Request,
+                connector=Pool(limit=0, enable_cleanup_closed=False),
+                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                read_bufsize=READ_BYTES,
+                max_field_size=LINE_BYTES,
+                max_line_size=LINE_BYTES,
+            )
+            if self._proxy is None and (express := _express()) is not None:
+                self._express = express(self._session, read_bufsize=READ_BYTES, line_size=LINE_BYTES)
+        session = self._session
         if self._express is not None and method == "POST" and isinstance(body, bytes):
             usual = self._express.post(url, headers, body)
             if usual is not None:
@@ -175,22 +188,6 @@ class Connections:
         if self._session is not None:
             session, self._session, self._express = self._session, None, None
             await session.close()
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                request_class=_Request,
-                connector=Pool(limit=0, enable_cleanup_closed=False),
-                timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=READ_BYTES,
-                max_field_size=LINE_BYTES,
-                max_line_size=LINE_BYTES,
-            )
-            if self._proxy is None and (express := _express()) is not None:
-                self._express = express(self._session, read_bufsize=READ_BYTES, line_size=LINE_BYTES)
-        return self._session
 
 
 @functools.cache

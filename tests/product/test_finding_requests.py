@@ -5,12 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +21,7 @@ from proxy.config import load
 from proxy.pipeline.recorder import BEGINNING, _tag
 from proxy.server.app import Proxy
 from proxy.server.loopback import serve
-from tests.kit.messages import assistant, system, user, words
+from tests.kit.messages import assistant, user, words
 from tests.kit.program import ROOT, call, terminal
 from tests.kit.scripted import PROFILE, chat, client, key_hash
 from tests.kit.upstream import EveryApi, Reply, StandIn, summarise
@@ -377,7 +372,6 @@ def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path
         for options, fix in (
             (["--team", "nope"], "There is no team 'nope'. Fix: use one of: blue, red"),
             (["--team", "rad", "--json"], "There is no team 'rad'. Fix: did you mean 'red'?"),
-            (["--team", "nope", "--follow"], "There is no team 'nope'. Fix: use one of: blue, red"),
             (["--key", "red-lap"], "There is no key 'red-lap'. Fix: did you mean 'red-laptop'?"),
             (["--policy", "nope"], "There is no policy 'nope'. Fix: use one of: default"),
         ):
@@ -387,35 +381,6 @@ def test_a_name_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path
             assert here.command(*options) == "No requests match.\n"
         reported = call(tmp_path, "report", "--config", "config.yaml", "--team", "nope")
         assert (reported.returncode, "There is no team 'nope'" in reported.stderr) == (2, True)
-
-
-def test_new_requests_can_be_followed(tmp_path: Path) -> None:
-    with door(tmp_path, StandIn().app, "") as here:
-        red = here.client("sk-red")
-        red.chat.completions.create(model="gpt-5", messages=[system(), *TURNS])
-        until(lambda: len(here.listed()) == 1)
-        command = [sys.executable, "-m", "proxy", "requests", "--config", "config.yaml", "--follow"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "COLUMNS": "80"}
-        out: dict[str, Any] = {"cwd": tmp_path, "env": environment, "stdout": subprocess.PIPE, "text": True}
-        with subprocess.Popen([*command, "--json"], **out) as following, subprocess.Popen(command, **out) as shown:
-            assert following.stdout is not None
-            assert shown.stdout is not None
-            sender = threading.Thread(target=lambda: [ask(number) for number in range(20)])
-
-            def ask(number: int) -> None:
-                red.chat.completions.create(model=f"later-{number}", messages=TURNS)
-                time.sleep(0.5)
-
-            sender.start()
-            seen = [json.loads(following.stdout.readline())["model"] for _ in range(3)]
-            following.send_signal(signal.SIGINT)
-            line = shown.stdout.readline()
-            shown.send_signal(signal.SIGINT)
-            sender.join()
-        assert following.returncode == 0
-    first = int(seen[0].removeprefix("later-"))
-    assert seen == [f"later-{first + number}" for number in range(3)]
-    assert re.fullmatch(r"\d\d:\d\d:\d\d 200 none +\d+ ms later-\d+, red/red-laptop( +[0-9a-f]{24})?\n", line)
 
 
 def test_a_tag_depends_on_the_beginning_and_the_length_of_each_text() -> None:

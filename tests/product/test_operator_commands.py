@@ -9,12 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import aclosing
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 from msgspec.structs import replace
@@ -27,7 +25,7 @@ from proxy.server.loopback import PROGRAMS, launch, serve
 from proxy.store import open_store
 from proxy.telemetry.record import RequestRecord, Usage
 from tests.kit.combinations import combined
-from tests.kit.program import ROOT, call, program, run, write_config
+from tests.kit.program import ROOT, call, run
 from tests.kit.scripted import key_hash
 from tests.kit.upstream import StandIn
 
@@ -168,41 +166,6 @@ def test_check_prints_json_and_works_without_the_environment(tmp_path: Path) -> 
     (tmp_path / "c.yaml").write_text('upstreams: {main: {api_key: "${KEY}"}}\n')
     assert call(tmp_path, "check", "c.yaml").returncode == 1
     assert call(tmp_path, "check", "c.yaml", "--no-env").stdout == "c.yaml: fine\n"
-
-
-def test_dashboard_prints_a_new_link_of_the_running_server(tmp_path: Path) -> None:
-    config = write_config({}, tmp_path)
-    with program(config) as running, httpx.Client(base_url=running.url, trust_env=False) as visitor:
-        page = f"{running.url}/compaction/"
-        stale = Path(tempfile.mkdtemp(prefix="compaction-proxy-")) / "link"
-        stale.write_text(f"{page}?token=of-a-server-that-was-killed")
-        os.utime(stale, (0, 0))
-
-        def link(*options: str, port: int = running.port) -> tuple[int, str]:
-            done = call(tmp_path, "dashboard", "--config", "config.yaml", "--port", str(port), *options)
-            return done.returncode, done.stdout + done.stderr
-
-        shown = [link(), link()]
-        assert shown[0] == shown[1] == (0, f"Dashboard: {running.link()}\nThe link works once.\n")
-        used = running.link()
-        assert visitor.get(used).headers["location"] == "/compaction/"
-        assert visitor.get("/compaction/requests").status_code == 200
-        status, again = link()
-        assert status == 0
-        assert used not in again
-        assert httpx.get(again.split()[1], trust_env=False).status_code == 303
-        status, problem = link("--host", "localhost")
-        assert status == 2
-        assert f"There is no link for http://localhost:{running.port}/compaction/ in " in problem
-        stale.unlink()
-        stale.parent.rmdir()
-    status, problem = link()
-    assert status == 2
-    assert problem.startswith(f"No server answers at {running.url}. Fix: start it with compaction-proxy serve")
-    config = write_config({"admin": {"keys": [key_hash("cp-admin")]}}, tmp_path)
-    with program(config) as other:
-        signing_in = f"Dashboard: {other.url}/compaction/\nSign in with a key. The configuration has only hashes.\n"
-        assert link(port=other.port) == (0, signing_in)
 
 
 def test_keys_list_shows_no_whole_hash(tmp_path: Path) -> None:
