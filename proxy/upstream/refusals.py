@@ -109,14 +109,17 @@ _UNDONE = re.compile(
 )
 """A refusal in words. A text without any of these isn't one."""
 
+_VERB = r"(?:is|are|does|was|must|should|has)\b"
 _NAME = re.compile(
     r"(?<!role )(?<![\"']:)(?<![\"']: )[`'\"“‘\[(<](?:\$\.|#/)?([A-Za-z][\w.\[\]-]{0,63}?)[`'\"”’\])>:]"
     r"|\b([a-z]+(?:[_.][a-z]+)+)\b"
     r"|(?:argument supplied|parameter|field|argument|property|key|option|keyword|input|name|value for)s?"
-    r"\s?[:=]?\s+([a-z][\w.]+)\b"
-    r"|\b([a-z]\w{2,40})(?=:? (?:is|are|does|was|must|should|has|range|value)\b|: )"
+    rf"\s?[:=]?\s+(?!{_VERB})([a-z][\w.]+)\b"
+    rf"|\b([A-Za-z]\w{{0,40}})(?=:? (?:{_VERB}|(?:range|value)\b)|: )"
 )
 """The names in a refusal: in quotes unless they're roles or values of JSON, with underscores, and bare words."""
+_BARE = 4  # the group of a bare word, the last one of a field's name in words
+_WORDS = 4  # in the longest name of a field
 
 _NUMBER = r"(?<![\w.-])(-?\d+(?:\.\d+)?)"
 _MOST = re.compile(
@@ -233,6 +236,9 @@ def _complaints(refusal: bytes) -> tuple[list[_Fault], str]:
 def _named(text: str, raw: bytes) -> Iterator[_Fault]:
     for match in _own(_NAME, text, raw) if _UNDONE.search(text) else ():
         yield match[match.lastindex or 0], text
+        if match.lastindex == _BARE:  # "Service tier is not available"
+            words = text[max(0, match.start() - _BEFORE) : match.end()].lower().split(" ")[-_WORDS:]
+            yield from (("_".join(words[start:]), text) for start in range(len(words)))
 
 
 def _own(pattern: re.Pattern[str], text: str, raw: bytes) -> Iterator[re.Match[str]]:

@@ -59,6 +59,9 @@ WORDINGS = {
     ],
     "Groq": lambda f: {"error": {"message": f"property '{f}' is unsupported"}},
     "plain": lambda f: f"unknown field: {f}",
+    "a sentence": lambda f: {"message": f"{f.capitalize()} is not available on this deployment"},
+    "words": lambda f: {"error": {"message": f"{f.replace('_', ' ').capitalize()} is not supported by this model."}},
+    "words within": lambda f: {"error": {"message": f"Sorry, here {f.replace('_', ' ')} must not be set."}},
     "Bedrock": lambda f: {"message": f"Malformed input request: #: extraneous key [{f}] is not permitted"},
 }
 
