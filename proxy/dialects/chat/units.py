@@ -137,7 +137,7 @@ class ChatUnits(MessageUnits):
         return encode(self.bare(decode(raw)))
 
     def inner_tokens(self, facts: Facts) -> TextCounter:
-        count = self._parallel if facts is not None and facts.rare.parallel else self._count
+        count = self._counter(facts)
         bare = count({"content": ""})
         return lambda text: count({"content": text}) - bare
 
@@ -211,6 +211,9 @@ class ChatUnits(MessageUnits):
         calls = message["tool_calls"]
         fixed = [{**call, "id": next(left)} if isinstance(call, dict) else call for call in calls]
         return replace_field(raw, "tool_calls", fixed)
+
+    def _counter(self, facts: Facts | None) -> MessageCounter:
+        return self._parallel if facts is not None and facts.rare.parallel else self._count
 
 
 def in_blocks(message: Message) -> bool:
