@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Mapping
 
 import pytest
@@ -48,18 +47,3 @@ async def test_a_late_decision_is_taken_back_after_it_arrived(monkeypatch: pytes
     counts.go.set()
     await quotas.aclose()
     assert counts.calls == ["admit", "release", "close"]
-
-
-async def test_a_busy_process_waits_for_the_store_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.store.tenant_cache.STALL_SECONDS", 0.0)
-    monkeypatch.setattr("proxy.access.quotas.ADMIT_SECONDS", 0.01)
-    counts = Counts()
-    loop = asyncio.get_running_loop()
-
-    def busy() -> None:
-        time.sleep(0.02)
-        loop.call_later(0.001, counts.go.set)
-
-    loop.call_soon(busy)
-    admission, _ = await SharedQuotas(counts).admit("team", LIMITS)
-    assert admission == Admission("admitted", 0)

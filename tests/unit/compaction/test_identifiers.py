@@ -84,16 +84,6 @@ def test_escapes_in_embedded_json_are_no_part_of_names() -> None:
     assert argument_text(parsed("[" * 100_000)) == "[" * 100_000
 
 
-def test_names_that_calls_and_messages_mention_come_first() -> None:
-    found = collect([
-        [Part("result", "inResult inResult")],
-        [Part("call", "inCall")],
-        [Part("said", "inText, ask Yusuf")],
-        [Part("result", "often often_named often_named often_named FACT-7QX2A Word")],
-    ])  # fmt: skip
-    assert ranking(found) == ["FACT-7QX2A", "inCall", "inText", "often_named", "inResult", "Yusuf"]
-
-
 def test_words_of_a_file_come_before_others_and_its_figures_last() -> None:
     text = "inFile https://example.org/x 12345 AB-123"
     found = collect([[Part("result", text, "src/a.py"), Part("result", "inLog src/b.py AB-124")]])

@@ -93,12 +93,6 @@ def test_a_secret_in_a_long_text_is_redacted(filler: str) -> None:
         assert clean.count("[redacted]") >= 2
 
 
-def test_a_json_web_token_is_redacted_from_its_first_letters() -> None:
-    clean = Redaction(secrets=True)
-    assert clean("a eyJhbGciOi-eyJhbGciOi_eyJ.eyJzdWIiOi-eyJh.abc b") == "a [redacted] b"
-    assert clean(f"{'eyJ-' * 8}eyJhbGciOi.eyJzdWIiOiJh") == "[redacted]"
-
-
 @pytest.mark.parametrize("size", [SEARCHED - 30, SEARCHED, SEARCHED + 4_000, 3 * SEARCHED])
 def test_a_long_key_is_redacted_as_a_whole(size: int) -> None:
     for before in ("", "x " * (SEARCHED // 2 - 8)):

@@ -90,15 +90,6 @@ def test_what_follows_from_the_trigger_follows_from_that_of_the_entry() -> None:
     assert careful.prepare == (Clause(fraction=round(0.6 * 15 / 17, 4)),)
 
 
-@pytest.mark.parametrize("name", ["careful", "plain"])
-def test_own_entries_come_before_those_of_the_parent(name: str) -> None:
-    policy = policies()[name]
-    assert [own.match for own in policy.models] == ["gpt-5*", "gpt-5-mini", "gpt-5-mini", "*-small"]
-    assert policy.for_model("gpt-5-mini").mode == "enforce", "an earlier entry matches"
-    small = policy.for_model("llama-small")
-    assert (small.mode, small.keep) == ("off", Clause(messages=40)), "the parent's entry over the child's settings"
-
-
 def test_a_model_that_none_matches_has_the_policy_itself() -> None:
     base = policies()["base"]
     assert base.for_model("gpt-5") is base

@@ -150,10 +150,3 @@ def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
     ]
     file.write_text("policies: {default: {summary: {model: anything}}}\n")
     assert read(file, {}).warnings == (), "without routes every model has one"
-
-
-def test_a_trigger_below_the_price_step_is_none(tmp_path: Path) -> None:
-    file = tmp_path / "c.yaml"
-    routes = UP + "models:\n  - {match: gpt-6-astra, upstream: main}\n"
-    file.write_text(routes + POLICY % "trigger: [{price_step: true}, {fraction: 0.85}]")
-    assert read(file, {}).warnings == ()

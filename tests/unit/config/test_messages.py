@@ -116,32 +116,6 @@ def test_an_invalid_value_is_an_error_with_its_line_and_fix(text: str, line: int
     assert FORM.fullmatch(found.message)
 
 
-def test_a_wrong_part_of_a_long_condition_is_named_with_its_own_line() -> None:
-    text = """
-        policies:
-          default:
-            trigger:
-              - {tokens: 4000}
-              - messages: 10
-                fraction: 7
-        """
-    (found,) = errors_in(text)
-    assert found.line == 6
-    assert found.message.startswith("policies.default.trigger[1].fraction: ")
-
-
-def test_everything_wrong_is_said_at_once_in_the_order_of_the_file() -> None:
-    text = """
-        server:
-          prot: 1
-          host: no
-        auth: {mode: closed}
-        teams:
-          a: {keys: [sk-1, sk-2]}
-        """
-    assert [found.line for found in errors_in(text)] == [2, 3, 4, 6, 6]
-
-
 @pytest.mark.parametrize(
     ("text", "value", "hint"),
     [

@@ -30,6 +30,7 @@ from tests.kit.conversations import (
     turns,
     user,
 )
+from tests.kit.conversations import turn as turn_of
 from tests.kit.upstream import faults as chat_faults
 
 LEGACY = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
@@ -242,6 +243,14 @@ def test_nothing_that_a_client_sends_raises(messages: list[Any]) -> None:
     kept = [turn.raw for turn in after]
     foreign = [t.raw for t in before if t.facts.role not in ("assistant", "tool", "function") and not t.facts.calls]
     assert [raw for raw in kept if raw in set(foreign)] == foreign
+
+
+@pytest.mark.parametrize("raw", [b'{"role":"assistant","tool_calls":[{"id":"","x":"\\ud800"}]}', b'"\\ud800"', b"\xff"])
+def test_json_that_strict_parsers_refuse_is_repaired_or_left(raw: bytes) -> None:
+    broken = Turn(raw, FORMAT.read(raw))
+    after = repaired([broken, turn_of(GO)], FORMAT)
+    assert faults([turn.facts for turn in after]) == 0
+    assert after[-1].facts.role == "user"
 
 
 @pytest.mark.long

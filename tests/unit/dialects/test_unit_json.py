@@ -14,14 +14,6 @@ from proxy.dialects.units import ByDigest
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20) | st.text(st.characters(max_codepoint=127))
 
 
-def test_each_value_is_computed_once() -> None:
-    computed: list[bytes] = []
-    lengths = ByDigest(lambda raw: computed.append(raw) or len(raw))  # type: ignore[func-returns-value]
-    assert lengths.of([b"a", memoryview(b"bcd")[1:], b"a", b""]) == [1, 2, 1, 0]
-    assert lengths.of(iter([b"cd", b""])) == [2, 0]
-    assert computed == [b"a", b"cd", b""]
-
-
 def test_a_full_cache_is_emptied() -> None:
     computed: list[bytes] = []
     lengths = ByDigest(lambda raw: computed.append(raw) or len(raw), most=2)  # type: ignore[func-returns-value]

@@ -67,14 +67,6 @@ def test_a_refusal_that_names_nothing_aims_at_a_part_of_the_refused_size() -> No
     assert limit_from_overflow(refusal(None), 10_000, 500) == LearnedLimit(input=7000)
 
 
-def test_a_named_limit_is_converted_to_tokens_as_counted_here() -> None:
-    assert limit_from_overflow(refusal(8000), 10_000, 500) == LearnedLimit(total=7760)
-    assert limit_from_overflow(refusal(8000, scope="input"), 10_000, 500) == LearnedLimit(input=7760)
-    assert limit_from_overflow(refusal(8000, scope="input", counted=20_000), 10_000, 500) == LearnedLimit(input=3880)
-    # Nobody counts ten times as many tokens: that was a count of something else.
-    assert limit_from_overflow(refusal(8000, scope="input", counted=100_000), 10_000, 500) == LearnedLimit(input=2586)
-
-
 overflows = st.builds(
     refusal,
     st.none() | st.integers(1, 300_000),
@@ -142,16 +134,6 @@ def test_a_guess_takes_the_place_of_nothing_that_was_named_and_holds() -> None:
     assert known.get("u", "m", "t") is None
 
 
-def test_a_guess_that_knows_a_number_lowers_what_was_named() -> None:
-    """The same limit again, for a prompt that should have been below it: the count was wrong, and no one says how."""
-    known = LearnedLimits()
-    known.learn("u", "m", "t", NAMED)
-    told = limit_from_overflow(refusal(8_200, scope="input"), 7_000, 500)
-    assert (told.source, told.named) == ("guess", 8_200)
-    known.learn("u", "m", "t", told)
-    assert known.get("u", "m", "t") == LearnedLimit(4_900)
-
-
 def test_what_is_named_takes_the_place_of_a_guess_be_it_higher() -> None:
     now = 0.0
     known = LearnedLimits(clock=lambda: now)
@@ -217,14 +199,6 @@ def test_what_was_answered_raises_a_limit_or_drops_it(
     assert known.get("u", "m", "t") == (None if left is None else LearnedLimit(left))
     now = limits.GUESS_SECONDS + 1
     assert known.get("u", "m", "t") is None, "it lives no longer for that"
-
-
-def test_a_usage_beyond_the_number_that_was_named_shows_that_it_is_no_limit_any_more() -> None:
-    known = LearnedLimits()
-    for reported, left in ((8_100, LearnedLimit(total=5_000)), (8_500, None)):
-        known.learn("u", "m", "t", LearnedLimit(total=5_000, named=8_000))
-        known.confirm("u", "m", "t", 4_900, reported, 1.6)
-        assert known.get("u", "m", "t") == left
 
 
 def test_what_usage_showed_only_usage_can_raise() -> None:

@@ -130,22 +130,6 @@ def listed(provider: str, window: int) -> dict[str, Any]:
     return {"litellm_provider": provider, "max_input_tokens": window, "max_output_tokens": 1_000, "mode": "chat"}
 
 
-def test_the_providers_own_figure_comes_first_then_the_makers() -> None:
-    table = {
-        "one/acme-7b": listed("one", 8_000),
-        "two/acme-7b": listed("two", 16_000),
-        "mistral/acme-7b": listed("mistral", 32_000),
-    }
-    profiles = Profiles(table)
-    assert profiles.find("Acme-7B", provider="two").context_window == 16_000
-    assert profiles.find("acme-7b").context_window == 32_000
-    del table["mistral/acme-7b"]
-    table["three/acme-7b"] = listed("three", 16_000)
-    resold = Profiles(table).find("acme-7b")
-    assert resold.context_window == 16_000
-    assert "listed by 3 providers with windows from 8,000 to 16,000" in (resold.note or "")
-
-
 def test_what_the_operator_states_wins() -> None:
     profile = PROFILES.find("support-bot", override=Settings(32_000, None, 4_000, tokenizer="cl100k_base"))
     assert limits(profile) == (32_000, None, 4_000)

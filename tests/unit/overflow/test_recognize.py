@@ -386,14 +386,6 @@ def test_a_code_in_a_header_may_veto() -> None:
     assert recognise(400, body, [("x-amzn-errortype", "ThrottlingException:http://internal/")]) is None
 
 
-def test_where_waiting_is_asked_for_only_a_context_window_counts() -> None:
-    message = "Request has 70000 tokens, more than the maximum of 65536."
-    assert recognise(400, wire(message=message)) is not None
-    assert recognise(429, wire(message=message)) is None
-    assert recognise(400, wire(message=message), [("retry-after", "3")]) is None
-    assert recognise(429, wire(message=QUOTE)) is not None
-
-
 MEGABYTE = 1_000_000
 HOSTILE = {
     "nested": b'{"error":' * 100_000,

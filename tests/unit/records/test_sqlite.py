@@ -13,16 +13,14 @@ import pytest
 from hypothesis import given
 
 from proxy.records import model
-from proxy.records import sqlite as module
 from proxy.records.model import (
     DAY,
     LEDGER_DAYS,
     OTHER,
 )
 from proxy.records.sqlite import SqliteRecords
-from proxy.store import Refused
 from proxy.telemetry.record import RequestRecord
-from tests.kit.records import EVERYTHING, expected_ledger, found_ledger, record, varied_batches
+from tests.kit.records import expected_ledger, found_ledger, record, varied_batches
 from tests.kit.stores import Clock
 
 WEEK = 7 * 86_400.0
@@ -63,23 +61,6 @@ def test_rows_over_the_bounds_change_no_total(batches: list[list[RequestRecord]]
         patch.setattr(model, "TENANT_ROWS", 3)
         patch.setattr(model, "DAY_ROWS", 4)
         used(work)
-
-
-def test_large_batches_are_stored_whole_or_not_at_all(tmp_path: Path) -> None:
-    records = [record(model=f"m{number % 3}", before=number) for number in range(2 * module.ROWS + 50)]
-    damaged = record(before=1)
-    damaged.tenant = None  # type: ignore[assignment]
-
-    async def work(store: SqliteRecords) -> None:
-        with pytest.raises(Refused):
-            await store.write([*records, damaged], WEEK)
-        assert (await store.count(), await store.ledger(0, 10**6)) == (0, [])
-        await store.write(records[::7], WEEK)
-        await store.write(records, WEEK)
-        assert {one.id for one in await store.select(EVERYTHING)} == {one.id for one in records}
-        assert sum(sums.received for _, sums in await store.ledger(0, 10**6)) == sum(range(len(records)))
-
-    used(work, path=tmp_path / "r.db")
 
 
 def test_rows_of_the_ledger_have_a_lifetime(tmp_path: Path) -> None:

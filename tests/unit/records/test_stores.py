@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from proxy.records.model import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROWS, LedgerSums, RecordQuery
+from proxy.records.model import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROWS, RecordQuery
 from proxy.records.redis import BATCH, PAGE, RedisRecords
 from proxy.records.sqlite import SqliteRecords
 from proxy.telemetry.record import Cost, RequestRecord, Usage
@@ -103,46 +103,6 @@ def test_a_filter_looks_behind_the_first_page(redis: RedisServer) -> None:
         assert len(await store.select(RecordQuery(limit=1_000))) == 1_000
 
     used(lambda keys: RedisRecords(redis.url, keys), work)
-
-
-def test_the_ledger_is_the_sum_of_the_records_even_if_writes_are_repeated(opened: Open) -> None:
-    large = 9_007_199_254_740_993  # more than a number of Lua holds
-    records = [record(before=900, sent=300, cost=Cost(large, 7)) for _ in range(BATCH + 5)]
-    records += [record("team:blue", before=10)]
-
-    async def first(store: Records) -> None:
-        await store.write(records[:9], WEEK)
-        await asyncio.gather(*(store.write(records, WEEK) for _ in range(3)))
-        (blue_labels, _), (red_labels, red) = await store.ledger(0, 10**6)
-        assert (blue_labels.team, red_labels.team) == ("blue", "red")
-        assert (red.requests, red.received, red.sent) == (BATCH + 5, 900 * (BATCH + 5), 300 * (BATCH + 5))
-        assert red.cost == large * (BATCH + 5)
-        assert [labels for labels, _ in await store.ledger(0, 10**6, ("team:blue",))] == [blue_labels]
-        assert await store.ledger(0, 5) == []
-
-    async def requests(store: Records) -> int:
-        total = LedgerSums()
-        for _, sums in await store.ledger(0, 10**6, ("team:red",)):
-            total.add(sums)
-        return total.requests
-
-    async def second(store: Records) -> None:
-        await store.write([record(before=1)], WEEK)
-        assert await requests(store) == 1, "no key reads the older rows"
-        assert len(await store.select(RecordQuery(team="red"))) == 1
-
-    async def both(store: Records) -> None:
-        assert await requests(store) == len(records)
-        assert len(await store.select(RecordQuery(team="red", limit=1_000))) == len(records)
-
-    async def without(store: Records) -> None:
-        assert await store.select(RecordQuery()) == []
-        assert await store.ledger(0, 10**6) == []
-
-    used(opened, first, KEY)
-    used(opened, second, NEW_KEY)
-    used(opened, both, NEW_KEY, KEY)
-    used(opened, without)
 
 
 @pytest.mark.long

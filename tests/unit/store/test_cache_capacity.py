@@ -42,13 +42,6 @@ def test_the_newest_value_stays_even_if_it_is_too_large() -> None:
     assert list(memory) == [("a", "next")]
 
 
-def test_the_number_of_values_is_bounded() -> None:
-    memory: TenantMemory[bytes] = TenantMemory(1_000, len, entries=3)
-    for number in range(10):
-        memory["a", str(number)] = b"x"
-    assert list(memory) == [("a", "7"), ("a", "8"), ("a", "9")]
-
-
 def test_values_are_replaced_removed_and_forgotten() -> None:
     memory: TenantMemory[bytes] = TenantMemory(10_000, len)
     chance = random.Random(1)

@@ -128,15 +128,6 @@ def test_nothing_that_is_asked_holds_a_secret() -> None:
     assert open_model.asked[0].count("opensesame7") == 3
 
 
-def test_trimmed_to_the_newest_and_never_to_nothing() -> None:
-    model = Model(input_limit=None)
-    summary(talk(20), model, trim=350)
-    assert [n for n in range(20) if f"begin{n} " in model.asked[0]] == [17, 18, 19]
-    summary(talk(20), model, trim=60)
-    assert words(transcript(model.asked[1])) in range(30, 61)
-    assert "end19" in model.asked[1]
-
-
 @given(st.lists(st.integers(1, 400), max_size=30), st.integers(100, 500))
 def test_chunks_hold_everything_in_order_and_none_is_too_large(sizes: list[int], limit: int) -> None:
     texts = [f"t{n} " + "word " * (size - 1) for n, size in enumerate(sizes)]

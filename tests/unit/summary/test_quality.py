@@ -144,11 +144,6 @@ def test_notes_about_errors_are_notes(text: str) -> None:
     assert check(text) == text
 
 
-def test_long_notes_that_begin_with_a_users_apology_are_no_refusal() -> None:
-    text = "I'm sorry was what the user said first. " + "Then the work went on. " * 20
-    assert check(text, source=1000, most=500) == text.strip()
-
-
 def test_what_is_over_the_cap_keeps_its_first_lines_whole() -> None:
     assert check("one two three\nfour five\nsix seven eight", most=7) == "one two three\nfour five"
     with pytest.raises(SummaryRejected, match="one line"):
@@ -194,14 +189,6 @@ def test_a_continued_transcript_and_placeholders_are_no_notes(text: str) -> None
             max_tokens=500,
             count=lambda text: len(text.split()),
         )
-
-
-def test_notes_may_have_a_placeholder() -> None:
-    text = "## Goal\nFix the tests in /srv/app.\n## Constraints\n(none)\n## State\n- [done] read m1.py"
-    notes = checked(
-        Written(text, "stop"), transcript="", source_tokens=1_000, max_tokens=500, count=lambda text: len(text.split())
-    )
-    assert notes == text
 
 
 NOTES = "Goal: fix the tests in /srv/app. State: m21.py was read."

@@ -116,18 +116,3 @@ def test_each_api_has_its_transport(case: str, monkeypatch: pytest.MonkeyPatch) 
         return tuple(found)
 
     assert asyncio.run(transports()) == expected
-
-
-def test_a_missing_api_has_a_bridge_for_its_caller_alone() -> None:
-    async def scenario() -> None:
-        upstreams = Upstreams({"main": UpstreamSettings(base_url=f"{HOST}/v1")})
-        for api in ("messages", "chat"):
-            upstreams.missing("main").add(api, "one")
-        assert described(await upstreams.transport("main", MESSAGES_PATH, "one")).startswith("bridge of messages over")
-        assert described(await upstreams.transport("main", MESSAGES_PATH, "two")).endswith("learning")
-        assert described(await upstreams.transport("main", CHAT_PATH, "one")) == "relay by authorization"
-        relay = await upstreams.relay("main")
-        natives = [await upstreams.native("main", path, "one") for path in (CHAT_PATH, RESPONSES_PATH, MESSAGES_PATH)]
-        assert natives == [None, relay, None]
-
-    asyncio.run(scenario())

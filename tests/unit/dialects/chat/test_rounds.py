@@ -156,19 +156,6 @@ def test_reasoning_is_part_of_the_message() -> None:
     assert json.loads(round.unit)["content"] is None
 
 
-def test_the_tool_is_the_last_one_and_strict_only_among_strict_ones() -> None:
-    tool = ChatTool()
-    plain = {"type": "function", "function": {"name": "a"}}
-    strict = {"type": "function", "function": {"name": "a", "strict": True}}
-    for tools, expected in (([plain], None), ([strict], True), ([strict, plain], None)):
-        raw = json.dumps({"tools": tools, "model": "m"}).encode()
-        definition = tool.definition(raw, NAME, "text", {"type": "object"})
-        sent = tool.with_tool(raw, definition)
-        assert json.loads(sent)["tools"][:-1] == tools
-        assert json.loads(sent)["tools"][-1]["function"].get("strict") is expected
-        assert json.loads(tool.without_tool(sent)) == json.loads(raw)
-
-
 @pytest.mark.parametrize(
     ("fields", "accepted"),
     [

@@ -104,6 +104,23 @@ def test_texts_without_a_character_are_not_sent_again() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "accepted"),
+    [
+        ({}, True),
+        ({"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}, True),
+        ({"tool_choice": {"type": "any"}}, False),
+        ({"tools": []}, False),
+        ({"tools": None}, False),
+        ({"tools": [{"name": NAME}]}, False),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, True),
+    ],
+)
+def test_conditions(fields: dict[str, Any], accepted: bool) -> None:
+    body = {"messages": [], "tools": [{"name": "a", "input_schema": {}}], **fields}
+    assert MessagesTool().accepts(json.dumps(body).encode(), NAME) is accepted
+
+
+@pytest.mark.parametrize(
     ("tools", "strict"),
     [
         ([{"name": "a", "input_schema": {}, "strict": True}, {"type": "web_search_20250305", "name": "w"}], True),

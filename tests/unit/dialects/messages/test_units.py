@@ -124,18 +124,6 @@ def repaired(*units: bytes) -> list[Any]:
     return [content(turn.raw) for turn in FORMAT.repaired(turns)]
 
 
-def test_results_follow_their_calls() -> None:
-    other = {**USE, "id": "t2"}
-    late, note = result("late", "t2"), user(text("note"))
-    assert repaired(assistant(USE, other), result("r"), note, late, assistant(text("x"))) == [
-        [USE, other],
-        content(result("r")),
-        content(late),
-        [text("note")],
-        [text("x")],
-    ]
-
-
 def test_missing_results_are_inserted_and_stray_ones_quoted() -> None:
     found = repaired(user(text("go")), assistant(USE), user(text("next")), result("lost", "t9"))
     assert found == [

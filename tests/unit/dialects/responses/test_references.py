@@ -43,30 +43,6 @@ def test_units_have_the_items_and_the_body_the_references() -> None:
     assert body.rewritten(units=body.units) == spaced
 
 
-def test_without_reasoning_the_items_take_the_place_of_their_references() -> None:
-    body = parse(REFERENCES)
-    body.resolve(ITEMS, {})
-    units = [*body.units[:1], FORMAT.without_reasoning(body.units[1]), *body.units[2:]]
-    sent = json.loads(body.rewritten(units=units))["input"]
-    bare = [{name: value for name, value in item.items() if name not in ("id", "status")} for item in (MESSAGE, CALL)]
-    assert sent == [USER, *bare, OUTPUT, USER]
-
-
-def test_an_unknown_item_counts_with_its_reported_size() -> None:
-    body = parse(raw({"input": [USER, reference("msg_8"), reference("msg_9")]}))
-    body.resolve({}, {"msg_8": 700})
-    assert body.hidden == float("inf")
-    assert body.unsized(body.units) == ["msg_9"]
-    tokens = FORMAT.read(body.units[1]).tokens
-    assert tokens == FORMAT.read(raw([reference("msg_8"), reference("msg_9")])).tokens + 700
-    assert json.loads(body.rewritten(units=body.units)) == json.loads(body.raw)
-    assert FORMAT.text(body.units[1]).count("[an answer that the proxy has not seen]") == 2
-    body = parse(raw({"input": [USER, reference("msg_8")]}))
-    body.resolve({}, {"msg_8": 700})
-    assert 700 < body.hidden < 800
-    assert body.unsized(body.units) == []
-
-
 def test_a_reference_to_an_output_stays() -> None:
     body = parse(raw({"input": [USER, reference("fco_1"), USER]}))
     body.resolve({"fco_1": raw(OUTPUT)}, {})

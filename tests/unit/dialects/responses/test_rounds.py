@@ -94,19 +94,6 @@ def test_hidden_items_leave_no_trace_at_any_border(size: int) -> None:
     assert json.loads(round.unit) == items
 
 
-def test_items_are_complete_without_their_own_ends_and_places() -> None:
-    """Some servers send neither ``output_item.done`` nor ``output_index`` in each event."""
-    sent = [one for one in events_of(message("A"), call("r1", NAME, '{"query": "x"}')) if b"item.done" not in one]
-    bare = [one.replace(b'"output_index": 1, "item_id"', b'"item_id"') for one in sent]
-    assert bare != sent
-    response = VisibleResponse()
-    out, round = run(bare, response=response)
-    assert b"arguments" not in out
-    assert response.text == "A"
-    assert [one.arguments for one in round.hidden] == ['{"query": "x"}']
-    assert decoded(bytes(round.closing))[0]["response"]["output"] == [message("A")]
-
-
 def test_reasoning_without_its_content_is_not_sent_to_a_server_that_keeps_none() -> None:
     bare = {**reasoning(), "encrypted_content": None}
     for store, types in ((False, ["function_call"]), (True, ["reasoning", "function_call"])):

@@ -36,14 +36,6 @@ def added(raw: bytes) -> Any:
     return json.loads(ResponsesTool().with_tool(raw, ADDED))
 
 
-@pytest.mark.parametrize("fields", [{}, {"tools": []}, {"tools": None}])
-def test_a_tool_gets_an_item_behind_the_first_items_with_tools(fields: dict[str, Any]) -> None:
-    before = [user("additional_tools"), item(space(tool("a"))), item(tool("b"))]
-    after = [user("Hi"), item(tool("c"))]
-    raw = body(*before, *after, **fields)
-    assert added(raw) == {"input": [*before, item(tool("added")), *after], **fields}
-
-
 @pytest.mark.parametrize(
     "raw",
     [
