@@ -66,6 +66,21 @@ def test_long_names_of_shared_folders_stay_in_the_limit(limit: int) -> None:
     assert text_tokens(index(in_results("", files=files), "", limit, text_tokens)) <= limit
 
 
+def test_small_folders_share_the_line_of_their_parent() -> None:
+    paths = "/a/b/one.py /a/b/two.py /a/c/three.py /a/d/1.py /a/d/2.py /a/d/3.py /a/d/4.py /e/f/5.py"
+    assert sorted(listing(in_results(paths))) == [
+        "- /a/: b/one.py b/two.py c/three.py",
+        "- /a/d/: 1.py 2.py 3.py 4.py",
+        "- /e/f/: 5.py",
+    ]
+
+
+@pytest.mark.parametrize("folders", [1, 7, 400])
+def test_the_index_uses_its_tokens_up(folders: int) -> None:
+    found = in_results(" ".join(f"/src/part{n % folders}/file{n}.py some_name{n}" for n in range(400)))
+    assert 300 < text_tokens(index(found, "", 400, text_tokens)) <= 400
+
+
 words = st.sampled_from(
     ("/a/b", "src/x.py", "AB-1", "https://e.org/", "0123456789abcdef", "日本/語.txt", "x" * 90, "aName")
 )

@@ -123,6 +123,18 @@ def test_search_results_of_similar_paths_can_be_restored(found: list[tuple[str, 
     assert ungrouped(grouped(text)) == text
 
 
+def test_search_results_are_grouped_by_file() -> None:
+    text = (
+        "src/a.py-2-before\nsrc/a.py:3:found\nsrc/a.py:9:again\n--\nsrc/b.py:1:other\n12:30:45 a time\n12:30:46 a time"
+    )
+    notes, *lines = grouped(text).split("\n")
+    assert notes == forms._GROUPS
+    assert lines == [
+        "src/a.py:", " 2-before", " 3:found", " 9:again", "--", "src/b.py:1:other", "12:30:45 a time",
+        "12:30:46 a time",
+    ]  # fmt: skip
+
+
 @given(TEXT)
 def test_all_forms_together_can_be_restored(text: str) -> None:
     if not {"\r", "\x1b"} & set(text) and compact_json(text) is None:

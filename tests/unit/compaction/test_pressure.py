@@ -82,6 +82,16 @@ def test_then_results_then_a_summary() -> None:
     assert bytes_of(sent.messages) <= keeps.ROOM * 150_000
 
 
+def test_a_result_that_is_held_to_a_size_does_not_count_with_all_its_bytes() -> None:
+    huge = "\n".join(f"line {number}" for number in range(40_000))
+    messages = [user("go"), assistant(None, call("c", "read")), result("c", huge), assistant("well"), user("and?")]
+    policy = rules(bounds=Bounds(bytes=200_000), results=False)
+    plan = make_plan(turns(messages), policy, Envelope(10_000, 0, 0), FORMAT)
+    assert plan.clips
+    unbounded = make_plan(turns(messages), rules(results=False), Envelope(10_000, 0, 0), FORMAT)
+    assert plan.checkpoints == unbounded.checkpoints
+
+
 BOUNDED = (
     rules(bounds=Bounds(messages=20)),
     rules(bounds=Bounds(messages=40), keep=Clause(messages=50)),

@@ -50,6 +50,17 @@ def arguments_in(form: Turn, index: int = 0) -> Any:
     return json.loads(decode(form.raw)["tool_calls"][index]["function"]["arguments"])
 
 
+def test_long_strings_are_cut_and_all_else_stays() -> None:
+    given_ = {"path": LONG, "content": LONG, "edits": [{"old": "short", "new": LONG, "n": 1.5}], "flag": None, "é": "é"}
+    form = cut_arguments(assistant(None, call("a", "write_file", **given_), call("b", "ls", path=".")))
+    assert form is not None
+    start = "x" * keeps.KEPT_CHARACTERS + CUT
+    expected = {**given_, "content": start, "edits": [{"old": "short", "new": start, "n": 1.5}]}
+    assert arguments_in(form) == expected
+    assert arguments_in(form, 1) == {"path": "."}
+    assert form.facts.tokens == message_tokens(decode(form.raw))
+
+
 @pytest.mark.parametrize("key", sorted(truncate_args.KEPT_KEYS))
 def test_values_that_say_what_a_call_was_about_stay_whole(key: str) -> None:
     assert cut_arguments(assistant(None, call("a", "t", **{key: LONG}))) is None

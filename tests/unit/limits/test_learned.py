@@ -201,6 +201,14 @@ def test_what_was_answered_raises_a_limit_or_drops_it(
     assert known.get("u", "m", "t") is None, "it lives no longer for that"
 
 
+def test_a_usage_beyond_the_number_that_was_named_shows_that_it_is_no_limit_any_more() -> None:
+    known = LearnedLimits()
+    for reported, left in ((8_100, LearnedLimit(total=5_000)), (8_500, None)):
+        known.learn("u", "m", "t", LearnedLimit(total=5_000, named=8_000))
+        known.confirm("u", "m", "t", 4_900, reported, 1.6)
+        assert known.get("u", "m", "t") == left
+
+
 def test_what_usage_showed_only_usage_can_raise() -> None:
     """An upstream that leaves out what is too long, without a word, takes a request of any size."""
     known = LearnedLimits()

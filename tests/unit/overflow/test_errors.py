@@ -75,3 +75,8 @@ def test_a_text_as_an_event() -> None:
     assert as_error(200, b"data: [ERROR] Odd.\n\n") == {"error": {"message": "[ERROR] Odd."}}
     assert as_error(200, b"error: Odd.\n\n") == {"error": {"message": "Odd."}}
     assert as_error(200, b"data: Odd.\n\n") is None
+
+
+def test_half_a_surrogate_pair() -> None:
+    error = as_error(200, b'{"error": "Half of \\ud83d"}')
+    assert error == {"error": {"message": "Half of \ud83d"}}

@@ -1,5 +1,6 @@
 """Count messages of any shape."""
 
+import json
 import time
 from typing import Any
 
@@ -99,6 +100,11 @@ def test_deep_and_wide_schemas_take_no_time() -> None:
 
 def word(text: str) -> int:
     return len(encoding("o200k_base").encode(text))
+
+
+def test_unknown_parts_count_as_their_json() -> None:
+    part = {"type": "novelty", "payload": {"text": "one two three"}}
+    assert EXACT.message({"role": "user", "content": [part]}) == 4 + word(json.dumps(part))
 
 
 def test_nested_schemas_count_all_their_words() -> None:

@@ -115,6 +115,20 @@ def test_results_of_several_messages_become_one_message() -> None:
     assert messages_of(body)[2:] == [{"role": "user", "content": [result(1), result(2)]}]
 
 
+def test_system_messages_move_before_an_assistants_message() -> None:
+    one, two = ({"role": "system", "content": words} for words in ("be brief", "be kind"))
+    fine = {"role": "assistant", "content": "fine"}
+    request = conversation("go", "ok", "more", one, fine, "again", two)
+    summary = b'{"role":"user","content":"summary"}'
+    units = [summary, request.units[3], request.units[6], request.units[2], request.units[4]]
+    assert messages_of(request.rewritten(units=units)) == [
+        {"role": "user", "content": "summary"},
+        {"role": "user", "content": "more"},
+        {"role": "system", "content": [text("be brief"), text("be kind")]},
+        fine,
+    ]
+
+
 def test_messages_before_a_compaction_block_are_a_fixed_prefix() -> None:
     compaction = {"type": "compaction", "content": "earlier"}
     request = conversation("old", [compaction, use(1)], [result(1)], "next", "new")

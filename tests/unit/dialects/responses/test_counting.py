@@ -35,6 +35,14 @@ def test_reasoning_counts_with_its_summary_and_its_sealed_length() -> None:
     assert item(type="reasoning", summary=[], encrypted_content="A" * 1_600) == 300
 
 
+def test_a_screenshot_counts_as_an_image() -> None:
+    image = "data:image/png;base64,iVBORw0KGgo="
+    output = {"type": "computer_screenshot", "image_url": image}
+    screenshot = item(type="computer_call_output", call_id="call_1", output=output)
+    assert screenshot == item(role="user", content=[{"type": "input_image", "image_url": image}]) > 0
+    assert item(type="image_generation_call", id="ig_1", result=image) == screenshot
+
+
 def test_the_schema_of_the_answer_counts() -> None:
     format = {"type": "json_schema", "name": "n", "schema": {"type": "object", "description": TEXT}}
     plain = COUNTER.overhead({"text": {"format": {"type": "text"}}})

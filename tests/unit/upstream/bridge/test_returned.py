@@ -12,7 +12,7 @@ import pytest
 
 from proxy.upstream.bridge.completions import Completion
 from proxy.upstream.bridge.messages import MessageBuilder, MessagesTranslation
-from proxy.upstream.bridge.returned import Writer, is_unique, restored, unique
+from proxy.upstream.bridge.returned import Writer, is_unique, merge, restored, unique
 
 VALID = re.compile(r"[a-zA-Z0-9_-]{1,40}")
 LONG = "mcp__claude_ai_Gmail__search_threads_with_a_name_of_64_characters"
@@ -41,6 +41,20 @@ def test_an_id_comes_back_to_its_server_only(form: str, name: str) -> None:
 def test_data_that_a_client_changed_is_ignored(data: str) -> None:
     blocks = [{"type": "redacted_thinking", "data": data}, {"type": "redacted_thinking"}]
     assert restored(turn("call_1", thinking_blocks=blocks), "m") == turn("call_1")
+
+
+def test_streamed_details_are_joined() -> None:
+    held: dict[str, Any] = {}
+    text = {"type": "reasoning.text", "index": 0, "format": "f"}
+    for part in ("I ", "think"):
+        merge(held, {"reasoning_details": [{**text, "text": part, "signature": None}]})
+    merge(held, {"reasoning_details": [{**text, "signature": "s"}, {"type": "reasoning.encrypted", "data": "x"}]})
+    merge(held, {"reasoning_details": [{"type": "reasoning.encrypted", "data": "y"}]})
+    assert held["reasoning_details"] == [
+        {**text, "text": "I think", "signature": "s"},
+        {"type": "reasoning.encrypted", "data": "x"},
+        {"type": "reasoning.encrypted", "data": "y"},
+    ]
 
 
 def test_unique_ids_are_valid() -> None:
