@@ -39,8 +39,9 @@ class Figures:
             return
         request = Request(scope, receive)
         await request.body()
-        usage: dict[str, Any] = {"prompt_tokens": 5, "completion_tokens": self.output, "total_tokens": 10}
-        named = {"input_tokens": 5, "output_tokens": self.output, "total_tokens": 10}
+        total = {"total_tokens": 5 + self.output}
+        usage: dict[str, Any] = {"prompt_tokens": 5, "completion_tokens": self.output, **total}
+        named = {"input_tokens": 5, "output_tokens": self.output, **total}
         text = {"type": "text", "text": "fine"}
         said = {"type": "output_text", "text": "fine", "annotations": []}
         item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [said]}
