@@ -32,7 +32,7 @@ BUSY_SECONDS = 0.0002
 LOOKS_SECONDS = 0.0005
 """Seconds between two looks at these CPU seconds, because each takes some microseconds."""
 
-SLEEP_SECONDS, LONGEST_SECONDS, SLEPT = 0.0003, 0.005, 3
+SLEEP_SECONDS, LONGEST_SECONDS, SLEPT = 0.001, 0.005, 3
 """The seconds of a sleep, and of all sleeps at a pause. Those take at most so many times the thread's own CPU seconds
 since the last ones."""
 
