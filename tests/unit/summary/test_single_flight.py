@@ -152,6 +152,7 @@ def test_a_worker_keeps_a_lease_that_a_slow_store_gives_it_late(
         await second.release()
 
     async def cancelled(store: ManagedStore) -> None:
+        monkeypatch.setattr(single_flight, "TAKING_SECONDS", 0.001)
         slow = Slow(store)
         first = Lease(slow, "t", "k")
         assert await first.take()
