@@ -14,7 +14,7 @@ import tiktoken
 
 from proxy.compaction.format import Format
 from proxy.constants import UNDECODABLE
-from proxy.dialects.parts import PLAIN, SEALED, WRITTEN
+from proxy.dialects.parts import NEVER_MEDIA, SEALED, TEXT_FIELDS
 from proxy.dialects.walk import file_text
 from proxy.limits.profiles import Profile
 from proxy.tokens import tools
@@ -148,13 +148,13 @@ class Counter(ABC):
         return tools.RESPONSE_FORMAT + self._count(schema if isinstance(schema, Mapping) else wanted)
 
 
-_KNOWN_PART: Set[str] = {"type", "cache_control", *PLAIN}
+_KNOWN_PART: Set[str] = {"type", "cache_control", *TEXT_FIELDS}
 
 
 def _part_text(part: object) -> str:
     """Return the text of a content part, or its JSON if its form is unknown."""
     if isinstance(part, Mapping):
-        texts = [part[field] for field in PLAIN if isinstance(part.get(field), str)]
+        texts = [part[field] for field in TEXT_FIELDS if isinstance(part.get(field), str)]
         known = part.keys() <= _KNOWN_PART
         if len(texts) == 1 and known:
             return str(texts[0])
@@ -208,7 +208,7 @@ def without_media(
     ``fields`` and ``name`` are the object that has the value, and its field.
     """
     if isinstance(value, str):
-        data = None if name in WRITTEN else data_in(value, fields)
+        data = None if name in NEVER_MEDIA else data_in(value, fields)
         if data is not None:
             found.append((*data, len(value)))
         return value if data is None else ""

@@ -193,7 +193,7 @@ RESPONSES: Table = {
     "compaction_trigger": Part(reads=_HERE),
 }
 
-PLAIN = ("text", "refusal", "input_text", "output_text", "thinking", "content")
+TEXT_FIELDS = ("text", "refusal", "input_text", "output_text", "thinking", "content")
 """Fields whose string, if it stands beside no other field with text, is the text of a part."""
 
 
@@ -207,5 +207,5 @@ def _texts() -> Iterator[str]:
                     yield one.arguments.rpartition(".")[2]
 
 
-WRITTEN = frozenset({*PLAIN, *_texts()})
+NEVER_MEDIA = frozenset({*TEXT_FIELDS, *_texts()})
 """Fields whose string is text even if it looks like media: those of parts, arguments, and answers."""

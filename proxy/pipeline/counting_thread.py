@@ -62,7 +62,7 @@ class CountingThread:
         self._lock = threading.Lock()
         self._waiting: dict[str, deque[_Job[object]]] = {}
         self._running: list[_Job[object]] = []
-        self._own = self._others = self._looks = 0.0
+        self._own = self._others = self._next_look = 0.0
         self._pool = ThreadPoolExecutor(
             1, thread_name_prefix="counting", initializer=begin_thread, initargs=(self._pause,)
         )
@@ -101,7 +101,7 @@ class CountingThread:
             if jobs:
                 self._waiting[tenant] = jobs
         self._running.append(job)
-        self._others, self._looks = math.inf, time.perf_counter() + LOOKS_SECONDS  # short jobs don't look
+        self._others, self._next_look = math.inf, time.perf_counter() + LOOKS_SECONDS  # short jobs don't look
         job.run()
         self._running.pop()
 
@@ -110,7 +110,7 @@ class CountingThread:
             raise asyncio.CancelledError
         if self._waiting and len(self._running) < DEEPEST:
             self._next(below=self._running[-1].size / 2)
-        if (now := time.perf_counter()) >= self._looks:
+        if (now := time.perf_counter()) >= self._next_look:
             own, others = _cpu()
             latest = now + min(SLEPT * (own - self._own), LONGEST_SECONDS)
             while others - self._others > BUSY_SECONDS and now < latest:
@@ -118,7 +118,7 @@ class CountingThread:
                 time.sleep(SLEEP_SECONDS)
                 own, others = _cpu()
                 now = time.perf_counter()
-            self._own, self._others, self._looks = own, others, now + LOOKS_SECONDS
+            self._own, self._others, self._next_look = own, others, now + LOOKS_SECONDS
 
 
 def _cpu() -> tuple[float, float]:

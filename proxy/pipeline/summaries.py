@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 MARKED = 8
 """Messages at the end of a conversation by which it's recognized, three at a time. Results don't count."""
 
-MUCH = 1_000  # tokens. A summary of fewer new ones hardly costs less than they do.
+MUCH = 1_000  # new tokens. A summary of fewer costs about as much as they do
 
 SIZES = 10_000
 """Checkpoints whose expected sizes are remembered, the most recently used ones."""

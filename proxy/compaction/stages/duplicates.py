@@ -65,13 +65,13 @@ class _Duplicates(Stage):
         read = self._reads.get(index)
         forms = turn.facts.forms
         repeats = index in self._repeated
-        key = (NAME, (self._archive, None if read is None else (read.event, read.path, repeats)))
+        key = (NAME, (self._archive, repeats, None if read is None else (read.event, read.path)))
         if key not in forms:
             kept = kept_as(turn, archive=self._archive)
-            text = _REFERENCE.replace("{kept}", kept)
-            if read is not None:
-                notes = () if repeats else split_notes(self._format.text(turn.raw))[0]
-                text = "\n".join([self._note(turn, read, kept), *notes])
+            note = _REFERENCE.replace("{kept}", kept) if read is None else self._note(turn, read, kept)
+            # The copy's own reminders may go as repetitions of these.
+            reminders = () if repeats else split_notes(self._format.text(turn.raw))[0]
+            text = "\n".join([note, *reminders])
             forms[key] = turn.rewritten(self._format.with_result(turn.raw, text), self._format)
         return forms[key]
 

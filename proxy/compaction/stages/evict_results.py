@@ -16,7 +16,6 @@ from proxy.compaction.directives import rule_lines
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import Part, collect, is_program, ranking
 from proxy.compaction.named_files import handles_files
-from proxy.compaction.reminders import split_notes
 from proxy.compaction.shorten import middle_cut, notable_lines, without_base64
 from proxy.compaction.stages.lossless import lossless
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as, repeated_reminders
@@ -99,12 +98,18 @@ class _Results(Stage):
             return reduced
         marker = _MARKER.replace("{kept}", kept)
         most = int(limit * keeps.RESULT_PART)
-        whole = self._format.text(turn.raw) if repeats and not turn.facts.media else ""
-        notes = self._format.text_tokens("\n".join(split_notes(whole)[0]))
-        cut = shortened(reduced or turn, most + notes, self._format, marker, is_content=is_content)
-        if cut is not None and notes and len(texts := self._format.texts(cut.raw)) == 1:
+        reminders = self._spared(turn) if repeats else ""
+        most += self._format.text_tokens(reminders)
+        cut = shortened(reduced or turn, most, self._format, marker, is_content=is_content)
+        if cut is not None and reminders and len(texts := self._format.texts(cut.raw)) == 1:
             return cut.rewritten(self._format.with_result(cut.raw, texts[0]), self._format)
         return cut or reduced
+
+    def _spared(self, turn: Turn) -> str:
+        """Return the reminders that shortening leaves at the end of a result with one text; empty for other results."""
+        texts, whole = self._format.texts(turn.raw), self._format.text(turn.raw)
+        only = len(texts) == 1 and not turn.facts.media and whole.startswith(texts[0])
+        return whole[len(texts[0]) :] if only else ""
 
     @cached_property
     def _repeated(self) -> set[int]:
