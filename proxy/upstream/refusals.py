@@ -63,7 +63,10 @@ ROWS: Sequence[tuple[re.Pattern[str], Edit]] = [
     (re.compile(words, re.I), edit)
     for words, edit in (
         (r"(?:is missing|without) an? `?thought_?signature", SIGNED_CALLS),
-        (r"call id\b[\s\S]{0,200}\blength of 9\b", SHORT_IDS),
+        (
+            r"call id\b[\s\S]{0,200}\blength of 9\b|(?:calls\W{0,2}\d+\W{0,2}|call_)id\b[^.]{0,20}\btoo long",
+            SHORT_IDS,
+        ),
         (r"(?:only|must|requires?|set)\b.{0,30}\bstream|\bstream\w{0,10}\b.{0,20}\b(?:must|required|true)", STREAMS),
         (
             r"(?:non-?empty|must not be empty|(?:can(?:not|'t)|may not) be empty|empty (?:content|text|message|string)"
@@ -104,7 +107,8 @@ _EFFORT = re.compile(r"budget_?tokens|thinking[. _]budget|(?:support|allow) (?:t
 _UNDONE = re.compile(
     r"unsupported|not? (?:longer )?(?:be )?(?:support|permit|allow|recogni|accept|valid|available|defin|expect|enabl)"
     r"|n't (?:support|accept|allow|have)|unknown|unrecogni|unexpected|invalid|extra|forbidden|cannot|can't|disallowed"
-    r"|too (?:long|many|large|small|high|low)|must|should|only|exceed|at most|at least|above|below|minimum|maximum",
+    r"|too (?:long|many|large|small|high|low)|must|should|only|exceed|at most|at least|above|below|minimum|maximum"
+    r"|fail|不|无效|非法|超出|错误|未知|最大|最小",
     re.I,
 )
 """A refusal in words. A text without any of these isn't one."""
@@ -113,26 +117,32 @@ _VERB = r"(?:is|are|does|was|must|should|has)\b"
 _NAME = re.compile(
     r"(?<!role )(?<![\"']:)(?<![\"']: )[`'\"“‘\[(<](?:\$\.|#/)?([A-Za-z][\w.\[\]-]{0,63}?)[`'\"”’\])>:]"
     r"|\b([a-z]+(?:[_.][a-z]+)+)\b"
-    r"|(?:argument supplied|parameter|field|argument|property|key|option|keyword|input|name|value for)s?"
-    rf"\s?[:=]?\s+(?!{_VERB})([a-z][\w.]+)\b"
-    rf"|\b([A-Za-z]\w{{0,40}})(?=:? (?:{_VERB}|(?:range|value)\b)|: )"
+    r"|(?:argument supplied|parameter|field|argument|property|key|option|keyword|input|name|value for|参数|字段)s?"
+    rf"\s?[:=：]?[ \t]+(?!{_VERB})([A-Za-z][\w.]+)\b"
+    r"|(?<=: )([A-Za-z]\w*)$"
+    rf"|\b(?![Mm]odel\b)([A-Za-z]\w{{0,40}})(?=:? (?:{_VERB}|(?:range|value)\b)|: | ?[参字不的超无非])",
+    re.ASCII | re.MULTILINE,
 )
 """The names in a refusal: in quotes unless they're roles or values of JSON, with underscores, and bare words."""
-_BARE = 4  # the group of a bare word, the last one of a field's name in words
+_CAMEL = re.compile(r"(?<=[a-z\d])(?=[A-Z])")  # xAI writes `presencePenalty`
+_BARE = 5  # the group of a bare word, the last one of a field's name in words
 _WORDS = 4  # in the longest name of a field
 
 _NUMBER = r"(?<![\w.-])(-?\d+(?:\.\d+)?)"
 _MOST = re.compile(
     r"(?:at most|\bmax(?:imum)?\b|no (?:more|longer|greater) than|up to|<=?|\d >=?|less than(?: or equal to)?"
-    rf"|not exceed|limit(?:ed)?|longer than|more than|exceeds?|above)[^\d\n]{{0,40}}?{_NUMBER}",
-    re.I,
+    r"|not exceed|limit(?:ed)?|longer than|more than|exceeds?|above|不能?(?:大于|超过)|最[大多]|上限)"
+    rf"[^\d\n]{{0,40}}?{_NUMBER}",
+    re.I | re.ASCII,
 )
 _LEAST = re.compile(
-    r"(?:at least|\bmin(?:imum)?\b|no (?:less|fewer) than|(?<!\d )>=?|greater than(?: or equal to)?|below)"
-    rf"[^\d\n]{{0,40}}?{_NUMBER}",
-    re.I,
+    r"(?:at least|\bmin(?:imum)?\b|no (?:less|fewer) than|(?<!\d )>=?|greater than(?: or equal to)?|below"
+    rf"|不能?[小低]于|最[小少]|下限)[^\d\n]{{0,40}}?{_NUMBER}",
+    re.I | re.ASCII,
 )
-_RANGE = re.compile(rf"(?:range|between|within|in)\D{{0,40}}?{_NUMBER}\s?(?:,|and|to|-|\.\.+)\s?{_NUMBER}", re.I)
+_RANGE = re.compile(
+    rf"(?:range|between|within|in|范围|应在)\D{{0,40}}?{_NUMBER}\s?(?:,|and|to|-|\.\.+)\s?{_NUMBER}", re.I | re.ASCII
+)
 _ALLOWED = re.compile(
     r"(?:supported|valid|allowed|accepted|permitted|available|one of|should be|must be|expected|choose)\b", re.I
 )
@@ -159,7 +169,7 @@ def read(refusal: bytes, sent: Mapping[str, Any], raw: bytes = b"") -> tuple[Edi
     for number, (path, said) in enumerate((*stated, *islice(_named(words, raw), MOST_NAMES))):
         if edits and number >= len(stated):
             break
-        found = _resolved(sent, path)
+        found = _resolved(sent, path) or _resolved(sent, _CAMEL.sub("_", path).lower())
         if found is None:
             continue
         if _protected(*found, sent):
@@ -184,6 +194,8 @@ def _about_reasoning(text: str, sent: Mapping[str, Any], raw: bytes) -> Edit | N
         return Edit("without", effort)
     if next(_own(_NAMES_REASONING, text, raw), None) is None:
         return None
+    if "tool_choice" in text:  # a forced call that thinking excludes
+        return None if effort is None else Edit("without", effort)
     if _MISSING.search(text):
         return WITH_REASONING if _changes(sent, WITH_REASONING) else None
     if _UNDONE.search(text) and _changes(sent, WITHOUT_REASONING):
@@ -272,8 +284,9 @@ def _resolved(sent: Mapping[str, Any], path: str) -> tuple[str, Any] | None:
     if taken:
         return ".".join(taken), value
     for parent, inner in sent.items():  # such as `effort` for `reasoning.effort`; `type` is the word of many sentences
-        if len(names) == 1 and names != ["type"] and isinstance(inner, dict) and inner.get(names[0]) is not None:
-            return f"{parent}.{names[0]}", inner[names[0]]
+        name = names[0].removeprefix(f"{parent}_") if len(names) == 1 and names != ["type"] else ""
+        if isinstance(inner, dict) and inner.get(name) is not None:
+            return f"{parent}.{name}", inner[name]
     return None
 
 

@@ -203,13 +203,13 @@ def _reasoned(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_ids(message: dict[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Return a chat message with other ids of its calls, or of the call that it answers."""
+    """Return a chat message or an item with other ids of its calls, or of the call that it answers."""
 
     def changed(holder: Any, name: str) -> Any:
         id = holder.get(name) if isinstance(holder, dict) else None
         return {**holder, name: change(id)} if isinstance(id, str) else holder
 
-    made: dict[str, Any] = changed(message, "tool_call_id")
+    made: dict[str, Any] = changed(changed(message, "tool_call_id"), "call_id")
     if isinstance(calls := message.get("tool_calls"), list):
         made = {**made, "tool_calls": [changed(call, "id") for call in calls]}
     return message if made == message else made
@@ -259,7 +259,11 @@ _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
     SIGNED_CALLS.kind: _each(_signed),
 }
 
-_OF_ITEMS = (WITHOUT_REASONING, LABELLED_MEDIA)  # edits of messages that also fit the items of the Responses API
+_OF_ITEMS = (
+    WITHOUT_REASONING,
+    LABELLED_MEDIA,
+    SHORT_IDS,
+)  # edits of messages that also fit the items of the Responses API
 
 # ---- Public habits
 

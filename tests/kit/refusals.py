@@ -63,6 +63,16 @@ def _bedrock(field: str, value: Any) -> Refusal:
     return _json({"message": f"{said} again."})
 
 
+def _xai(field: str, value: Any) -> Refusal:
+    first, *others = field.split("_")
+    said = f"Argument not supported on this model: {first}{''.join(map(str.capitalize, others))}"
+    return _json({"code": "Client specified an invalid argument", "error": said})
+
+
+def _zhipu(field: str, value: Any) -> Refusal:
+    return _json({"error": {"code": "1210", "message": f"{field}参数非法。请检查文档。"}})
+
+
 WORDINGS: dict[str, Callable[[str, Any], Refusal]] = {
     "OpenAI": _openai,
     "older OpenAI": _older_openai,
@@ -72,5 +82,7 @@ WORDINGS: dict[str, Callable[[str, Any], Refusal]] = {
     "Groq": _groq,
     "plain": _plain,
     "Bedrock": _bedrock,
+    "xAI": _xai,
+    "Zhipu": _zhipu,
 }
 """Refusals of a field and its value, by the server."""

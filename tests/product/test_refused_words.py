@@ -203,7 +203,7 @@ def test_a_refused_word_is_taken_back_and_the_next_request_leaves_right(
     assert len(fields) >= 10
     turn = 2 * BRIDGES.index((client, upstream)) + stream
     for number, (place, field) in itertools.product(range(8 if full else 1), enumerate(fields)):
-        wording = [*WORDINGS][(turn + place + number) % 8]
+        wording = [*WORDINGS][(turn + place + number) % len(WORDINGS)]
         case = Case(client, upstream, stream, field, wording)
         front.upstream.cases[case.model] = case
         answers = [front.ask(client, case.model, stream) for _ in range(2)]

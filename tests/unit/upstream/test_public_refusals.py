@@ -12,6 +12,7 @@ from proxy.upstream.refusals import read
 from proxy.upstream.traits import (
     ALTERNATING,
     LABELLED_MEDIA,
+    SHORT_IDS,
     STREAMS,
     WITH_REASONING,
     WITHOUT_EMPTY,
@@ -286,6 +287,54 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
         _google("service_tier", "top_k", "frequency_penalty"),
         CHAT,
         _without("service_tier"),
+    ),
+    "miaoxworld/NativeTavern #83, xAI": (
+        {"code": "invalid-argument", "error": "Model grok-4.6 does not support parameter reasoningEffort."},
+        CHAT,
+        _without("reasoning_effort"),
+    ),
+    "NousResearch/hermes-agent #23435, xAI": (
+        {"code": "invalid-argument", "error": "Model grok-4-0709 does not support parameter reasoningEffort."},
+        RESPONSES,
+        _without("reasoning.effort"),
+    ),
+    "n8n-io/n8n #14581, xAI": (
+        {"code": "Client specified an invalid argument", "error": "Argument not supported on this model: topP"},
+        CHAT,
+        _without("top_p"),
+    ),
+    "agentscope-ai/QwenPaw #5065": (
+        _error("field MaxTokens invalid, should be in [1, 8192]", param="max_tokens", code="3"),
+        CHAT,
+        (Edit("lowered", "max_tokens", 8192),),
+    ),
+    "QuantumNous/new-api #353, Baidu": (
+        {"error_msg": "parameter check failed, max_output_tokens range is [2, 2048]"},
+        {"max_output_tokens": 4096},
+        (Edit("lowered", "max_output_tokens", 2048),),
+    ),
+    "AQBot-Desktop/AQBot #93, a sentence as the parameter": (
+        _error("Param Incorrect", param="max_tokens is too large: 64000. This model supports at most 1024 tokens."),
+        CHAT,
+        (Edit("lowered", "max_tokens", 1024),),
+    ),
+    "MetaGLM/glm-cookbook #24, Zhipu": (
+        {"error": {"code": "1210", "message": "max_tokens参数非法。取值范围是 [1, 1024]。请检查文档"}},
+        CHAT,
+        (Edit("lowered", "max_tokens", 1024),),
+    ),
+    "vercel/ai #5171, ids of another provider": (
+        _error(
+            "Invalid 'messages[2].tool_calls[0].id': string too long. Expected a string with maximum length 40.",
+            param="messages[2].tool_calls[0].id",
+        ),
+        CHAT,
+        (SHORT_IDS,),
+    ),
+    "forced calls that thinking excludes, Alibaba": (
+        _error("The tool_choice parameter does not support being set to required or object in thinking mode"),
+        {**CHAT, "tool_choice": "required"},
+        _without("reasoning_effort"),
     ),
     # Stop sequences
     "QwenLM/Qwen-Agent #228, Azure": (

@@ -63,7 +63,35 @@ WORDINGS = {
     "words": lambda f: {"error": {"message": f"{f.replace('_', ' ').capitalize()} is not supported by this model."}},
     "words within": lambda f: {"error": {"message": f"Sorry, here {f.replace('_', ' ')} must not be set."}},
     "Bedrock": lambda f: {"message": f"Malformed input request: #: extraneous key [{f}] is not permitted"},
+    "xAI": lambda f: {
+        "code": "Client specified an invalid argument",
+        "error": f"Argument not supported on this model: {camel(f)}",
+    },
+    "newer xAI": lambda f: {"error": f"Model grok-4.6 does not support parameter {camel(f)}."},
+    "a Go field": lambda f: {"error": {"message": f"field {camel(f.capitalize())} invalid", "code": "3"}},
+    "a sentence as the place": lambda f: {"error": {"message": "Param Incorrect", "param": f"{f} is not supported"}},
+    "Chinese": lambda f: {"error": {"code": "1210", "message": f"不支持参数 {f}"}},
+    "Chinese, the name first": lambda f: {"error": {"code": "1210", "message": f"{f}参数非法。请检查文档。"}},
 }
+RANGES = {
+    "Alibaba": "<400> InternalError.Algo.InvalidParameter: Range of {field} should be [1, 50]",
+    "Baidu": "parameter check failed, {field} range is [1, 50]",
+    "DeepSeek": "Invalid {field} value, the valid range of {field} is [1, 50]",
+    "Moonshot": "field {pascal} invalid, should be in [1, 50]",
+    "OpenAI": "Invalid '{field}': integer above maximum value. Expected a value <= 50, but got 100 instead.",
+    "Volcano": "The parameter {field} specified in the request is not valid: expected a value <= 50, but got 100.",
+    "vLLM": "{field} must be at most 50, got 100.",
+    "Anthropic": "{field}: 100 > 50, which is the maximum allowed number of output tokens",
+    "Azure": "{field} is too large: 100. This model supports at most 50 completion tokens, you provided 100.",
+    "Zhipu": "{field} 参数超出范围，应在 [1, 50] 之间",
+    "Chinese": "{field} 不能大于 50",
+    "Chinese, the most": "{field}的最大值为50",
+}
+
+
+def camel(field: str) -> str:
+    first, *others = field.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def said(form: Any) -> bytes:
@@ -80,6 +108,15 @@ def test_a_refused_field_is_left_out(wording: str, field: str) -> None:
 @pytest.mark.parametrize("wording", WORDINGS)
 def test_what_the_answer_depends_on_is_never_left_out(wording: str, field: str) -> None:
     assert read(said(WORDINGS[wording](field)), SENT) == ()
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "max_output_tokens", "top_k"])
+@pytest.mark.parametrize("wording", RANGES)
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_number_outside_of_a_range_is_lowered(wording: str, field: str, placed: bool) -> None:
+    text = RANGES[wording].format(field=field, pascal=camel(field.capitalize()))
+    refusal = {"message": "Param Incorrect", "param": text} if placed else {"message": text}
+    assert read(said({"error": refusal}), {"model": "m", field: 100}) == (Edit("lowered", field, 50),)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +149,27 @@ def test_reasoning_roles_and_media() -> None:
     assert read(b"This model does not support image input", image) == (LABELLED_MEDIA,)
 
 
+def test_long_ids_of_items_are_shortened_in_pairs() -> None:
+    items = [{"type": kind, "call_id": "call_" + "x" * 90} for kind in ("function_call", "function_call_output")]
+    text = "Invalid 'input[0].call_id': string too long. Expected a string with maximum length 64, but got 95 instead."
+    body = {"model": "m", "input": [{"role": "user", "content": "hi"}, *items]}
+    [edit] = read(said({"error": {"message": text, "param": "input[0].call_id"}}), body)
+    assert apply(body, [edit]) == ("short_ids",)
+    call, result = (item["call_id"] for item in body["input"][1:])
+    assert call == result
+    assert len(call) < 64
+
+
 @pytest.mark.parametrize(
     ("refusal", "kind"),
     [
         ("Function call is missing a thought_signature in functionCall parts.", "signed_calls"),
         ("Tool call id was call_1 but must be a-z, A-Z, 0-9, with a length of 9.", "short_ids"),
+        (
+            "Invalid 'messages[1].tool_calls[0].id': string too long. Expected a string with maximum length 4.",
+            "short_ids",
+        ),
+        ("Invalid 'messages[2].tool_call_id': string too long. Expected ≤ 4, got 6.", "short_ids"),
         ("messages[1].reasoning_content: Extra inputs are not permitted", "without_reasoning"),
     ],
 )
