@@ -281,9 +281,10 @@ _WINDOW = re.compile(
     r"|capacity|budget|len|maximum)s?\b|\bcontext\b.{0,20}\b(?:length|window|size|limit|capacity)\b|(?:\b|_)ctx(?:\b|_)"
     r"|\bmax_length\b|\bmax[_ ]position[_ ]embeddings\b|\bmax_(?:model_len|seq_len|input_\w{1,12}|prompt_\w{1,12}"
     r"|context_\w{1,12}|total_tokens|num_tokens|sequence_length)\b|\bmax(?:imum)? (?:number of )?(?:model |input "
-    r"|prompt |message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?cache\b|\b(?:max(?:imum)?"
-    r"|model's|model|supported|available|its|the) context\b|\bcontext(?: (?:is|of|has))?(?: only)?[ (:=]{1,2}\d"
-    r"|\btokens available\b|\bmodel(?:'s)? (?:\w{1,12} ){0,2}(?:length|window|capacity)\b"
+    r"|prompt |message |context |total |sequence )(?:length|tokens?|size|count)\b|\bkv[ -]?(?:cache|size)\b"
+    r"|\b(?:max(?:imum)?|model's|model|supported|available|its|the) context\b"
+    r"|\bcontext(?: (?:is|of|has))?(?: only)?[ (:=]{1,2}\d|\btokens available\b"
+    r"|\bmodel(?:'s)? (?:\w{1,12} ){0,2}(?:length|window|capacity)\b"
     r"|\blimit of the (?:\w{1,12} ){0,2}model\b|(?:上下文|输入|提示).{0,8}(?:长度|窗口|限制|上限)|上下文|コンテキスト"
     r"|컨텍스트|\bcontexte\b|\bkontext|\bcontexto\b"
 )

@@ -180,6 +180,8 @@ MORE_WORDINGS: list[tuple[str, int | None, int | None]] = [
     ("The input token count exceeds the maximum number of tokens allowed 5000.", 5000, None),
     ("request (9746 tokens) exceeds the available context size (5000 tokens)", 5000, 9746),
     ("输入 token 超限", None, None),
+    # ikawrakow/ik_llama.cpp #1619
+    ("Input prompt is too big compared to KV size. Please try increasing KV size.", None, None),
 ]
 
 
