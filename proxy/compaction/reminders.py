@@ -14,7 +14,10 @@ NOTE = "note "  # the start of the keys of reminders
 COUNTER = NOTE + "counter "
 """The start of the keys of reminders that only count something or repeat a call. They stay in the first message."""
 
-_NAME = r"system[-_]reminder|[\w-]{1,40}[-_](?:context|details|info|instructions|mode|rules|skills)|INSTRUCTIONS"
+_NAME = (
+    r"system[-_]reminder|INSTRUCTIONS"
+    r"|[\w-]{1,40}[-_](?i:context|details|info(?:rmation)?|instructions|mode|rules|skills)"
+)
 _OPENED = re.compile(rf"(?:# [^\n<]{{1,200}}\n\s{{0,9}})?<({_NAME})(?:\s[^<>]{{0,200}})?>")
 _CLOSED = re.compile(rf"</({_NAME})>\s*\Z")
 _REMINDER = re.compile(r"\s{0,9}+<system[-_]reminder>")
