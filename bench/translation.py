@@ -20,8 +20,8 @@ from bench.bodies import APIS, Api
 from bench.client import Broken
 from bench.rows import MICRO, Row, Scale
 from bench.upstream import TEXT
+from proxy import litellm_package
 from proxy.upstream.bridge.transport import Bridge
-from proxy.upstream.litellm import library
 from proxy.upstream.relay import Address, RelayTransport
 from proxy.upstream.transport import Outgoing
 
@@ -39,7 +39,7 @@ def measure(place: servers.Place, scale: Scale, apis: Sequence[str]) -> list[Row
 
 
 async def _measure(url: str, scale: Scale, apis: Sequence[str]) -> list[Row]:
-    litellm = await library.load()
+    litellm = await litellm_package.load()
     # LiteLLM looks for its server in each call. Without the server's packages, it would compile that module each time.
     sys.modules["litellm.proxy.proxy_server"] = cast(ModuleType, SimpleNamespace(llm_router=None))
     relay = RelayTransport(Address(url), upstream="main", api_key="sk-bench", headers={})

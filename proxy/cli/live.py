@@ -18,10 +18,10 @@ from proxy.config.checks import named_models
 from proxy.config.upstreams import UpstreamSettings
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profiles
+from proxy.litellm_package import TESTED, untested_version
 from proxy.pipeline.measures import require
 from proxy.records import open_records
 from proxy.store import StoreFailed, open_store, store_file
-from proxy.upstream.litellm.library import TESTED, untested_version
 from proxy.upstream.registry import Upstreams
 
 SECONDS = 10.0  # timeout of a request to an upstream

@@ -18,13 +18,14 @@ from proxy.config.document import Issue, Node, Path, dotted, error_text, issue, 
 from proxy.config.fields import KINDS, condition_parts, lowest
 from proxy.config.policy import ModelOverride, Policy, WrittenPolicy
 from proxy.config.settings import Settings, WrittenSettings
-from proxy.config.upstreams import SPEAKS_OPENAI, RouteSettings, litellm_providers, resolve_transport
+from proxy.config.upstreams import SPEAKS_OPENAI, RouteSettings, resolve_transport
 from proxy.errors import ConfigurationError
 from proxy.http.headers import LOOPBACK
 from proxy.limits import tables
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.prices import below_step, price_of, provider_of, step_of
 from proxy.limits.profiles import Profile, Profiles, spelling
+from proxy.litellm_package import providers
 
 if TYPE_CHECKING:
     from proxy.config.loading import Loaded
@@ -70,8 +71,8 @@ def _unknown_providers(settings: Settings) -> Iterator[Finding]:
         # Providers in SPEAKS_OPENAI and relays need no look-up in LiteLLM.
         if upstream.provider in SPEAKS_OPENAI or upstream.lane == "relay":
             continue
-        if upstream.provider not in litellm_providers():
-            hint = near(upstream.provider, litellm_providers() | SPEAKS_OPENAI.keys())
+        if upstream.provider not in providers():
+            hint = near(upstream.provider, providers() | SPEAKS_OPENAI.keys())
             fix = hint if hint.startswith("did") else "use a provider of LiteLLM, or set lane: relay and base_url"
             yield ("upstreams", name, "provider"), f"LiteLLM has no provider '{upstream.provider}'", fix
 

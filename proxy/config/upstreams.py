@@ -6,12 +6,9 @@ table below don't need LiteLLM.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -89,24 +86,6 @@ def resolve_transport(
             )
         return TransportChoice("relay", address)
     return None
-
-
-_MEMBER = re.compile(r'^    \w+ = "([^"]+)"', re.MULTILINE)
-
-
-@cache
-def litellm_providers() -> frozenset[str]:
-    """Return the names, read from LiteLLM's source because importing it takes seconds.
-
-    Raises ``RuntimeError`` if LiteLLM doesn't define them in the expected place."""
-    found = importlib.util.find_spec("litellm")
-    folders = [] if found is None else found.submodule_search_locations or []
-    for folder in folders:
-        source = (Path(folder) / "types" / "utils.py").read_text(encoding="utf-8")
-        members = source.partition("class LlmProviders(")[2].partition("\nclass ")[0]
-        if names := frozenset(_MEMBER.findall(members)):
-            return names
-    raise RuntimeError("Cannot find the list of providers in LiteLLM. Fix: install the version in requirements.lock")
 
 
 _KNOWN_BASE_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}

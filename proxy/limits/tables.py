@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ import msgspec.toml
 
 from proxy.errors import ConfigurationError
 from proxy.limits.prices import Price, price_from
+from proxy.litellm_package import TABLE, table
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +100,6 @@ def provider_rule(provider: str | None, host: str | None, undated: str) -> Provi
     return next(found, NO_PROVIDER)
 
 
-FILE_NAME = "model_prices_and_context_window_backup.json"
-
 # Modes of conversation models. In image, audio, and search models, which the table also lists, the numbers differ.
 CONVERSATION_MODES = frozenset({None, "chat", "completion", "responses", "realtime"})
 
@@ -137,14 +135,10 @@ class _Entry(msgspec.Struct, gc=False):
 
 def table_path() -> Path:
     """Return the path of the table. Raises ``ConfigurationError`` if LiteLLM or its table is missing."""
-    spec = find_spec("litellm")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    for folder in folders:
-        path = Path(folder) / FILE_NAME
-        if path.is_file():
-            return path
+    if (path := table()) is not None:
+        return path
     raise ConfigurationError(
-        f"LiteLLM's package doesn't have its table of models ({FILE_NAME}). "
+        f"LiteLLM's package doesn't have its table of models ({TABLE}). "
         "Fix: install the dependencies again, in the versions of requirements.lock."
     )
 

@@ -29,12 +29,12 @@ from proxy.endpoints.records import ARCHIVE_PATH, ArchiveEndpoint, RecordEndpoin
 from proxy.errors import MethodNotAllowed, NotFound, Overloaded, ProxyError, UpgradeRequired
 from proxy.http.request_body import Sent, answer_error, is_handshake
 from proxy.limits.profiles import Profiles
+from proxy.litellm_package import TESTED, untested_version
 from proxy.pipeline.runtime import Runtime
 from proxy.server.maintenance import Maintenance
 from proxy.server.reload import Reload, on_signal
 from proxy.telemetry.logs import unhandled
 from proxy.telemetry.metrics import REQUESTS_IN_FLIGHT, exposition
-from proxy.upstream.litellm.library import TESTED, untested_version
 
 log = structlog.get_logger(__name__)
 

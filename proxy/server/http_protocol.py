@@ -1,18 +1,27 @@
-"""The HTTP/1.1 server: uvicorn's httptools protocol, with the bounds and checks that it lacks."""
+"""The HTTP/1.1 server: uvicorn's httptools protocol, with the bounds and checks that it lacks, and its workers.
+
+Only this module uses parts of uvicorn that its documents don't name.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import signal
+import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, ClassVar
 
 import httptools
 import structlog
+import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.supervisors import Multiprocess
 
 from proxy.errors import Malformed
 
@@ -300,3 +309,37 @@ def close_idle(new: BoundedProtocol, connections: Iterable[BoundedProtocol]) -> 
         _logged = now
         fix = "raise the open-file limit (ulimit -n)"
         log.warning("connections.limited", limit=most_connections(), idle=len(idle), fix=fix)
+
+
+class WorkerPool(Multiprocess):
+    """uvicorn's parent of the worker processes. Each worker reloads the configuration on its own.
+
+    ``config.app`` makes the application of a worker, and its ``current`` returns the one for the next worker.
+    ``ready`` is called once, when all workers take requests.
+    """
+
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
+        super().__init__(config, sockets)
+        self._ready: Callable[[], None] | None = ready
+        self._workers: set[int | None] = set()
+
+    def keep_subprocess_alive(self) -> None:
+        # A worker that replaces a dead one while the files are invalid needs the last valid configuration.
+        self.config.app = self.config.app.current()  # type: ignore[union-attr]
+        before = {process.pid: process for process in self.processes}
+        super().keep_subprocess_alive()
+        if self._ready is not None and all(process.is_ready(timeout=1) for process in self.processes):
+            self._ready()
+            self._ready = None
+        alive = {process.pid for process in self.processes}
+        for pid in before.keys() - alive:
+            log.warning("worker.died", pid=pid, exit_status=before[pid].exitcode)
+        for ended in self._workers - alive:
+            mark_process_dead(ended)  # type: ignore[no-untyped-call]
+        self._workers = alive
+
+    def handle_hup(self) -> None:
+        """Pass SIGHUP on. A worker that is still starting reads the configuration as it is now."""
+        for process in self.processes:
+            if process.pid is not None and process.is_ready(timeout=1):
+                os.kill(process.pid, signal.SIGHUP)

@@ -25,8 +25,6 @@ from urllib.parse import urlsplit
 import structlog
 import uvicorn
 from prometheus_client import start_http_server
-from prometheus_client.multiprocess import mark_process_dead
-from uvicorn.supervisors import Multiprocess
 
 from proxy import __version__
 from proxy.access.admin import LINK_PATH, SESSION_SECRET, AdminLink, admin_link
@@ -42,7 +40,7 @@ from proxy.limits.profiles import Profiles
 from proxy.pipeline.measures import require
 from proxy.pipeline.runtime import INSTANCE
 from proxy.server.app import Proxy
-from proxy.server.http_protocol import BoundedProtocol
+from proxy.server.http_protocol import BoundedProtocol, WorkerPool
 from proxy.server.maintenance import exempt_from_collection
 from proxy.store import store_file
 from proxy.store.sqlite import prepare
@@ -223,49 +221,15 @@ class Worker:
         WORKER_STARTS.inc()
         return _application(settings.listening(self.host), loaded)
 
-
-class WorkerPool(Multiprocess):
-    """uvicorn's parent of the worker processes. Each worker reloads the configuration on its own.
-
-    The parent keeps the last valid configuration for a worker that replaces a dead one while the files are invalid.
-    ``ready`` is called once, when all workers take requests.
-    """
-
-    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
-        super().__init__(config, sockets)
-        self._ready: Callable[[], None] | None = ready
-        self._workers: set[int | None] = set()
-
-    def keep_subprocess_alive(self) -> None:
-        worker = self.config.app
-        if isinstance(worker, Worker) and worker.sources is not None:
-            self._remember(worker.sources, worker.host)
-        before = {process.pid: process for process in self.processes}
-        super().keep_subprocess_alive()
-        if self._ready is not None and all(process.is_ready(timeout=1) for process in self.processes):
-            self._ready()
-            self._ready = None
-        alive = {process.pid for process in self.processes}
-        for pid in before.keys() - alive:
-            log.warning("worker.died", pid=pid, exit_status=before[pid].exitcode)
-        for ended in self._workers - alive:
-            mark_process_dead(ended)  # type: ignore[no-untyped-call]
-        self._workers = alive
-
-    def _remember(self, known: Sources, host: str | None) -> None:
-        if known.stamp() == known.stamp_as_read:
-            return
+    def current(self) -> Worker:
+        """Return the same with the configuration on disk if it's valid. The parent calls this before it needs it."""
+        known = self.sources
+        if known is None or known.stamp() == known.stamp_as_read:
+            return self
         try:
-            loaded: Loaded = read(known.entry, os.environ)
+            return Worker(read(known.entry, os.environ).sources, self.host)
         except ConfigurationError:  # each worker reports it
-            return
-        self.config.app = Worker(loaded.sources, host)
-
-    def handle_hup(self) -> None:
-        """Pass SIGHUP on. A worker that is still starting reads the configuration as it is now."""
-        for process in self.processes:
-            if process.pid is not None and process.is_ready(timeout=1):
-                os.kill(process.pid, signal.SIGHUP)
+            return self
 
 
 def log_start(settings: Settings, loaded: Loaded | None, address: str, workers: int, warnings: int) -> None:

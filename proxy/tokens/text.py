@@ -14,8 +14,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -24,6 +22,7 @@ import tiktoken
 
 from proxy.compaction.pieces import pause
 from proxy.errors import ConfigurationError
+from proxy.litellm_package import tokenizers
 
 PIECE = 65_536
 """Characters. Longer texts are counted in pieces, so that a thread can pause between them. A cut between words doesn't
@@ -198,7 +197,7 @@ def loaded(name: str) -> bool:
 def check(name: str) -> Path:
     """Return the file of an encoding, without loading it. Raises ``ConfigurationError`` if there is none."""
     file = FILES.get(name)
-    folder = _carried_folder()
+    folder = tokenizers()
     if file and folder and (folder / file.name).is_file():
         return folder / file.name
     others = available()
@@ -211,16 +210,8 @@ def check(name: str) -> Path:
 
 def available() -> list[str]:
     """Return the names of the encodings that can be loaded."""
-    folder = _carried_folder()
+    folder = tokenizers()
     return [name for name, file in FILES.items() if folder and (folder / file.name).is_file()]
-
-
-@cache
-def _carried_folder() -> Path | None:
-    # Don't import LiteLLM, which takes seconds.
-    spec = find_spec("litellm")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    return Path(folders[0]) / "litellm_core_utils" / "tokenizers" if folders else None
 
 
 def _verify(name: str, path: Path) -> None:

@@ -19,8 +19,9 @@ from proxy.config import UpstreamSettings
 from proxy.config.upstreams import SPEAKS_OPENAI, Api, TransportChoice, resolve_transport
 from proxy.constants import UNDECODABLE
 from proxy.errors import NotFound, RequestError, UpstreamError
+from proxy.litellm_package import load
 from proxy.upstream.bridge.transport import Bridge
-from proxy.upstream.litellm.library import api_base, litellm_choice, load
+from proxy.upstream.litellm.request import api_base, litellm_choice
 from proxy.upstream.relay import Address, KeyHeader, RelayTransport, azure_address
 from proxy.upstream.transport import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, Answer, Outgoing, Transport, read_most
 

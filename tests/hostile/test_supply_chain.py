@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxy import __version__
-from proxy.upstream.litellm.library import TESTED, untested_version
+from proxy.litellm_package import TESTED, untested_version
 
 ROOT = Path(__file__).parents[2]
 POISONED = ("1.82.7", "1.82.8")

@@ -34,9 +34,9 @@ def installed() -> Path:
 @pytest.mark.parametrize(
     ("kept", "missing"),
     [
-        ([], tables.FILE_NAME),
-        ([tables.FILE_NAME], "tokenizer 'cl100k_base'"),
-        ([TOKENIZERS], tables.FILE_NAME),
+        ([], tables.TABLE),
+        ([tables.TABLE], "tokenizer 'cl100k_base'"),
+        ([TOKENIZERS], tables.TABLE),
     ],
     ids=["nothing", "no tokenizers", "no table"],
 )
@@ -64,14 +64,14 @@ class Broken:
         self._patch, self._folder = monkeypatch, folder
 
     def table(self) -> None:
-        self._patch.setattr(tables, "find_spec", lambda _: None)
+        self._patch.setattr(tables, "table", lambda: None)
 
     def unreadable_table(self) -> None:
-        (self._folder / tables.FILE_NAME).write_bytes(b'{"a": "\xff"}')
-        self._patch.setattr(tables, "table_path", lambda: self._folder / tables.FILE_NAME)
+        (self._folder / tables.TABLE).write_bytes(b'{"a": "\xff"}')
+        self._patch.setattr(tables, "table_path", lambda: self._folder / tables.TABLE)
 
     def tokenizers(self) -> None:
-        self._patch.setattr(encodings, "_carried_folder", lambda: self._folder)
+        self._patch.setattr(encodings, "tokenizers", lambda: self._folder)
 
     def damaged_tokenizers(self) -> None:
         for file in encodings.FILES.values():

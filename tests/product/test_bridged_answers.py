@@ -433,7 +433,7 @@ def test_responses_in_front_of_anthropic(tmp_path: Path) -> None:
 
 
 def test_another_release_of_litellm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.upstream.litellm.library.version", lambda name: "1.200.0")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "1.200.0")
     with capture_logs() as logs, entrance(StandIn().app, tmp_path):
         pass
     assert [line["installed"] for line in logs if line["event"] == "litellm.untested"] == ["1.200.0"]

@@ -284,7 +284,7 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
     assert red == running.get(REPORT, by="team,model", team="red", format="csv").text
     text = call(running.folder, "report", "--config", "config.yaml", "--since", "24h").stdout
     assert all(team in text for team in (*TEAMS, "total", "Requests in shadow mode: blue (", "would have"))
-    for width in (170, 120, 80, 40):
+    for width in (220, 120, 80, 40):
         narrow = terminal(running.folder, "report", *options, columns=width)
         for row in report["rows"]:
             for figure in (
@@ -295,11 +295,11 @@ def test_the_commands_read_the_same_records(running: Running) -> None:
             ):
                 assert figure in narrow, width
         assert "…" not in narrow
-        assert "┃" in narrow, "a table"
+        assert ("┃" in narrow) == (width == 220), "a table if the terminal has room for it, else blocks"
         assert max(map(len, narrow.splitlines())) <= width
     piped = call(running.folder, "report", *options, "--by", "team,model,api", COLUMNS="80").stdout.splitlines()
     assert max(map(len, piped)) <= 80
-    assert [name for name in ("requests", "cost", "errors") if name in " ".join(piped[:4])] == ["requests", "cost"]
+    assert [line.split()[0] for line in piped if line][1:4] == ["team", "model", "api"]
     wrong = [("show", "x"), ("report", "--since", "soon"), ("report", "--by", "tenant")]
     assert [call(running.folder, *one, "--config", "config.yaml").returncode for one in wrong] == [2, 2, 2]
 

@@ -166,7 +166,7 @@ def test_a_damaged_tokenizer_leaves_a_request_unchanged(
 ) -> None:
     """Also if the proxy counts before it plans, because it may add its own tool."""
     (tmp_path / encodings.FILES["o200k_base"].name).write_bytes(b"damaged")
-    monkeypatch.setattr(encodings, "_carried_folder", lambda: tmp_path)
+    monkeypatch.setattr(encodings, "tokenizers", lambda: tmp_path)
     monkeypatch.setattr(encodings, "_loaded", {})
     upstream = StandIn(window=200_000)
     raw = json.dumps(

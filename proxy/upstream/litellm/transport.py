@@ -25,6 +25,7 @@ import httpx
 import msgspec
 import structlog
 
+from proxy import litellm_package
 from proxy.errors import (
     NotAuthenticated,
     RequestError,
@@ -37,8 +38,7 @@ from proxy.errors import (
 from proxy.http import sse
 from proxy.overflow import recognise
 from proxy.overflow.patterns import excluded
-from proxy.upstream.litellm import library
-from proxy.upstream.litellm.library import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
+from proxy.upstream.litellm.request import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
 from proxy.upstream.traits import Refused
 from proxy.upstream.transport import EVENT_STREAM, HELD_SECONDS, JSON, Answer, Headers, Outgoing, Transport
 
@@ -85,10 +85,8 @@ class LiteLLMTransport(Transport):
             return _refused(error)
         sent = call.copy()
         call |= {"api_base": api_base(self._provider, self._base_url), "api_key": key, "timeout": request.timeout}
-        call |= {"extra_headers": dict(self._headers), "max_retries": 0, "num_retries": 0, "drop_params": True}
-        # Otherwise LiteLLM imports its server's MCP client for each request with tools, and fails if it is missing.
-        call["_skip_mcp_handler"] = True
-        litellm = await library.load()
+        call |= {"extra_headers": dict(self._headers), **litellm_package.CALL}
+        litellm = await litellm_package.load()
         self._busy += 1
         if self._provider in CLIENT_PROVIDERS:
             call["client"] = self._http_client()
@@ -137,7 +135,7 @@ class LiteLLMTransport(Transport):
 
     def _http_client(self) -> Any:
         if self._client is None:
-            self._client = library.http_client()
+            self._client = litellm_package.http_client()
         return self._client
 
     async def _stream(self, litellm: Any, call: dict[str, Any]) -> Answer:
@@ -329,9 +327,8 @@ def chunk_of(response: Any) -> dict[str, Any]:
 
 def request_id(response: Any) -> Headers:
     """Return ``x-request-id``, the provider's request id, from LiteLLM's copy of the headers."""
-    copied = getattr(response, "_hidden_params", {}).get("additional_headers") or {}
-    headers = {name.removeprefix("llm_provider-"): str(value) for name, value in copied.items() if value}
-    return [header for header in answer_headers(headers) if header[0] == "x-request-id"]
+    headers = answer_headers(litellm_package.copied_headers(response))
+    return [header for header in headers if header[0] == "x-request-id"]
 
 
 def _clean(answer: Mapping[str, Any], *, part: str) -> dict[str, Any]:

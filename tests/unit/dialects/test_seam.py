@@ -16,7 +16,7 @@ ELSEWHERE = {
     "limits/learned.py": "'refusal' is the source of a limit",
     "pipeline/summary_models.py": "'refusal' is the source of a limit",
     "upstream/litellm/transport.py": "completes LiteLLM's answers",
-    "upstream/litellm/library.py": "checks requests for LiteLLM",
+    "upstream/litellm/request.py": "checks requests for LiteLLM",
     "overflow/patterns.py": "names a field in error texts",
     "overflow/errors.py": "tells an answer from an error",
     "library.py": "answers summary calls with the caller's function",

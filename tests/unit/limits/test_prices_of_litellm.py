@@ -12,11 +12,11 @@ from unittest import mock
 
 import pytest
 
+from proxy import litellm_package
 from proxy.constants import PICO
 from proxy.dialects.apis import CHAT, MESSAGES, RESPONSES
 from proxy.dialects.usage import usage_of
 from proxy.limits import tables
-from proxy.upstream.litellm import library
 
 # LiteLLM imports modules of providers, some of them with warnings, when it first computes their prices.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="module")
 def litellm() -> Any:
-    return asyncio.run(library.load())
+    return asyncio.run(litellm_package.load())
 
 
 TABLE: Mapping[str, Mapping[str, Any]] = json.loads(tables.table_path().read_bytes())

@@ -33,7 +33,7 @@ def test_all_that_are_offered_load_without_a_network(monkeypatch: pytest.MonkeyP
 
 
 def test_a_file_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(encodings, "_carried_folder", lambda: tmp_path)
+    monkeypatch.setattr(encodings, "tokenizers", lambda: tmp_path)
     assert encodings.available() == []
     with pytest.raises(ConfigurationError, match="install the dependencies again"):
         encodings.check("o200k_base")

@@ -6,18 +6,20 @@ import asyncio
 import functools
 import gzip
 import inspect
-import sys
 from asyncio import selector_events
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiohttp
 import pytest
-from structlog.testing import capture_logs
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import Connection
+from aiohttp.http_parser import RawResponseMessage
+from aiohttp.streams import StreamReader
 
 from proxy.errors import UpstreamError
-from proxy.upstream import connections, express
-from proxy.upstream.connections import Connections
+from proxy.upstream.connections import Connections, Express
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Script, Step, answer, chunk, head, stream_head, streamed
 
 HEADERS = [("user-agent", "client/1"), ("x-a", "1"), ("x-a", "2"), ("content-type", "application/json"), ("x-b", "")]
@@ -79,9 +81,9 @@ def _both(script: Script, work: Any, monkeypatch: pytest.MonkeyPatch) -> list[tu
         used: list[object] = []
         with monkeypatch.context() as patch, RawUpstream(script) as upstream:
             if lane == "general":
-                patch.setattr(express.Express, "post", lambda *_: None)
+                patch.setattr(Express, "post", lambda *_: None)
             else:
-                patch.setattr(express.Express, "_sent", functools.partialmethod(_noted, express.Express._sent, used))
+                patch.setattr(Express, "_sent", functools.partialmethod(_noted, Express._sent, used))
 
             async def run(url: str = upstream.url) -> Any:
                 connections = Connections(url, "main")
@@ -96,7 +98,7 @@ def _both(script: Script, work: Any, monkeypatch: pytest.MonkeyPatch) -> list[tu
     return results
 
 
-def _noted(self: express.Express, sent: Any, used: list[object], *given: Any) -> Any:
+def _noted(self: Express, sent: Any, used: list[object], *given: Any) -> Any:
     used.append(given)
     return sent(self, *given)
 
@@ -189,61 +191,48 @@ def test_a_connection_with_an_unsent_request_is_not_used_again(monkeypatch: pyte
 def test_other_requests_take_the_general_lane(headers: Any) -> None:
     async def run() -> Any:
         async with aiohttp.ClientSession() as session:
-            return express.Express(session, read_bufsize=1, line_size=1).post("http://a/b", headers, BODY)
+            return Express(session).post("http://a/b", headers, BODY)
 
     assert asyncio.run(run()) is None
 
 
-def test_a_changed_aiohttp_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(self: Any, request: Any) -> None: ...
-
-    monkeypatch.setattr(express, "_PARTS", {**express._PARTS, connect: ("req", "traces")})
-    with pytest.raises(RuntimeError, match=r"aiohttp \d.* isn't supported: .*connect has changed"):
-        express.check()
-
-
-@pytest.mark.parametrize("place", range(len(express._ATTRIBUTES)))
-def test_an_aiohttp_without_an_attribute_is_reported(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
-    attributes = list(express._ATTRIBUTES)
-    attributes[place] = attributes[place][0], "gone"
-    monkeypatch.setattr(express, "_ATTRIBUTES", attributes)
-    with pytest.raises(RuntimeError, match=r"aiohttp \d.* isn't supported: .* has changed"):
-        express.check()
-
-
-def test_an_aiohttp_whose_request_takes_other_arguments_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(express._PARTS, express.ClientRequest, ("method", "gone"))
-    with pytest.raises(RuntimeError, match="ClientRequest has changed"):
-        express.check()
+PARTS: dict[Callable[..., Any], Sequence[str]] = {
+    aiohttp.TCPConnector.connect: ("req", "traces", "timeout"),
+    ResponseHandler.set_response_params: (
+        *("timer", "skip_payload", "read_until_eof", "auto_decompress", "read_bufsize"),
+        *("max_line_size", "max_field_size"),
+    ),
+    ResponseHandler.read: (),
+    ResponseHandler.set_exception: ("exc",),
+    ResponseHandler.is_connected: (),
+    ResponseHandler.data_received: ("data",),
+    Connection.release: (),
+    Connection.close: (),
+    StreamReader.on_eof: ("callback",),
+    StreamReader.set_exception: ("exc",),
+    ClientRequest: ("method", "url", "loop", "session"),
+}
 
 
-@pytest.mark.parametrize("part", express._PARTS)
-def test_an_aiohttp_that_needs_another_argument_is_reported(
-    monkeypatch: pytest.MonkeyPatch, part: Callable[..., Any]
-) -> None:
-    known = inspect.signature(part)
-    added = inspect.Parameter("added", inspect.Parameter.KEYWORD_ONLY)
-    newer = known.replace(parameters=[*known.parameters.values(), added])
-    monkeypatch.setattr(
-        inspect, "signature", lambda one: newer if one is part else inspect.Signature.from_callable(one)
-    )
-    with pytest.raises(RuntimeError, match=f"{part.__qualname__} has changed"):
-        express.check()
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__qualname__)
+def test_the_installed_aiohttp_takes_the_arguments_that_the_proxy_gives(part: Callable[..., Any]) -> None:
+    own = () if isinstance(part, type) else ("self",)
+    inspect.signature(part).bind(**dict.fromkeys((*own, *PARTS[part])))
 
 
-def test_an_aiohttp_with_other_parts_costs_time_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "proxy.upstream.express", None)  # its import raises ImportError
-    connections._express.cache_clear()
-    with RawUpstream(lambda _: [answer(b"{}")]) as upstream, capture_logs() as logs:
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(ClientRequest, "request_info"), (RawResponseMessage, "code"), (RawResponseMessage, "headers")],
+)
+def test_the_installed_aiohttp_has_the_attributes_that_the_proxy_reads(part: type, name: str) -> None:
+    assert hasattr(part, name)
 
-        async def run() -> list[int]:
-            statuses = []
-            for _ in range(2):
-                to = Connections(upstream.url, "main")
-                statuses.append((await _sent(to, upstream.url))[0])
-                await to.aclose()
-            return statuses
 
-        assert asyncio.run(run()) == [200, 200]
-    connections._express.cache_clear()
-    assert [line["event"] for line in logs] == ["upstream.express_off"]
+def test_the_installed_aiohttp_makes_connections_and_has_bodies_where_the_proxy_looks() -> None:
+    async def made() -> tuple[aiohttp.TCPConnector, ResponseHandler]:
+        async with aiohttp.TCPConnector() as pool:
+            return pool, ResponseHandler(asyncio.get_running_loop())
+
+    pool, protocol = asyncio.run(made())
+    assert all(hasattr(pool, name) for name in ("_factory", "_loop"))
+    assert all(hasattr(protocol, name) for name in ("_payload", "_loop", "transport"))

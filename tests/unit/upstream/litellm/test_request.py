@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from proxy.errors import RequestError
 from proxy.http.headers import Credential
-from proxy.upstream.litellm.library import PARAMETERS, arguments
+from proxy.upstream.litellm.request import PARAMETERS, arguments
 from proxy.upstream.litellm.transport import LiteLLMTransport
 from tests.kit.anthropic_server import AnthropicServer, LocalServer, Received
 from tests.kit.translation import Standin, exchange, outgoing, send

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.upstream.litellm.library import api_base
+from proxy.upstream.litellm.request import api_base
 
 
 @pytest.mark.parametrize(
