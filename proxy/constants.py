@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+__version__ = "0.2.0"  # only this line has the version
+
 DOCUMENTATION = "https://compaction-proxy.example/"
 """The site of the documents, as in pyproject.toml. Messages name its pages, because packages don't include docs."""
 

@@ -80,16 +80,16 @@ def bill(lock: str, project: dict[str, Any]) -> dict[str, Any]:
 
 def _version(module: str) -> str:
     """Return ``__version__`` without importing the package."""
-    found = re.search(r'^__version__ = "(.+)"$', module, re.MULTILINE)
+    found = re.search(r'^__version__ = "(.+)"', module, re.MULTILINE)
     if found is None:
-        raise ValueError("proxy/__init__.py: __version__ is missing")
+        raise ValueError("proxy/constants.py: __version__ is missing")
     return found[1]
 
 
 def main(arguments: list[str]) -> None:
     """Write the list to the file given as argument, or to standard output."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    project["version"] = _version((ROOT / "proxy" / "__init__.py").read_text(encoding="utf-8"))
+    project["version"] = _version((ROOT / "proxy" / "constants.py").read_text(encoding="utf-8"))
     text = json.dumps(bill((ROOT / LOCK).read_text(encoding="utf-8"), project), indent=2) + "\n"
     if arguments:
         Path(arguments[0]).write_text(text, encoding="utf-8")

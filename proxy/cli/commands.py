@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from proxy import __version__
+from proxy.constants import __version__
 from proxy.errors import ConfigurationError
 
 KEY_PREFIX = "cp-"

@@ -23,8 +23,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from proxy import __version__
 from proxy.config import Settings
+from proxy.constants import __version__
 from proxy.endpoints.queries import (
     FILTERS,
     REQUEST_ID,

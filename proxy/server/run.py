@@ -26,13 +26,13 @@ import structlog
 import uvicorn
 from prometheus_client import start_http_server
 
-from proxy import __version__
 from proxy.access.admin import LINK_PATH, SESSION_SECRET, AdminLink, admin_link
 from proxy.config import Loaded, Settings, read
 from proxy.config.checks import exposure
 from proxy.config.document import Issue, error_text, line_of
 from proxy.config.loading import assembled
 from proxy.config.sources import Sources
+from proxy.constants import __version__
 from proxy.endpoints.records import configuration_hash
 from proxy.errors import ConfigurationError
 from proxy.http.headers import on_loopback

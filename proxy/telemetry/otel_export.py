@@ -20,7 +20,7 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
-from proxy import __version__
+from proxy.constants import __version__
 from proxy.telemetry.tracing import NAME, FindUpstream, Spans, Tracing
 
 log = structlog.get_logger(__name__)
