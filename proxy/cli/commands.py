@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
 import secrets
 import sys
 from collections.abc import Callable
@@ -169,14 +168,11 @@ def explain(file: Path, config: Path | None, model: str | None, policy: str | No
 @main.command()
 @click.argument("names", nargs=-1)
 @CONFIG
-@click.option("--forget-limit", is_flag=True, help="Forget what the proxy has learned of the limits of NAMES.")
-def models(names: tuple[str, ...], config: Path | None, forget_limit: bool) -> None:
+def models(names: tuple[str, ...], config: Path | None) -> None:
     """Show the limits in force, their sources, and the limits learned from upstreams."""
-    from proxy.cli.models import forget_learned, limits
+    from proxy.cli.models import limits
 
-    if forget_limit and not names:
-        raise click.UsageError("--forget-limit needs names of models, as upstreams know them")
-    (forget_learned if forget_limit else limits)(names, config)
+    limits(names, config)
 
 
 @main.group()
@@ -228,18 +224,6 @@ def new(team: str | None, admin: bool, name: str | None, expires: datetime | Non
     else:
         owner, others, lines = "the team", _OTHERS, f"teams:\n  {team}:\n    keys:\n      - "
     click.echo(_ANNOUNCEMENT.format(key=key, owner=owner, others=others, lines=lines + entry), nl=False)
-
-
-@keys.command("list")
-@CONFIG
-def list_all(config: Path | None) -> None:
-    """Show the keys of teams and administrators: the start of each hash, its name, and whether it has expired."""
-    from rich.console import Console
-
-    from proxy.cli.configuration import list_keys
-    from proxy.config import load
-
-    list_keys(load(config, os.environ), Console())
 
 
 def _digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -338,27 +322,16 @@ def report(
 
 @main.group()
 def store() -> None:
-    """Show where data is stored, back it up, or copy it to another store."""
+    """Back up a store, or copy it to another one."""
 
 
 @store.command()
-@CONFIG
-@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
-def status(config: Path | None, as_json: bool) -> None:
-    """Show the entries, sizes, and encryption of the store and the records. Reads all entries.
-
-    Exits with status 1 if one of them isn't reachable.
-    """
-    from proxy.cli.store import show
-
-    sys.exit(show(config, as_json=as_json))
-
-
-@store.command()
-@click.option("--from", "source", required=True, help="The store to copy: its address, or the file of a configuration.")
+@click.option(
+    "--from", "source", required=True, help="The store to copy: its address, a backup, or the file of a configuration."
+)
 @CONFIG
 def migrate(source: str, config: Path | None) -> None:
-    """Copy a store to the store and the archive of the configuration. The servers of both may be running.
+    """Copy a store or a backup to the store of the configuration. The servers of both may be running.
 
     If the command was interrupted, run it again. Exits with status 1 if some entries can't be read.
     """
@@ -378,17 +351,3 @@ def backup(path: Path, config: Path | None) -> None:
     from proxy.cli.store import backed_up
 
     sys.exit(backed_up(path, config))
-
-
-@store.command()
-@click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--add", is_flag=True, help="Add to a store that isn't empty, or continue an interrupted restore.")
-@CONFIG
-def restore(path: Path, add: bool, config: Path | None) -> None:
-    """Copy a backup to the store and the archive of the configuration.
-
-    Exits with status 1 if some entries can't be read.
-    """
-    from proxy.cli.store import restored
-
-    sys.exit(restored(path, config, add=add))

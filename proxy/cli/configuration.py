@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -14,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from proxy.cli.tables import print_table, table_console
+from proxy.cli.tables import table_console
 from proxy.config import Loaded, Policy, Settings, read
 from proxy.config.checks import advice, exposure, forbidden_summary_models
 from proxy.config.document import near
 from proxy.config.policy import effective_values, overrides, stated
-from proxy.config.teams import SHOWN
 from proxy.errors import ConfigurationError
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+): (?:warning: )?(?P<message>.*)", re.DOTALL)
@@ -151,21 +148,3 @@ def _about(loaded: Loaded, team: str | None, model: str | None, policy: Policy, 
     if allowed is not None and not any(fnmatchcase(model, glob) for glob in allowed):
         table.add_row("may be used", f"no: the team may use {', '.join(allowed) or 'none'}")
     return table
-
-
-ADMIN = "(admin)"  # shown in place of a team, whose name can't have parentheses
-
-
-def list_keys(settings: Settings, console: Console) -> None:
-    """Print the keys of teams and administrators: the start of the hash, the name, and whether it is valid."""
-    table, now = Table("team", "key", "name", "expires", "state", "policy"), time.time()
-    teams = [(name, team.policy, key) for name, team in settings.teams.items() for key in team.keys]
-    admins = () if settings.admin is None else settings.admin.keys
-    for team, policy, key in [*teams, *((ADMIN, "", key) for key in admins)]:
-        state = "expired" if now >= key.ends else "valid"
-        digest = f"sha256:{key.hash.removeprefix('sha256:')[:SHOWN]}…"
-        table.add_row(team, digest, key.name or "", str(key.expires or "never"), state, policy)
-    if table.row_count:
-        print_table(table, console)
-    else:
-        console.print("The configuration has no keys. Create one with: compaction-proxy keys new --team NAME")

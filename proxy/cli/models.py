@@ -11,7 +11,6 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,14 +22,14 @@ from proxy.constants import UNDECODABLE
 from proxy.dialects.apis import DIALECTS, Dialect, recognized
 from proxy.dialects.request import Request
 from proxy.errors import BadBody, ConfigurationError
-from proxy.limits.learned import LearnedLimit, Limits
+from proxy.limits.learned import LearnedLimit
 from proxy.limits.prices import below_step
 from proxy.limits.profiles import SOURCED, Profile
-from proxy.limits.stored import Learned, forget_limits, learned
+from proxy.limits.stored import Learned, learned
 from proxy.pipeline.budget import bounds_of, rules_for, token_budget
 from proxy.pipeline.job import CompactionInput, Explanation
 from proxy.pipeline.runtime import Runtime
-from proxy.store import StoreFailed, open_store, store_file
+from proxy.store import StoreFailed, store_file
 from proxy.telemetry.record_json import caller_digest, team_of
 from proxy.upstream.limit_discovery import reports_limits
 
@@ -109,23 +108,6 @@ def render_learned(known: Learned, wanted: Sequence[tuple[str, str]], console: C
             print_table(table, console)
     if not limits_table.row_count and not ratios_table.row_count:
         console.print("Nothing has been learned of these models.", highlight=False)
-
-
-def forget_learned(names: Sequence[str], config: Path | None) -> None:
-    """Forget the learned limits of models, by the upstreams' names. Raises ``ConfigurationError``."""
-    forgotten = asyncio.run(_forgotten(names, load(config, os.environ)))
-    for tenant, found in forgotten:
-        click.echo(f"Forgot the limits of {found.model} at {found.upstream} for caller {short(tenant)}.")
-    if not forgotten:
-        click.echo("Nothing has been learned of the limits of these models.")
-
-
-async def _forgotten(names: Sequence[str], settings: Settings) -> list[tuple[str, Limits]]:
-    try:
-        async with aclosing(open_store(settings.store.url, settings.store.encryption.keys)) as store:
-            return await forget_limits(store, set(names), time.time())
-    except StoreFailed as error:
-        raise ConfigurationError(f"store.url: the store can't be written: {error}") from error
 
 
 def short(tenant: str) -> str:

@@ -1,8 +1,8 @@
-"""The commands `store migrate`, `store backup`, `store restore`, and `store status`.
+"""The commands `store migrate` and `store backup`.
 
-`store migrate` copies everything from a store to that of the configuration. A copy that was interrupted can be
-repeated. It adds the entries that the target lacks, so it needs no state of its own. A backup is such a copy in one
-file. `store status` lists what is stored where.
+`store migrate` copies everything from a store or a backup to the store of the configuration. A copy that was
+interrupted can be repeated. It adds the entries that the target lacks, so it needs no state of its own. A backup is
+such a copy in one file.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -29,7 +27,7 @@ from proxy.config import Settings, load
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
 from proxy.limits import calibration, learned
-from proxy.records import open_records, records_file
+from proxy.records import open_records
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordQuery, RecordStore
 from proxy.records.sqlite import SqliteRecords
 from proxy.store import ManagedStore, StoreFailed, accounts, open_store, store_file
@@ -55,17 +53,24 @@ ROWS = 200  # rows of the ledger per write
 
 
 def migrated(source: str, config: Path | None) -> int:
-    """Copy the ``source``, an address or a configuration's file. Return the exit status.
+    """Copy the ``source``: an address, a backup, or a configuration's file. Return the exit status.
 
     Raises ``ConfigurationError``.
     """
     target = load(config, os.environ)
     url, keys = target.store.url, target.store.encryption.keys
-    if "://" in source:
+    path = Path(source)
+    backup = path.is_file() and tables_in(path) >= {"entries", "records", "ledger"}
+    if backup:
+        url = f"sqlite:///{path.resolve()}"
+    elif "://" in source:
         url = source
-    elif Path(source).exists():
-        old = load(Path(source), os.environ)
+    elif path.is_dir() or (path.suffix in (".yaml", ".yml") and path.exists()):
+        old = load(path, os.environ)
         url, keys = old.store.url, old.store.encryption.keys
+    elif path.exists():
+        fix = "pass a file that store backup wrote, a configuration (.yaml), or the address of a store"
+        raise ConfigurationError(f"{path}: isn't a readable backup. Fix: {fix}")
     else:
         raise ConfigurationError(f"--from: there is no {source}. Fix: pass the address of a store, or a configuration")
     if "sqlite://" in (url, target.store.url):
@@ -74,8 +79,8 @@ def migrated(source: str, config: Path | None) -> int:
     if location(url) == location(target.store.url):
         raise ConfigurationError("--from: this is the store of the configuration. Fix: pass the new one with --config")
     held = opened(target.store.url, target.store.encryption.keys)
-    copy = _copied(opened(url, keys, every=True), held, url, target, "run the command again, which continues it")
-    return asyncio.run(copy)
+    origin = _in_file(path, keys, every=True) if backup else opened(url, keys, every=True)
+    return asyncio.run(_copied(origin, held, url, target, "run the command again, which continues it"))
 
 
 def stored_budgets(settings: Settings, team: str | None = None) -> list[spending.Budget]:
@@ -153,31 +158,6 @@ def backed_up(path: Path, config: Path | None) -> int:
     return asyncio.run(_copied(source, _in_file(path, keys), url, settings, fix))
 
 
-def restored(path: Path, config: Path | None, *, add: bool) -> int:
-    """Copy a backup to the stores of the configuration. Unless ``add``, they must be empty. Return the exit status.
-
-    Raises ``ConfigurationError``.
-    """
-    path, settings = path.resolve(), _stored(config)
-    if not tables_in(path) >= {"entries", "records", "ledger"}:
-        raise ConfigurationError(f"{path}: isn't a readable backup. Fix: pass a file that store backup wrote")
-    keys, fix = settings.store.encryption.keys, "run the command again with --add, which continues it"
-
-    async def restore() -> int:
-        target = opened(settings.store.url, keys)
-        try:
-            if not add and not await _is_empty(target):
-                raise ConfigurationError(
-                    "store.url: isn't empty. Fix: use an empty store, or pass --add to keep its data"
-                )
-        except (StoreFailed, ConfigurationError) as error:
-            await target.aclose()
-            raise ConfigurationError(f"store.url: {error}") if isinstance(error, StoreFailed) else error from error
-        return await _copied(_in_file(path, keys, every=True), target, f"sqlite:///{path}", settings, fix)
-
-    return asyncio.run(restore())
-
-
 def _stored(config: Path | None) -> Settings:
     """Return the settings. Raises ``ConfigurationError`` if the store is in memory."""
     settings = load(config, os.environ)
@@ -191,14 +171,6 @@ def _in_file(path: Path, keys: Sequence[bytes], *, every: bool = False) -> Deplo
     several = [keys, ()] if every and keys else [keys]
     url = f"sqlite:///{path.resolve()}"
     return Deployment([open_store(url, own) for own in several], [SqliteRecords(path, own) for own in several])
-
-
-async def _is_empty(deployment: Deployment) -> bool:
-    for store in deployment.stores:
-        async for entries in store.pages():
-            if entries:
-                return False
-    return not any([await records.count() for records in deployment.records])
 
 
 def opened(url: str, keys: Sequence[bytes], *, every: bool = False) -> Deployment:
@@ -351,101 +323,3 @@ class Migration:
         for start in range(0, len(several), ROWS):
             await target.copy_rows(several[start : start + ROWS], self.name)
         self.copied.counts["ledger row"] += len(several)
-
-
-Report = dict[str, Any]
-
-
-def show(config: Path | None, *, as_json: bool) -> int:
-    """Print the state of the store and the records. Return the exit status.
-
-    Raises ``ConfigurationError``.
-    """
-    settings = load(config, os.environ)
-    if settings.store.kind == "memory":
-        raise ConfigurationError("store.url: this store is in the memory of the server. Fix: use /compaction/status")
-    require_file(store_file(settings.store.url), "store.url")
-    found = asyncio.run(_report(settings))
-    if as_json:
-        click.echo(json.dumps(found, indent=2))
-    else:
-        for name, part in found.items():
-            _print(name, part)
-    return int(not all(part["reachable"] for part in found.values()))
-
-
-async def _report(settings: Settings) -> dict[str, Report]:
-    url, keys = settings.store.url, settings.store.encryption.keys
-    deployment, path = opened(url, keys), store_file(url)
-    rows = None if path is None else records_file(path)
-
-    async def store() -> Report:
-        unread = await deployment.unreadable()
-        return {"bytes": await _size(url, path), "unreadable": unread, **await usage(deployment.stores)}
-
-    async def records() -> Report:
-        if rows is not None and not rows.exists():
-            return {"bytes": 0, "records": 0}
-        size = None if rows is None else await _size(url, rows)
-        return {"bytes": size, "records": await deployment.records[0].count()}
-
-    backend, encrypted = "redis" if path is None else "sqlite", {"encrypted": bool(keys)}
-    here = {"backend": backend, "address": location(url)}
-    held = here if rows is None else {**here, "address": str(rows.resolve())}
-    try:
-        return {
-            "store": {**here, **encrypted, **await _reached(store)},
-            "records": {**held, **encrypted, **await _reached(records)},
-        }
-    finally:
-        await deployment.aclose()
-
-
-async def _reached(work: Callable[[], Awaitable[Report]]) -> Report:
-    try:
-        return {"reachable": True, **await work()}
-    except StoreFailed as failure:
-        return {"reachable": False, "error": str(failure)}
-
-
-async def _size(url: str, path: Path | None) -> int:
-    if path is not None:
-        return sum(each.stat().st_size for each in (path, Path(f"{path}-wal")) if each.exists())
-    from proxy.store.redis_client import used_memory
-
-    return await used_memory(url)
-
-
-def _print(name: str, part: Report) -> None:
-    click.echo(f"{name}: {part['backend']} {part['address']}")
-    for key, value in part.items():
-        if key == "kinds":
-            for kind, found in value.items():
-                days = (found[f"{which}_expires_seconds"] / DAY for which in ("first", "last"))
-                lifetimes = " to ".join(f"{each:.1f}" for each in days)
-                click.echo(
-                    f"  {kind:<20} {found['entries']:>9,} entries {found['bytes']:>15,} bytes, {lifetimes} days left"
-                )
-        elif key not in ("backend", "address") and value is not None:
-            shown = (
-                ("no", "yes")[value] if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else value
-            )
-            click.echo(f"  {key:<20} {shown}")
-
-
-async def usage(stores: Sequence[ManagedStore]) -> Report:
-    """Return the number of tenants, and by kind the entries, their bytes without encryption, and the lifetimes left."""
-    kinds: dict[str, Report] = {}
-    tenants: set[str] = set()
-    for store in stores:
-        async for entries in store.pages():
-            for entry in entries:
-                left = round(entry.seconds)
-                new = {"entries": 0, "bytes": 0, "first_expires_seconds": left, "last_expires_seconds": left}
-                kind = kinds.setdefault(entry.kind, new)
-                kind["entries"] += 1
-                kind["bytes"] += len(entry.value)
-                kind["first_expires_seconds"] = min(kind["first_expires_seconds"], left)
-                kind["last_expires_seconds"] = max(kind["last_expires_seconds"], left)
-                tenants.add(entry.tenant)
-    return {"tenants": len(tenants - {""}), "kinds": dict(sorted(kinds.items()))}

@@ -1,14 +1,13 @@
-"""Read the limits and ratios in a store, learned from rejected requests and usage, or forget limits."""
+"""Read the limits and ratios in a store, learned from rejected requests and usage."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from proxy.constants import UNDECODABLE
 from proxy.limits import calibration
@@ -16,7 +15,7 @@ from proxy.limits import learned as limits
 from proxy.limits.calibration import TokenRatios
 from proxy.limits.learned import LearnedLimit, Limits
 from proxy.store import ManagedStore
-from proxy.store.replicated_map import SharedValue, name_of
+from proxy.store.replicated_map import SharedValue
 
 V = TypeVar("V", bound=SharedValue)
 
@@ -51,23 +50,6 @@ async def learned(store: ManagedStore) -> Learned:
 async def stored_limits(store: ManagedStore) -> list[tuple[str, Limits]]:
     """Return the limits in the store, by tenant. Raises ``StoreFailed``."""
     return await _entries(store, limits.KIND, Limits)
-
-
-async def forget_limits(store: ManagedStore, models: Collection[str], now: float) -> list[tuple[str, Limits]]:
-    """Mark the learned limits of models as disproved, by the upstream's names. Return those that held.
-
-    Running servers notice within a minute. ``now`` is in seconds since 1970. Raises ``StoreFailed``.
-    """
-    forgotten = []
-    for tenant, found in await stored_limits(store):
-        held = {name: record for name in ("input", "total") if (record := getattr(found, name)) and record.holds(now)}
-        if found.model not in models or not held:
-            continue
-        disproved = {name: replace(record, since=now, disproved=True) for name, record in held.items()}
-        value, key = msgspec.json.encode(replace(found, **disproved)), name_of(found.upstream, found.model)
-        await store.put(tenant, limits.KIND, key, value, found.until - now)
-        forgotten.append((tenant, found))
-    return forgotten
 
 
 async def _entries(store: ManagedStore, kind: str, form: type[V]) -> list[tuple[str, V]]:

@@ -225,10 +225,6 @@ class RecordStore(ABC):
         """Return the rows of the days from ``since`` to ``until`` (days since 1970, inclusive)."""
 
     @abstractmethod
-    async def count(self) -> int:
-        """Return the number of records, in which expired ones may be included."""
-
-    @abstractmethod
     async def remove(self, tenant: str) -> Counter[str]:
         """Remove everything of a tenant. Return the number of records (``record``) and rows (``ledger row``)."""
 

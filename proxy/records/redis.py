@@ -194,10 +194,6 @@ class RedisRecords(RecordStore):
 
         return await asyncio.to_thread(summed)
 
-    async def count(self) -> int:
-        with failures():
-            return int(await self._redis.zcard(_key("ids")))
-
     async def remove(self, tenant: str) -> Counter[str]:
         removed: Counter[str] = Counter()
         with failures():

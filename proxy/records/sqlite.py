@@ -175,9 +175,6 @@ class SqliteRecords(RecordStore):
 
         return await self._reader.run(read)
 
-    async def count(self) -> int:
-        return int((await self._reader.run(lambda db: db.execute("SELECT count(*) FROM records").fetchone()))[0])
-
     async def remove(self, tenant: str) -> Counter[str]:
         conditions: list[str] = []
         values: list[Any] = []

@@ -122,17 +122,6 @@ async def close(client: Any) -> None:
         await sentinel.aclose()
 
 
-async def used_memory(url: str) -> int:
-    """Return the memory that the servers at an address use, in bytes. Raises ``StoreFailed``."""
-    client = connect(url)
-    try:
-        with failures():
-            answer = await client.info("memory")
-    finally:
-        await close(client)
-    return sum(int(each["used_memory"]) for each in ([answer] if "used_memory" in answer else answer.values()))
-
-
 def unlink(pipe: Any, *keys: str | bytes) -> None:
     """Add the removal of keys to a pipeline. In a cluster, one server must have all of them."""
     # The cluster's pipeline has a method of this name that isn't one of a pipeline.

@@ -65,7 +65,13 @@ def bill(folder: Path, *arguments: str, more: str = "") -> subprocess.CompletedP
     """The script, in a place of its own without any package, with some more in the lock file."""
     for name in ("scripts", "proxy"):
         (folder / name).mkdir()
-    for name in ("scripts/sbom", "scripts/sbom.py", "proxy/constants.py", "pyproject.toml", "requirements-runtime.lock"):
+    for name in (
+        "scripts/sbom",
+        "scripts/sbom.py",
+        "proxy/constants.py",
+        "pyproject.toml",
+        "requirements-runtime.lock",
+    ):
         shutil.copy(ROOT / name, folder / name)
     with (folder / "requirements-runtime.lock").open("a") as lock:
         lock.write(more)

@@ -101,7 +101,7 @@ def test_a_backup_while_requests_run_restores_every_record_and_summary(
         place = {"url": url if kind == "redis" else f"sqlite:///{new}/store.db", **keys}
         restored = settings(behind, place)
         config = write_config(restored, new)
-        done = call(new, "store", "restore", str(backup), "--config", str(config))
+        done = call(new, "store", "migrate", "--from", str(backup), "--config", str(config))
         assert done.returncode == 0, done.stderr
         made = len(upstream.summaries)
         with proxied(restored, new) as entrance:
@@ -119,7 +119,7 @@ def summarized(body: dict[str, Any]) -> Reply:
     return Reply(content="Goal: SUMMARY.")
 
 
-def test_a_restore_changes_a_store_with_entries_only_if_told_to(tmp_path: Path, redis: RedisServer) -> None:
+def test_a_backup_that_is_restored_twice_counts_once(tmp_path: Path, redis: RedisServer) -> None:
     config, other, backup = tmp_path / "config.yaml", tmp_path / "other.yaml", str(tmp_path / "b.db")
     with serve(StandIn(window=16_000).app) as behind:
         write_config(settings(behind, {"url": f"sqlite:///{tmp_path}/store.db"}), tmp_path)
@@ -135,13 +135,11 @@ def test_a_restore_changes_a_store_with_entries_only_if_told_to(tmp_path: Path, 
         write_config(settings(behind, {"url": redis.url}), tmp_path, "other.yaml")
         with redis.client() as client:
             client.config_set("maxmemory", "1")
-            failed = call(tmp_path, "store", "restore", backup, "--config", str(other))
+            failed = call(tmp_path, "store", "migrate", "--from", backup, "--config", str(other))
             client.config_set("maxmemory", "0")
-        assert (failed.returncode, "Fix: run the command again with --add" in failed.stderr) == (2, True)
-        assert call(tmp_path, "store", "restore", backup, "--config", str(other)).returncode == 0
-        full = call(tmp_path, "store", "restore", backup, "--config", str(other))
-        assert (full.returncode, "store.url: isn't empty. Fix: " in full.stderr) == (2, True)
-        assert call(tmp_path, "store", "restore", backup, "--add", "--config", str(other)).returncode == 0
+        assert (failed.returncode, "Fix: run the command again" in failed.stderr) == (2, True)
+        for _ in range(2):
+            assert call(tmp_path, "store", "migrate", "--from", backup, "--config", str(other)).returncode == 0
         with proxied(settings(behind, {"url": redis.url}), tmp_path) as url:
             assert get(url, "/compaction/report")["total"]["requests"] == 1
             assert ask(url, 1).headers["x-compaction-budget-remaining"] == left, "the spending counts once"
@@ -199,10 +197,10 @@ def test_a_restore_touches_no_file_that_is_not_a_backup(tmp_path: Path) -> None:
     before = {file.name: file.read_bytes() for file in wrong.iterdir()}
     write_config(settings("http://127.0.0.1:9", in_file(wrong.with_name("new"))), tmp_path, "new.yaml")
     for name in before:
-        for more in ([], ["--add"]):
-            done = call(tmp_path, "store", "restore", str(wrong / name), *more, "--config", str(tmp_path / "new.yaml"))
-            assert (done.returncode, done.stdout) == (2, ""), name
-            assert f"{wrong / name}" in done.stderr, name
-            assert "Fix: pass a file that store backup wrote" in done.stderr, name
+        new = str(tmp_path / "new.yaml")
+        done = call(tmp_path, "store", "migrate", "--from", str(wrong / name), "--config", new)
+        assert (done.returncode, done.stdout) == (2, ""), name
+        assert f"{wrong / name}" in done.stderr, name
+        assert "Fix: pass a file that store backup wrote" in done.stderr, name
     assert {file.name: file.read_bytes() for file in wrong.iterdir()} == before
     assert not wrong.with_name("new").exists()

@@ -17,7 +17,6 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.limits.prices import price_from
 from proxy.pipeline.billing import Basis, cost_of
 from proxy.records import open_records
@@ -166,50 +165,6 @@ def test_check_prints_json_and_works_without_the_environment(tmp_path: Path) -> 
     (tmp_path / "c.yaml").write_text('upstreams: {main: {api_key: "${KEY}"}}\n')
     assert call(tmp_path, "check", "c.yaml").returncode == 1
     assert call(tmp_path, "check", "c.yaml", "--no-env").stdout == "c.yaml: fine\n"
-
-
-def test_keys_list_shows_no_whole_hash(tmp_path: Path) -> None:
-    keys = [key_hash("one"), {"hash": key_hash("two"), "expires": "2020-01-01", "name": "laptop"}]
-    upstreams = {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-1"}}
-    admin = {"keys": [{"hash": key_hash("three"), "name": "on call"}]}
-    file = configured(tmp_path, upstreams=upstreams, teams={"search": {"keys": keys}}, admin=admin)
-    out = call(tmp_path, "keys", "list", "--config", file).stdout
-    assert key_hash("one")[:15] in out
-    assert key_hash("one") not in out
-    for word in ("search", "laptop", "expired", "valid", "never", "(admin)", "on call", key_hash("three")[:15]):
-        assert word in out
-    empty = configured(tmp_path, upstreams=upstreams)
-    assert "has no keys" in call(tmp_path, "keys", "list", "--config", empty).stdout
-
-
-def test_learned_limits_can_be_forgotten(tmp_path: Path) -> None:
-    upstreams = {"main": {"base_url": "http://127.0.0.1:9/v1"}}
-    file = configured(tmp_path, upstreams=upstreams, store={"url": "sqlite:///c.db"})
-
-    async def learn() -> tuple[LearnedLimit | None, LearnedLimit | None]:
-        store = open_store(f"sqlite:///{tmp_path}/c.db")
-        learned = LearnedLimits(store)
-        for model in ("gpt-5", "gpt-6"):
-            learned.learn("main", model, "team:a", LearnedLimit(input=9_000), LearnedLimit())
-        await learned.aclose()
-        done = await asyncio.to_thread(call, tmp_path, "models", "gpt-5", "--forget-limit", "--config", file)
-        assert "Forgot the limits of gpt-5 at main for caller " in done.stdout
-        again = LearnedLimits(store)
-        for model in ("gpt-5", "gpt-6"):
-            if (read := again.first_read("main", model, "team:a")) is not None:
-                await read
-        found = again.get("main", "gpt-5", "team:a"), again.get("main", "gpt-6", "team:a")
-        await again.aclose()
-        await store.aclose()
-        return found
-
-    forgotten, kept = asyncio.run(learn())
-    assert forgotten is None
-    assert kept is not None
-    assert kept.input == 9_000
-    done = call(tmp_path, "models", "gpt-5", "--forget-limit", "--config", file)
-    assert done.stdout == "Nothing has been learned of the limits of these models.\n"
-    assert call(tmp_path, "models", "--forget-limit", "--config", file).returncode == 2
 
 
 @pytest.mark.parametrize(

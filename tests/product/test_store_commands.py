@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
+import asyncio
+import contextlib
 import sqlite3
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import httpx
 import pytest
 import yaml
 
+from proxy.config import load
 from proxy.server.loopback import serve
+from proxy.store import open_store
 from proxy.store.archive import KIND as ARCHIVE
 from tests.kit.front_door import ARCHIVE_ID
 from tests.kit.program import call, write_config
@@ -46,11 +49,15 @@ def get(url: str, path: str) -> Any:
     return httpx.get(f"{url}{path}", headers=HEADERS, trust_env=False).json()
 
 
-def status(config: Path) -> dict[str, Any]:
-    found = call(config.parent, "store", "status", "--json", "--config", str(config))
-    assert found.returncode == 0, found.stderr
-    parts: dict[str, Any] = json.loads(found.stdout)
-    return parts
+def held(config: Path) -> Counter[str]:
+    """Return the entries in the store of a configuration, by kind."""
+
+    async def counted() -> Counter[str]:
+        store = load(config, {}).store
+        async with contextlib.aclosing(open_store(store.url, store.encryption.keys)) as entries:
+            return Counter([entry.kind async for page in entries.pages() for entry in page])
+
+    return asyncio.run(counted())
 
 
 def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: RedisServer, tmp_path: Path) -> None:
@@ -85,12 +92,8 @@ def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: Red
             done = call(new, "store", "migrate", "--from", source, "--config", str(config))
             assert done.returncode == 0, done.stderr
             assert "summary.2: " in done.stdout
-        assert status(old / "config.yaml")["store"]["kinds"]["summary.2"] == {
-            **status(config)["store"]["kinds"]["summary.2"],
-            "first_expires_seconds": pytest.approx(30 * 86_400, abs=60),
-            "last_expires_seconds": pytest.approx(30 * 86_400, abs=60),
-        }
-        assert status(config)["store"]["kinds"][ARCHIVE]["entries"] > 0
+        assert held(old / "config.yaml")["summary.2"] == held(config)["summary.2"] > 0
+        assert held(config)[ARCHIVE] > 0
         assert b"SUMMARY" not in redis.raw()
         with proxied(moved, new) as url:
             spent = ask(url)
@@ -105,30 +108,14 @@ def test_a_conversation_continues_on_redis_as_if_nothing_had_happened(redis: Red
     assert len(upstream.summaries) == made
 
 
-def test_the_status_of_stores_that_fail_or_have_other_keys(redis: RedisServer, tmp_path: Path) -> None:
+def test_a_migration_from_a_store_with_other_keys_or_from_none(redis: RedisServer, tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW)
     with serve(upstream.app) as behind, proxied(settings(behind), tmp_path) as url:
         ask(url)
     config = tmp_path / "config.yaml"
-    text = call(tmp_path, "store", "status", "--config", str(config)).stdout
-    assert f"store: sqlite sqlite:///{tmp_path}/store.db" in text
-    assert "tenants              1" in text
-    with sqlite3.connect(tmp_path / "store.db") as db:
-        (entries,) = db.execute("SELECT count(*) FROM entries").fetchone()
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as db, db:
         db.execute("UPDATE entries SET codec = 'other' WHERE kind = ?", (ARCHIVE,))
-    db.close()
-    found = status(config)["store"]
-    assert found["unreadable"] > 0
-    assert found["unreadable"] + sum(kind["entries"] for kind in found["kinds"].values()) == entries
-    assert found["bytes"] >= os.path.getsize(tmp_path / "store.db")
     target = tmp_path / "redis.yaml"
-    target.write_text(yaml.safe_dump({"store": {"url": redis.url.replace("://", "://user:secret@")}}))
-    redis.stop()
-    down = call(tmp_path, "store", "status", "--json", "--config", str(target))
-    redis.start()
-    assert down.returncode == 1
-    assert json.loads(down.stdout)["store"]["reachable"] is False
-    assert "secret" not in down.stdout + down.stderr
     target.write_text(yaml.safe_dump({"store": {"url": redis.url}}))
     moved = call(tmp_path, "store", "migrate", "--from", str(config), "--config", str(target))
     assert moved.returncode == 1
@@ -139,9 +126,7 @@ def test_the_status_of_stores_that_fail_or_have_other_keys(redis: RedisServer, t
     assert (same.returncode, "this is the store of the configuration" in same.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    "command", [["requests"], ["report"], ["show", "0" * 24], ["forget", "--team", "a"], ["store", "status"]]
-)
+@pytest.mark.parametrize("command", [["requests"], ["report"], ["show", "0" * 24], ["forget", "--team", "a"]])
 def test_a_relative_store_that_is_not_in_this_folder_is_named(command: list[str], tmp_path: Path) -> None:
     server, elsewhere = tmp_path / "server", tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -159,7 +144,7 @@ def test_a_relative_store_that_is_not_in_this_folder_is_named(command: list[str]
 
 def test_commands_that_send_nothing_say_that_any_key_of_an_upstream_will_do(tmp_path: Path) -> None:
     config = str(write_config({"upstreams": {"main": {"api_key": "${ACME_API_KEY}"}}}, tmp_path))
-    for command in (["requests"], ["report"], ["show", "0" * 24], ["forget", "--team", "a"], ["store", "status"]):
+    for command in (["requests"], ["report"], ["show", "0" * 24], ["forget", "--team", "a"]):
         done = call(tmp_path, *command, "--config", config)
         assert done.returncode == 2
         assert "Fix: export ACME_API_KEY=VALUE\nThis command sends nothing, so API keys of upstreams" in done.stderr

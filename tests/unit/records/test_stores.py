@@ -119,7 +119,7 @@ def test_a_ledger_written_in_any_batches_with_repeats_is_the_sum_of_the_records(
         await store.write(batches[0], WEEK)
         assert found_ledger(await store.ledger(0, 10**6)) == expected_ledger(list(records.values()))
         found = {record.id: record for record in await store.select(EVERYTHING)}
-        assert len(found) == await store.count() == len(records)
+        assert len(found) == len(records)
         for id, one in records.items():
             assert msgspec.to_builtins(found[id]) == msgspec.to_builtins(one)
             if one.parent is not None:
