@@ -33,7 +33,7 @@ from proxy.pipeline.budget import bounds_of, rules_for, token_budget
 from proxy.pipeline.compactor import Compactor
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
-from proxy.pipeline.measures import Measures
+from proxy.pipeline.runtime import Measures
 from proxy.recall.search import original
 from proxy.store import open_store
 from proxy.store.archive import Archive

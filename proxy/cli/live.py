@@ -19,7 +19,7 @@ from proxy.config.upstreams import UpstreamSettings
 from proxy.errors import ConfigurationError, ProxyError
 from proxy.limits.profiles import Profiles
 from proxy.litellm_package import TESTED, untested_version
-from proxy.pipeline.measures import require
+from proxy.pipeline.runtime import require
 from proxy.records import open_records
 from proxy.store import StoreFailed, open_store, store_file
 from proxy.upstream.registry import Upstreams

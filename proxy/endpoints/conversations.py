@@ -5,7 +5,7 @@ read and parse the body              http.request_body, dialects
 find the model's limits              pipeline.runtime
 compact, send, and retry             pipeline.answering
 send the response                    endpoints.reply
-count what it cost                   pipeline.costs
+count what it cost                   pipeline.sending
 learn from the response              pipeline.sending
 """
 
@@ -33,11 +33,10 @@ from proxy.http.sse import Heartbeat
 from proxy.pipeline.answering import Answering
 from proxy.pipeline.attempt import Departure
 from proxy.pipeline.billing import pricing
-from proxy.pipeline.costs import settle
 from proxy.pipeline.exchange import Exchange, RequestContext, TimeLeft, begin_request
 from proxy.pipeline.facts_cache import MANY
 from proxy.pipeline.runtime import ConfigSnapshot, Runtime
-from proxy.pipeline.sending import Watch, milliseconds_since
+from proxy.pipeline.sending import Watch, milliseconds_since, settle
 from proxy.telemetry.record import record_of, shown_model
 from proxy.upstream.relay import without_api_version
 

@@ -18,7 +18,6 @@ import structlog
 from proxy.errors import ConfigurationError, ProxyError, UpstreamTimeout
 from proxy.pipeline.attempt import Attempt, Departure, Recovery, Reply, Run
 from proxy.pipeline.budget import TokenBudget, TokenBudgets, request_rules
-from proxy.pipeline.costs import Costs, reserve, size
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.features.overflow import Overflows
 from proxy.pipeline.features.reasoning import Reasoning
@@ -29,7 +28,18 @@ from proxy.pipeline.features.usage_feedback import UsageFeedback
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.pipeline.response_start import ResponseStart
 from proxy.pipeline.runtime import Runtime
-from proxy.pipeline.sending import Tap, Watch, describe_call, milliseconds_since, outgoing, resend, send
+from proxy.pipeline.sending import (
+    Costs,
+    Tap,
+    Watch,
+    describe_call,
+    milliseconds_since,
+    outgoing,
+    resend,
+    reserve,
+    send,
+    size,
+)
 from proxy.pipeline.summary_models import ExchangeModels
 from proxy.summary.writer import SummaryWriter
 from proxy.summary.writers import WRITERS

@@ -37,8 +37,7 @@ from proxy.endpoints.records import configuration_hash
 from proxy.errors import ConfigurationError
 from proxy.http.headers import on_loopback
 from proxy.limits.profiles import Profiles
-from proxy.pipeline.measures import require
-from proxy.pipeline.runtime import INSTANCE
+from proxy.pipeline.runtime import INSTANCE, require
 from proxy.server.app import Proxy
 from proxy.server.http_protocol import BoundedProtocol, WorkerPool
 from proxy.server.maintenance import exempt_from_collection

@@ -13,10 +13,9 @@ from typing import NamedTuple
 import structlog
 from cachetools import LRUCache
 
-from proxy.store.cache_capacity import CacheCapacity, TenantMemory
 from proxy.store.forgetting import drop
 from proxy.store.interface import Store, StoreFailed
-from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
+from proxy.store.tenant_cache import CacheCapacity, Codec, Place, TenantCache, TenantMemory, Waiting
 
 log = structlog.get_logger(__name__)
 

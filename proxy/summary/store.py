@@ -23,9 +23,8 @@ from cachetools import LRUCache
 from proxy.compaction.identifiers import Names
 from proxy.constants import DAY
 from proxy.store import Store, StoreFailed
-from proxy.store.cache_capacity import CacheCapacity, TenantMemory
 from proxy.store.forgetting import drop
-from proxy.store.tenant_cache import Codec, Place, TenantCache, Waiting
+from proxy.store.tenant_cache import CacheCapacity, Codec, Place, TenantCache, TenantMemory, Waiting
 from proxy.summary.single_flight import Lease, NothingToAsk, Progress, SingleFlight
 from proxy.telemetry.metrics import GIVEN_UP
 

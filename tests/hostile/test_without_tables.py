@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from proxy.limits import tables
-from proxy.pipeline import measures
+from proxy.pipeline import runtime
 from proxy.tokens import text as encodings
 from tests.conftest import proxies
 from tests.kit.client import JSON, ask, chat
@@ -99,7 +99,7 @@ def test_requests_pass_through_without_them(
         structlog.testing.capture_logs() as logs,
     ):
         unloaded.setattr(encodings, "_loaded", {})
-        unloaded.setattr(measures, "RETRY_SECONDS", 0.0)
+        unloaded.setattr(runtime, "RETRY_SECONDS", 0.0)
         broken = Broken(patch, tmp_path)
         take(broken)
         url = start_proxy(upstream.url, {"policies": {"default": {"trigger": {"tokens": 4_000}, "mode": "enforce"}}})

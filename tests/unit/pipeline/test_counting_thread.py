@@ -11,7 +11,7 @@ from itertools import count as count_from
 
 import pytest
 
-from proxy.pipeline.counting_thread import BUSY_SECONDS, DEEPEST, LONGEST_SECONDS, SLEEP_SECONDS, CountingThread
+from proxy.pipeline.facts_cache import BUSY_SECONDS, DEEPEST, LONGEST_SECONDS, SLEEP_SECONDS, CountingThread
 from proxy.tokens.text import PIECE, count, encoding
 
 ENCODING = encoding("o200k_base")
@@ -130,9 +130,9 @@ def test_the_thread_sleeps_while_the_event_loop_is_busy(
 ) -> None:
     """``more`` is the CPU time that the loop uses before each pause of a job, and before the end of each sleep."""
     slept, clock, own, others = list[float](), count_from(0), count_from(0), accumulate(chain(more, repeat(1)))
-    monkeypatch.setattr("proxy.pipeline.counting_thread._cpu", lambda: (next(own), next(others)))
-    monkeypatch.setattr("proxy.pipeline.counting_thread.time.perf_counter", lambda: 0.0015 * next(clock))
-    monkeypatch.setattr("proxy.pipeline.counting_thread.time.sleep", slept.append)
+    monkeypatch.setattr("proxy.pipeline.facts_cache._cpu", lambda: (next(own), next(others)))
+    monkeypatch.setattr("proxy.pipeline.facts_cache.time.perf_counter", lambda: 0.0015 * next(clock))
+    monkeypatch.setattr("proxy.pipeline.facts_cache.time.sleep", slept.append)
 
     async def check() -> None:
         thread = CountingThread()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from proxy.store.cache_capacity import CacheCapacity, TenantMemory
 from proxy.store.forgetting import drop
+from proxy.store.tenant_cache import CacheCapacity, TenantMemory
 
 
 def test_the_parts_are_no_more_than_the_whole() -> None:
