@@ -77,7 +77,10 @@ _newest: tuple[bytes, Message] = b"", {}
 
 def _decoded(raw: bytes) -> Message:
     try:
-        value = _parsed(raw)
+        try:
+            value = msgspec.json.decode(raw)
+        except UNDECODABLE:
+            value = json.loads(bytes(raw))
     except (ValueError, RecursionError):
         return _unread(raw)
     if not isinstance(value, dict):
@@ -88,13 +91,6 @@ def _decoded(raw: bytes) -> Message:
     plain = bytes(raw)  # ``msgspec.Raw`` has no ``count``
     brackets = plain.count(b"[") + plain.count(b"{")
     return _unread(raw) if brackets > DEEPEST and too_deep(value) else value
-
-
-def _parsed(raw: bytes) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except UNDECODABLE:
-        return json.loads(bytes(raw))
 
 
 def _unread(raw: bytes) -> Message:

@@ -41,7 +41,6 @@ from proxy.pipeline.sending import (
     size,
 )
 from proxy.pipeline.summary_models import ExchangeModels
-from proxy.summary.writer import SummaryWriter
 from proxy.summary.writers import WRITERS
 from proxy.upstream.transport import Outgoing, Transport
 
@@ -240,7 +239,9 @@ class _Run(Run):
         """See ``Run``. The request must have a counter."""
         exchange, caller, runtime = self.exchange, self.exchange.caller, self._answering.runtime
         assert exchange.counter is not None  # noqa: S101 - requests without a counter are sent unmeasured
-        held = reserved(exchange)
+        recall, held = self.recall, reserved(exchange)
+        tool = lambda: None if recall is None else recall.adding  # noqa: E731 - the run itself must not stay in memory
+        models = ExchangeModels(runtime, exchange, tool)
         room, largest = (None if most is None else most - held for most in (budget.input, budget.largest_input))
         return CompactionInput(
             body=exchange.body,
@@ -251,7 +252,7 @@ class _Run(Run):
             largest_budget=largest,
             tenant=caller.tenant,
             upstream=exchange.route.upstream,
-            writers=self._writers(),
+            writers=tuple(writer(models) for writer in WRITERS[caller.policy.summary.method]),  # in the order to try
             rules=request_rules(exchange, budget),
             strict=exchange.profile.strict_alternation,
             stores_summaries=caller.has_storage,
@@ -262,13 +263,6 @@ class _Run(Run):
             deadline=exchange.configuration.settings.server.deadline,
             media=self._answering.overflows.media(exchange),
         )
-
-    def _writers(self) -> tuple[SummaryWriter, ...]:
-        """Return the ways to have summaries written, in the order to try them."""
-        exchange, recall = self.exchange, self.recall
-        tool = lambda: None if recall is None else recall.adding  # noqa: E731 - the run itself must not stay in memory
-        models = ExchangeModels(self._answering.runtime, exchange, tool)
-        return tuple(writer(models) for writer in WRITERS[exchange.caller.policy.summary.method])
 
     def unchanged(self, budget: TokenBudget, outcome: Outcome) -> Attempt:
         edits = self.exchange.edits

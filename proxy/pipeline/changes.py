@@ -7,14 +7,13 @@ and a list of parts by request. Messages that didn't change aren't stored: the c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Literal, get_args
 
 import msgspec
 import structlog
 
 from proxy.compaction.render import RenderedConversation
-from proxy.compaction.turn import Kind, OutgoingMessage
+from proxy.compaction.turn import Kind
 from proxy.pipeline.job import CompactionJob, archive_id
 from proxy.store.archive import Archive, Removed
 from proxy.telemetry.metrics import STORE_UNREADABLE
@@ -55,40 +54,29 @@ def removed_by(work: CompactionJob, rendered: RenderedConversation) -> list[Remo
     case, places = work.case, {id(turn): index for index, turn in enumerate(work.turns)}
     new: dict[str, Removed] = {}
     shortened: dict[int, str] = {}
-    parts = [_part(piece, places, work.head, new, shortened) for piece in rendered.pieces]
+    parts: list[Part] = []  # neighboring unchanged messages are one
+    for piece in rendered.pieces:
+        turn, place = piece.turn, None if piece.turn is None else places.get(id(piece.turn))
+        if turn is not None and place is not None and not piece.changed:
+            if parts and parts[-1].new is None and parts[-1].end == place:
+                parts[-1] = Part(parts[-1].start, place + 1)
+            else:
+                parts.append(Part(place, place + 1))
+            continue
+        key = hashlib.sha256(b"sent" + piece.raw).hexdigest()[:20]
+        new[key] = Removed(key, (piece.raw,))
+        if turn is None or place is None:
+            parts.append(Part(work.head, work.head, key, piece.tokens))
+        else:
+            shortened[place] = turn.facts.id
+            parts.append(Part(place, place + 1, key, piece.tokens))
     cut = work.head + work.plan.cut
     chain = archive_id(work.checkpoints(work.plan.checkpoints)[-1]) if work.plan.cut else None
     sizes = [turn.facts.tokens for turn in work.turns]
     kinds = "".join([turn.facts.kind[:1] or " " for turn in work.turns])
-    changes = Changes(len(work.turns), work.head, cut, chain, _joined(parts), shortened, sizes, kinds)
+    changes = Changes(len(work.turns), work.head, cut, chain, parts, shortened, sizes, kinds)
     key = changes_key(case.request, case.attempt)
     return [*new.values(), Removed(key, (msgspec.msgpack.encode(changes),))]
-
-
-def _part(
-    piece: OutgoingMessage, places: dict[int, int], head: int, new: dict[str, Removed], shortened: dict[int, str]
-) -> Part:
-    place = None if piece.turn is None else places.get(id(piece.turn))
-    if piece.turn is not None and place is not None and not piece.changed:
-        return Part(place, place + 1)
-    key = hashlib.sha256(b"sent" + piece.raw).hexdigest()[:20]
-    new[key] = Removed(key, (piece.raw,))
-    if piece.turn is None or place is None:
-        return Part(head, head, key, piece.tokens)
-    shortened[place] = piece.turn.facts.id
-    return Part(place, place + 1, key, piece.tokens)
-
-
-def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts with neighboring unchanged messages as one."""
-    joined: list[Part] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if last is not None and last.new is part.new is None and last.end == part.start:
-            joined[-1] = Part(last.start, part.end)
-        else:
-            joined.append(part)
-    return joined
 
 
 async def _changes(archive: Archive, record: RequestRecord) -> Changes | None:

@@ -66,21 +66,19 @@ class Compactor:
         self._summaries = CheckpointSummaries(facts, summaries)
         self._archive = archive
 
-    def surely_small(self, case: CompactionInput) -> bool:
-        """Return whether the bytes alone prove that no trigger is met. A token has at least one byte, a message ten."""
-        if case.rules.bounds.reached(len(case.body.units), len(case.body.raw), keeps.NEARING):
-            return False
-        if tokens_at_most(case) >= case.rules.least_size(case.budget):
-            return False
-        return not case.body.has_remote_media()
-
     def untouched(self, case: CompactionInput) -> Outcome | None:
-        """Return the outcome if the mode or the size alone shows that there is nothing to do, else ``None``."""
+        """Return the outcome if the mode or the bytes alone prove that there is nothing to do, else ``None``.
+
+        A token has at least one byte, and a message ten.
+        """
+        body, rules = case.body, case.rules
         if case.mode == "off":
             return Outcome("off")
-        if self.surely_small(case):
-            return Outcome("none" if case.mode == "enforce" else "shadow")
-        return None
+        if rules.bounds.reached(len(body.units), len(body.raw), keeps.NEARING):
+            return None
+        if tokens_at_most(case) >= rules.least_size(case.budget) or body.has_remote_media():
+            return None
+        return Outcome("none" if case.mode == "enforce" else "shadow")
 
     async def compact(
         self,

@@ -181,25 +181,14 @@ class FactsCache:
         memory = self.memory(counter)
         many = len(raws) > MANY
         found, keys = await self.run_if(many, lambda: memory.look_up(raws, tenant), tenant)
-        await self._complete(memory, raws, keys, found, tenant)
-        await self._put_right(raws, found, counter, tenant)
-        return list(map(Turn, raws, cast(Sequence[Facts], found)))
-
-    async def _put_right(self, raws: Sequence[bytes], found: list[Facts | None], counter: Counter, tenant: str) -> None:
-        """Replace the facts of results that are one of several calls', if the provider counts those differently."""
-        if not counter.profile.escapes:
-            return
-        places = await self.run_if(len(raws) > MANY, lambda: _among_several(found), tenant)
-        size = sum(len(raws[index]) for index, facts in places if _PARALLEL not in facts.forms)
-        await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter), tenant, size)
-
-    async def _complete(
-        self, memory: CounterFacts, raws: Sequence[bytes], keys: list[bytes], found: list[Facts | None], tenant: str
-    ) -> None:
-        """Put the facts about unknown messages into ``found``."""
         if size := sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None):
-            slow = size > INLINE_BYTES or not memory.counter.ready
+            slow = size > INLINE_BYTES or not counter.ready
             await self.run_if(slow, partial(_learn, memory, raws, keys, found, tenant), tenant, size)
+        if counter.profile.escapes:  # the provider counts results differently that are one of several calls'
+            places = await self.run_if(many, lambda: _among_several(found), tenant)
+            size = sum(len(raws[index]) for index, facts in places if _PARALLEL not in facts.forms)
+            await self.run_if(size > INLINE_BYTES, partial(_put_right, raws, found, places, counter), tenant, size)
+        return list(map(Turn, raws, cast(Sequence[Facts], found)))
 
     async def overhead(self, body: Request, counter: Counter, tenant: str = "") -> int:
         """Return the tokens of a request's tools, response format, and framing. They are counted once per tenant."""

@@ -90,13 +90,14 @@ class Archive(TenantCache[_Entry]):
         """
         over = 0
         for entry in removed:
-            if not self._is_due((tenant, entry.id)):
+            place = tenant, entry.id
+            if self._clock() < self._write_again.get(place, 0.0) or self.writes.get(place) is not None:
                 continue
             if not self.writes.takes(entry.size):
                 over += 1
                 continue
             # Copy, because a slice of a request's body would keep the whole body in memory.
-            self.save((tenant, entry.id), _Entry(list(map(bytes, entry.messages)), entry.previous), seconds)
+            self.save(place, _Entry(list(map(bytes, entry.messages)), entry.previous), seconds)
         if over:
             ARCHIVED.labels(outcome="skipped").inc(over)
             log.warning("archive.skipped", entries=over, waiting_bytes=self.writes.bytes)
@@ -128,9 +129,6 @@ class Archive(TenantCache[_Entry]):
         """Return an entry from the store, also one of the first format. Raises ``StoreFailed``."""
         found = await super().read(*place)
         return found or (await self.read_many(place[0], [place], FIRST_KIND)).get(place)
-
-    def _is_due(self, place: Place) -> bool:
-        return self._clock() >= self._write_again.get(place, 0.0) and self.writes.get(place) is None
 
     def _size(self, value: _Entry) -> int:
         return value.size

@@ -232,18 +232,15 @@ class WriteBehind(Generic[V]):
         oldest = next(iter(self._waiting.values()))
         return asyncio.get_running_loop().time() - oldest.since > LATE_SECONDS
 
-    async def _gather(self) -> None:
-        """Wait a moment, because each write costs as much as some more values in it."""
-        if not (self._wanted.is_set() or self._hurry.is_set()):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._gather_seconds):
-                    await self._wanted.wait()
-        self._wanted.clear()
-
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                await self._gather()
+                # Wait a moment, because each write costs as much as some more values in it.
+                if not (self._wanted.is_set() or self._hurry.is_set()):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._gather_seconds):
+                            await self._wanted.wait()
+                self._wanted.clear()
                 self._gauge.set(len(self._waiting))
                 async with self._turn:
                     if batch := self._batch():  # unless all were forgotten meanwhile

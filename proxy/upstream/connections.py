@@ -329,17 +329,15 @@ class _PooledConnection(ResponseHandler):
 
     def is_connected(self) -> bool:
         """Return whether the connection is usable. aiohttp calls this when it takes one from the pool."""
-        return super().is_connected() and not (self.transport is None or _readable(self.transport))
-
-
-def _readable(transport: asyncio.BaseTransport) -> bool:
-    """Return whether an idle connection has its end or unexpected bytes. The event loop would only notice later."""
-    connection = transport.get_extra_info("socket")
-    if sys.platform == "win32":
-        return bool(select.select([connection.fileno()], [], [], 0)[0])
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+        if not super().is_connected() or self.transport is None:
+            return False
+        # An idle connection may have its end or unexpected bytes, which the event loop would only notice later.
+        connection = self.transport.get_extra_info("socket")
+        if sys.platform == "win32":
+            return not select.select([connection.fileno()], [], [], 0)[0]
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
 
 PIECE_BYTES = 65_536  # a larger body isn't copied behind its head

@@ -192,7 +192,7 @@ def test_a_fault_of_ours_shows_nothing(
 
 
 @pytest.mark.parametrize(
-    "part", ["compactor.Compactor.surely_small", "compactor.Compactor.compact", "recorder.Tags.describe"]
+    "part", ["compactor.Compactor.untouched", "compactor.Compactor.compact", "recorder.Tags.describe"]
 )
 def test_a_fault_in_compaction_costs_no_request(
     start_proxy: StartProxy, monkeypatch: pytest.MonkeyPatch, part: str
@@ -202,7 +202,7 @@ def test_a_fault_in_compaction_costs_no_request(
 
     with RawUpstream() as upstream:
         url = start_proxy(upstream.url)
-        monkeypatch.setattr("proxy.pipeline.compactor.Compactor.surely_small", lambda *_: False)
+        monkeypatch.setattr("proxy.pipeline.compactor.Compactor.untouched", lambda *_: None)
         monkeypatch.setattr(f"proxy.pipeline.{part}", broken)
         got = ask(url, CHAT, chat())
         assert (got.status, got.header("x-compaction"), upstream.last.body) == (200, "failed", chat())
@@ -219,7 +219,7 @@ def test_a_fault_in_learning_from_an_answer_costs_no_request(
 
     with RawUpstream(lambda _: [answer(b'{"choices":[]}')]) as upstream:
         url = start_proxy(upstream.url)
-        monkeypatch.setattr("proxy.pipeline.compactor.Compactor.surely_small", lambda *_: False)
+        monkeypatch.setattr("proxy.pipeline.compactor.Compactor.untouched", lambda *_: None)
         monkeypatch.setattr(f"proxy.{part}", broken)
         got = ask(url, CHAT, chat())
         assert (got.status, got.body) == (200, b'{"choices":[]}')
