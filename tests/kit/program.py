@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,16 +24,15 @@ import pytest
 import yaml
 
 from proxy.cli.commands import main
+from tests.kit.forks import ROOT, Fork, fork
 from tests.kit.waiting import until
-
-ROOT = Path(__file__).parents[2]
 
 
 class Program(NamedTuple):
     """A running server. ``log`` has its output."""
 
     url: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Fork
     log: Path
 
     @property
@@ -80,10 +80,12 @@ def program(
     """
     port = free_port()
     log = log or config.with_name("log")
-    command = [*within, sys.executable, "-m", "proxy", "serve", "--config", str(config), "--port", str(port), *options]
+    arguments = ["serve", "--config", str(config), "--port", str(port), *options]
+    command = [*within, sys.executable, "-m", "proxy", *arguments]
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, **{"cwd": ROOT, **process}) as running,
+        (None if within else _fork(arguments, output.fileno(), **process))
+        or subprocess.Popen(command, stdout=output, stderr=output, **{"cwd": ROOT, **process}) as running,
         httpx.Client(trust_env=False) as http,
     ):
         started = Program(f"http://127.0.0.1:{port}", running, log)
@@ -104,6 +106,13 @@ def program(
             running.kill()
 
 
+def _fork(
+    arguments: Sequence[str], output: int, *, env: Mapping[str, str] = os.environ, cwd: Path = ROOT, umask: int = -1
+) -> Fork | None:
+    with Path(os.devnull).open("rb") as nothing:
+        return fork(arguments, env, cwd, [nothing.fileno(), output, output], umask)
+
+
 def relaying(upstream: str, folder: Path, **server: object) -> contextlib.AbstractContextManager[Program]:
     """Run the server in front of an upstream, with these settings of the section ``server``."""
     main = {"provider": "openai", "base_url": f"{upstream}/v1", "api_key": "sk-canary"}
@@ -118,15 +127,16 @@ def served(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder, in a process of its own, with nothing of the machine's own environment."""
-    return subprocess.run(
-        [sys.executable, "-m", "proxy", *arguments],
-        cwd=folder,
-        env={**_environment(folder), "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    own = {**_environment(folder), "PYTHONPATH": str(ROOT), **environment}
+    with Path(os.devnull).open("rb") as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        running = fork(arguments, own, folder, [file.fileno() for file in (nothing, out, err)])
+        if running is None:
+            command = [sys.executable, "-m", "proxy", *arguments]
+            running = subprocess.Popen(command, cwd=folder, env=own, stdout=out, stderr=err)
+        with running:
+            status = running.wait(120)
+        texts = [os.pread(file.fileno(), 10**9, 0).decode() for file in (out, err)]
+    return subprocess.CompletedProcess(arguments, status, *texts)
 
 
 def call(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -152,8 +162,7 @@ def terminal(folder: Path, *arguments: str, columns: int) -> str:
     fcntl.ioctl(device, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**_environment(folder), "PYTHONPATH": str(ROOT), "TERM": "xterm"}
     del environment["COLUMNS"]
-    command = [sys.executable, "-m", "proxy", *arguments]
-    with subprocess.Popen(command, cwd=folder, env=environment, stdin=device, stdout=device) as running:
+    with _on_terminal(arguments, folder, environment, device) as running:
         os.close(device)
         shown = b""
         with contextlib.suppress(OSError):  # Linux reports the end as an error
@@ -162,6 +171,15 @@ def terminal(folder: Path, *arguments: str, columns: int) -> str:
         os.close(controller)
     assert running.returncode == 0, shown
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n")
+
+
+def _on_terminal(
+    arguments: Sequence[str], folder: Path, environment: Mapping[str, str], device: int
+) -> subprocess.Popen[bytes] | Fork:
+    if (running := fork(arguments, environment, folder, [device, device, 2])) is not None:
+        return running
+    command = [sys.executable, "-m", "proxy", *arguments]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdin=device, stdout=device)
 
 
 def _environment(folder: Path) -> dict[str, str]:
