@@ -267,8 +267,9 @@ sys.exit(5)
 def test_a_hangup_ends_the_program_of_run_and_only_the_proxy_writes_private_files(
     before: str, status: int, tmp_path: Path
 ) -> None:
-    """The program's files are the user's, so it keeps the user's umask."""
-    command = ["bash", "-c", before + 'umask 022; exec "$@"', "-", sys.executable, "-m", "proxy", "run", "--"]
+    """The program's files are the user's, so it keeps the user's umask. The tests themselves may ignore hangups."""
+    shell = ["env", "--default-signal=HUP", "bash", "-c", before + 'umask 022; exec "$@"', "-"]
+    command = [*shell, sys.executable, "-m", "proxy", "run", "--"]
     environment = {**os.environ, "HOME": str(tmp_path)}
     done = subprocess.run(
         [*command, sys.executable, "-c", LEAVES],
