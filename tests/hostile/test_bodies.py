@@ -28,7 +28,7 @@ from tests.kit.program import relaying
 from tests.kit.raw_upstream import Arrived, RawUpstream, Stage, Step, answer, chunk, head, stream_head
 
 MB = 1_000_000
-LIMIT = 16 * MB
+LIMIT = 4 * MB
 
 
 @functools.cache
@@ -40,7 +40,7 @@ def padded(size: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def limited(start_proxy: StartProxy, upstream: RawUpstream) -> str:
-    return start_proxy(upstream.url, {"server": {"body_limit": "16MB"}})
+    return start_proxy(upstream.url, {"server": {"body_limit": "4MB"}})
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def test_a_packed_body_of_just_the_limit(limited: str, how: str) -> None:
 
 
 def bombs() -> dict[str, bytes]:
-    """Each of some kilobytes, for hundreds of megabytes; the zstd one asks for a window of half a gigabyte at once."""
-    nothing = bytes(64 * MB)
+    """Some kilobytes each, for 128 MB. The zstd one asks for a window of half a gigabyte at once."""
+    nothing = bytes(32 * MB)
     ten = zlib.compressobj(9, wbits=31)
     pieces = [ten.compress(nothing) for _ in range(4)]
     wide = zstandard.ZstdCompressionParameters.from_level(3, window_log=29)
@@ -117,7 +117,7 @@ def watched(process: psutil.Process) -> Iterator[Callable[[], int]]:
 
 
 def test_bombs_both_ways_take_no_memory(tmp_path: Path) -> None:
-    """S9, in a process of its own: 256 MB each, as a request, as an upstream's error, and as its list of models."""
+    """S9, in a process of its own: 128 MB each, as a request, as an upstream's error, and as its list of models."""
     packed = bombs()
 
     def script(arrived: Arrived) -> list[Step]:

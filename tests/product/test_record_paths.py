@@ -385,7 +385,7 @@ INCIDENTS = {
 """The requests of an afternoon, and parts of their explanations."""
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_each_incident_is_explained_by_its_id_without_content(workers: int, tmp_path: Path) -> None:
     """By the API, the command, the log, and the dashboard. Each request has a connection of its own."""
     upstream = EveryApi(window=16_000, max_output=2_000, responder=misbehave, summariser=summarise_or_fail)
