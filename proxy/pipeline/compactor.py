@@ -217,10 +217,8 @@ class Compactor:
             began = perf_counter()
             with _paused(limit):
                 entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
-            chosen = entry.over_budget or entry.cause == "unused"
-            blocked = entry.given_up or (entry.digest and entry.unasked and not chosen)
             waited = round((perf_counter() - began) * 1000, 3)
-            used = SummaryUse(origin, entry.cause, entry.replaced or None, blocked, waited)
+            used = SummaryUse(origin, entry.cause, entry.replaced or None, entry.blocked, waited)
             outcome = replace(outcome, summary=used)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)

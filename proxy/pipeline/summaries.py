@@ -11,7 +11,6 @@ from typing import Any
 
 import structlog
 from cachetools import LRUCache
-from msgspec.structs import replace
 
 from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message
 from proxy.dialects.request import Request
@@ -84,7 +83,7 @@ class CheckpointSummaries:
         size = self._sizes.get(key)
         if size is None:
             empty = _Span(job, cut)
-            piece = await self._facts.run(lambda: job.summary_piece(empty.entry("", digest=True)), *job.workload)
+            piece = await self._facts.run(lambda: job.summary_piece(empty.entry("")), *job.workload)
             size = self._sizes[key] = piece.tokens + job.plan.limits_at(cut).summary // 2
         return size
 
@@ -143,21 +142,19 @@ class CheckpointSummaries:
             if text is not None:
                 lineage.made(keys, grown=grown)
                 return await self._facts.run(partial(span.entry, text), *job.workload)
-            asked = cause in ("failed", "timeout")
             cause = reason or cause
             if cause == "over_budget":
                 SUMMARIES.labels(outcome="over_budget").inc()
             if cause == "unused":
                 log.info("summary.not_worth_it", wasted=lineage.wasted, policy=policy)
             SUMMARIES.labels(outcome="digest").inc()
-            entry = await self._digest(span, cause)
-            return replace(entry, unasked=not asked, over_budget=cause == "over_budget")
+            return await self._digest(span, cause)
 
         return make
 
     async def _digest(self, span: _Span, cause: Cause) -> StoredSummary:
         """Return an entry with a digest in place of a model's summary."""
-        return replace(await self._facts.run(span.digest, *span.job.workload), cause=cause)
+        return await self._facts.run(partial(span.digest, cause), *span.job.workload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +185,7 @@ class _Span:
             in_thread,
         )
 
-    def entry(self, text: str, *, digest: bool = False) -> StoredSummary:
+    def entry(self, text: str, cause: Cause | None = None) -> StoredSummary:
         """Return the entry with a text. This takes milliseconds."""
         job, position, limits = self.job, self.position, self.job.plan.limits_at(self.position)
         format, earlier = job.case.counter.format, self.previous.names if self.previous else None
@@ -196,11 +193,11 @@ class _Span:
         omitted = len(job.plan.omitted.get(position, ()))
         parts = SummaryParts(job.quoted(position), text, job.archived(position), omitted, job.folders)
         message, index_at = summary_message(parts, limits, job.case.rules, format)
-        return StoredSummary(text, message, names, index_at, digest=digest)
+        return StoredSummary(text, message, names, index_at, cause)
 
-    def digest(self) -> StoredSummary:
+    def digest(self, cause: Cause) -> StoredSummary:
         """Return the entry with an extract in place of a model's text."""
         job, position, earlier = self.job, self.position, self.previous.text if self.previous else None
         directives = [job.body[index] for index in job.plan.omitted.get(position, ())]
         most, format = job.plan.limits_at(position).summary, job.case.counter.format
-        return self.entry(extract(job.body[self.start : position], earlier, most, format, directives), digest=True)
+        return self.entry(extract(job.body[self.start : position], earlier, most, format, directives), cause)

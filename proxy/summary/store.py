@@ -122,28 +122,37 @@ class StoredSummary(msgspec.Struct, frozen=True):
     """The entry for a checkpoint: the text, and the message that replaces the turns before it, without its index.
 
     ``names`` contains the names in the turns. ``index_at`` is the place of their index in the text of the message; 0 if
-    it gets none. ``digest`` is true if no model wrote the text. ``until`` is when the proxy replaces a digest, in the
-    event loop's time. ``unasked`` is true if the proxy called no model, and ``given_up`` if it won't call one again.
-    ``over_budget`` is true if the team's budget for summaries was used up. ``cause`` is a ``Cause``, or that of a later
-    version. ``replaced`` is the cause of the digest that a summary replaced.
+    it gets none. A model's summary has no ``cause``. A digest has one, and is replaced at ``until``, in the event
+    loop's time, or never (infinity) if the proxy has given up. ``replaced`` is the cause of the digest before.
     """
 
     text: str
     message: bytes
     names: Names = msgspec.field(name="found")
     index_at: int = 0
-    digest: bool = False
+    cause: Cause | None = None
     until: float = 0.0
-    unasked: bool = False
-    given_up: bool = False
-    over_budget: bool = False
-    cause: str | None = None
     replaced: str | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def digest(self) -> bool:
+        """Return whether no model wrote the text."""
+        return self.cause is not None
+
+    @property
+    def given_up(self) -> bool:
+        """Return whether this is a digest that stays, because the proxy calls no model again."""
+        return self.until == math.inf
 
     @property
     def late(self) -> bool:
         """Return whether this is a digest that a summary of a slow model may replace without a request that waits."""
-        return self.digest and self.cause == "timeout" and not self.given_up
+        return self.cause == "timeout" and not self.given_up
+
+    @property
+    def blocked(self) -> bool:
+        """Return whether the proxy would have called a model, but failures or missing models keep it from that."""
+        return self.given_up or self.cause in ("breaker_open", "given_up", "no_model")
 
 
 SummaryFactory = Callable[[StoredSummary | None, int, Progress], Awaitable[StoredSummary]]
@@ -490,7 +499,7 @@ class Summaries:
             return entry  # a later request may have it made
         place = tenant, checkpoints[-1].key
         known = self.given_up(tenant, checkpoints)
-        if not entry.unasked:
+        if entry.cause in ("failed", "timeout"):
             self._count_failure(place)
         given_up = self.given_up(tenant, checkpoints)
         if given_up and not known:
@@ -499,9 +508,8 @@ class Summaries:
         until = math.inf if given_up else _now() + self._limits.digest_lifetime
         shown = self.cache.peek(place)
         if shown is not None and shown.late:  # the conversation's prompts keep their bytes
-            names = ("cause", "unasked", "over_budget")
-            entry = msgspec.structs.replace(shown, **{name: getattr(entry, name) for name in names})
-        entry = msgspec.structs.replace(entry, until=until, given_up=given_up)
+            entry = msgspec.structs.replace(shown, cause=entry.cause)
+        entry = msgspec.structs.replace(entry, until=until)
         self.cache.remember(place, entry)
         return entry
 

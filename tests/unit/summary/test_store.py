@@ -14,7 +14,16 @@ from proxy.compaction.identifiers import Mention
 from proxy.store import Entry, Store, StoreFailed
 from proxy.summary import single_flight
 from proxy.summary.single_flight import NothingToAsk, Progress
-from proxy.summary.store import KIND, Checkpoint, Patience, StoredSummary, Summaries, SummaryFactory, SummaryLimits
+from proxy.summary.store import (
+    KIND,
+    Cause,
+    Checkpoint,
+    Patience,
+    StoredSummary,
+    Summaries,
+    SummaryFactory,
+    SummaryLimits,
+)
 
 NO_DIGESTS = SummaryLimits(digest_lifetime=0.0)
 pytestmark = pytest.mark.anyio
@@ -22,10 +31,9 @@ pytestmark = pytest.mark.anyio
 FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20"), (30, "k30")))
 
 
-def entry(text: str, *, digest: bool = False) -> StoredSummary:
-    return StoredSummary(
-        text, b'{"role":"user","content":"%s"}' % text.encode(), {f"/a/{text}": Mention("path")}, digest=digest
-    )
+def entry(text: str, *, cause: Cause | None = None) -> StoredSummary:
+    names = {f"/a/{text}": Mention("path")}
+    return StoredSummary(text, b'{"role":"user","content":"%s"}' % text.encode(), names, cause=cause)
 
 
 class Shelf(Store):
@@ -108,7 +116,7 @@ class Maker:
             if self.ending is not None:
                 await self.ending.wait()
             raise
-        return entry(self.text, digest=self.digest)
+        return entry(self.text, cause="failed" if self.digest else None)
 
 
 @pytest.fixture
@@ -247,7 +255,7 @@ async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summari
 
 def patience(seconds: float = 0.05) -> Patience:
     async def digest(previous: StoredSummary | None, position: int) -> StoredSummary:
-        return msgspec.structs.replace(entry("for now", digest=True), cause="timeout")
+        return entry("for now", cause="timeout")
 
     return Patience(seconds, digest)
 
@@ -430,7 +438,7 @@ async def test_a_digest_without_a_call_is_no_failure_and_a_success_resets_the_co
     summaries: Summaries, shelf: Shelf
 ) -> None:
     async def unasked(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
-        return msgspec.structs.replace(entry("digest", digest=True), unasked=True)
+        return entry("digest", cause="breaker_open")
 
     failing = Maker("digest", digest=True)
     makes: list[SummaryFactory] = [failing, failing, *[unasked] * 5]
