@@ -1,7 +1,5 @@
 """Proxies on loopback for tests: each with a store of its own, and nothing from the machine's environment."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

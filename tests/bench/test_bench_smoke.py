@@ -1,7 +1,5 @@
 """Run the benchmark, and check the form of its table. No time or size is checked."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The comparison of two versions, with the current version on both sides, and the difference that it reports."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Check the comparison with Headroom on a generated history, with a stand-in for its environment."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

@@ -1,7 +1,5 @@
 """Check the adapter of compaction-conformance-kit with a running proxy."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

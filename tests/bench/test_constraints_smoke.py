@@ -1,7 +1,5 @@
 """Check the measure of stated rules on generated sessions."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the measure of the search and of the prompts, on a generated history."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import replace

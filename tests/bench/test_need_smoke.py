@@ -1,7 +1,5 @@
 """Check the measure of needed names on generated histories."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

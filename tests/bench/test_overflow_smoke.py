@@ -1,7 +1,5 @@
 """Run the benchmark of recognition on a few invented lines, and check its scores."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Check the figures of the quality benchmark on small conversations."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The JSON Schema of the configuration, for editors. ``python -m tests.docs.reference`` writes it."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import json

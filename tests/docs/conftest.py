@@ -1,7 +1,5 @@
 """A proxy whose answers the documents describe."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

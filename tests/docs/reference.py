@@ -1,7 +1,5 @@
 """Generate docs/reference/ and the JSON Schema from the code: ``python -m tests.docs.reference``."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

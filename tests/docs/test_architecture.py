@@ -1,7 +1,5 @@
 """docs/architecture.md and docs/design: short pages, all of them linked, with the rooms that the code has."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Helm chart renders the resources of the kustomize base, with the store and the configuration of its values."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

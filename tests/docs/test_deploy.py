@@ -1,7 +1,5 @@
 """The files in deploy fit the proxy and each other: metrics, labels, links, configurations, ports, and paths."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The Dockerfile builds an image that runs the proxy without root, as docs/container.md states."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

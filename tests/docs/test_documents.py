@@ -1,7 +1,5 @@
 """Check the documents' settings, commands, headers, links, and configurations, and the Dockerfile."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -1,7 +1,5 @@
 """The examples of ``docs/library.md`` run against a stand-in of OpenAI."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec

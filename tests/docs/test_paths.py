@@ -1,7 +1,5 @@
 """The files and folders that the documents name exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

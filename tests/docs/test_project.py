@@ -1,7 +1,5 @@
 """The workflows, the site of the documents, and the metadata of the project are valid and fit each other."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """docs/promises.md: each promise names tests that exist, and no behavior is left out."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

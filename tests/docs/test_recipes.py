@@ -1,7 +1,5 @@
 """The recipes for providers and clients: complete, short, listed, and consistent with the configuration loader."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """docs/api.md: every parameter, cause of a digest, and report column of the paths for records, and no other."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 from proxy.endpoints.queries import UNITS

@@ -1,7 +1,5 @@
 """docs/reference/: generated pages, as the code is now. Each name has a meaning, and each meaning has a name."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Forgetting, expiry and other keys are in ``tests/product/test_store.py`` and ``tests/store/``.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

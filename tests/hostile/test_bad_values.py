@@ -1,7 +1,5 @@
 """One wrong figure, invented name, or damaged row spoils nothing else."""
 
-from __future__ import annotations
-
 import sqlite3
 from pathlib import Path
 from typing import Any

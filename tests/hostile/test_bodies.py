@@ -1,7 +1,5 @@
 """R17, S9, S10, S11, S14: bodies that are too large, or that grow, or take time; both ways."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip

@@ -1,7 +1,5 @@
 """A stream that goes on doesn't keep its request in memory, nor in the quota for bodies."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import hashlib

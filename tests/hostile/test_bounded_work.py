@@ -1,7 +1,5 @@
 """Requests and upstream errors of 64 KB that try to cost more than their size: CPU time, memory, and other callers."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Clients' connections: slow ones end after a bounded time, and idle ones give way."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -4,8 +4,6 @@ The engine for ``pinned`` takes time proportional to the text. The configuration
 ``redact`` has Python's whole syntax and a time limit, after which the proxy redacts the whole text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Anything at all at the door, and any way of cutting a stream: never a 500, never silence, never a byte lost."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

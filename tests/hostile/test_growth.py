@@ -1,7 +1,5 @@
 """Every expression of the package takes linear time on texts made from the expression itself."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

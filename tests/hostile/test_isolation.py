@@ -1,7 +1,5 @@
 """S1, S6, S7, S15, S16, S17: one caller never gets another caller's data, even if a request claims that identity."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import hashlib

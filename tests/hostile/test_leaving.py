@@ -3,8 +3,6 @@
 A summary is the exception: it is finished, as it belongs to the conversation.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

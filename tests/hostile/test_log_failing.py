@@ -1,7 +1,5 @@
 """Nothing that reports fails what it reports on: the log can't be written, and neither can the store or the records."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Loops over the texts of others take linear time, and pause in between."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """R15: a clock that jumps, names, certificates and addresses that fail, and what the environment says of proxies."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """R11: the proxy frees a request with its answer, and not only at a garbage collection minutes later."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Instructions in archived messages stay quoted when the model reads them again."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The file with the records fails, hangs, or is full: no request fails or waits for it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

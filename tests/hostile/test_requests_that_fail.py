@@ -1,7 +1,5 @@
 """R4, R16, S21: failures and repetitions during a request cost no more than necessary."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

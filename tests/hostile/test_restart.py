@@ -1,7 +1,5 @@
 """A signal ends the proxy even while it starts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

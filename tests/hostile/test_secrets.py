@@ -1,7 +1,5 @@
 """S13, S22, S5: secrets that the proxy must never write, and names that mustn't become series or files."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -3,8 +3,6 @@
 With the proxy's own parser (httptools), and with uvicorn's other parser (h11), which another server may use.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """R14: a signal that stops the proxy under load loses none of the messages that compaction removed."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -3,8 +3,6 @@
 That a slow one holds nobody up is in ``tests/product/test_store.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """R9, R12: readers that are slow or idle cost little memory, and nobody else any time."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

@@ -1,7 +1,5 @@
 """S18: the installed packages are the locked ones, and importing them has no side effects."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ requests, as if a stranger had found out how to control it. It reports any usage
 nothing, or fails as a summary model. The victim's upstream requests and response headers must be the same both times.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

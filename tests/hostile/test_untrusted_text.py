@@ -1,7 +1,5 @@
 """S2, S3: summarizing a conversation never turns its text into an instruction or removes pinned messages."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

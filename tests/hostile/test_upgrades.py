@@ -1,7 +1,5 @@
 """Requests that ask for another protocol: ``h2c`` is ignored and the body arrives whole, WebSocket gets 426."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

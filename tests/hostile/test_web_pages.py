@@ -1,7 +1,5 @@
 """S15, S17: web pages get nothing unless the configuration lists their origin, and no route is open by accident."""
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json

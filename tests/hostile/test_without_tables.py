@@ -1,7 +1,5 @@
 """LiteLLM's table of models and tokenizers may move or break: nothing starts without them, and no request fails."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

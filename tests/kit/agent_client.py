@@ -1,7 +1,5 @@
 """An agent's client for any API, which adds reminders and other texts to its messages and results."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from typing import Any

@@ -4,8 +4,6 @@ A user asks for numbered parts. The model answers each with one to three rounds 
 next step follows from the newest message alone, so it doesn't depend on the messages that a proxy removed.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import json

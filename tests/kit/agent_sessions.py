@@ -1,7 +1,5 @@
 """Drive the agent of ``agent_script`` through the official SDKs, over each of the three APIs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A local stand-in for Anthropic's Messages API. It rejects the same requests."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

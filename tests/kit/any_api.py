@@ -1,7 +1,5 @@
 """An upstream of all three APIs, and the official SDKs that send chat messages to a proxy in front of it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

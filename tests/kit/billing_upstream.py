@@ -1,7 +1,5 @@
 """An upstream of three APIs with a ledger of its own. It reports usage, or doesn't, as the test wants."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A client at the level of bytes."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

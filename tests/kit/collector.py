@@ -1,7 +1,5 @@
 """An OpenTelemetry collector on loopback, which decodes the spans that it gets."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field

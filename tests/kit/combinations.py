@@ -1,7 +1,5 @@
 """Combinations of values for tests: some of them in each run, and the others with ``--full``."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The way of one request through the pure core, with a made-up text for the summary."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

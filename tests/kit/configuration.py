@@ -1,7 +1,5 @@
 """Builders for configurations."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 
 from proxy.config.document import Issue, Issues

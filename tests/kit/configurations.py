@@ -1,7 +1,5 @@
 """Load configurations that tests write."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

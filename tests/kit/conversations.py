@@ -4,8 +4,6 @@ A generated conversation is a list of episodes of a few small numbers each, so t
 example. ``expand`` turns it into messages.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Requests and upstream responses of 64 KB that try to cost more than their size, and large ones that are refused."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Run the whole engine in this process, like the server."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Sequence

@@ -1,7 +1,5 @@
 """The catalogue's error messages in the error forms of each API, as a gateway would pass them on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -4,8 +4,6 @@ A fork runs ``proxy.__main__`` with its own arguments, environment, folder, and 
 it, so it's a child as any other.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import functools

@@ -7,8 +7,6 @@
 The caller's key selects a policy, so policies share neither summaries nor learned limits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

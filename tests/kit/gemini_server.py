@@ -1,7 +1,5 @@
 """A local stand-in for Gemini's API (``v1beta``). It rejects the same requests."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import AsyncIterator, Iterator

@@ -3,8 +3,6 @@
 Texts come of a small pool, so that most messages were counted before; ids, order and structure are always new.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """An upstream whose streams stay open after their last event."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

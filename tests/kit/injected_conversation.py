@@ -1,7 +1,5 @@
 """A conversation about six harbors. A tool fetches their pages, and some of them contain an instruction."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

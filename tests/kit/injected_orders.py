@@ -1,7 +1,5 @@
 """Instructions as in pages and files that a tool returns. Each one demands that the model says a certain word."""
 
-from __future__ import annotations
-
 from proxy.compaction.summary_message import TAG
 
 CLOSE = f"</{TAG}>"

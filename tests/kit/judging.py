@@ -1,7 +1,5 @@
 """Properties of every request that the engine sends, for any input."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Checks of a Messages API request: roles, tool results, breakpoints, and sizes."""
 
-from __future__ import annotations
-
 import base64
 import json
 import struct

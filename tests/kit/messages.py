@@ -1,7 +1,5 @@
 """Messages of conversations, as applications send them."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

@@ -3,8 +3,6 @@
 A ``Talk`` appends to ``units`` and yields when its client would send them. Each text begins with a fact of its own.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Chat answers in the forms that servers send: the model's texts and calls, and the bytes of a stream with them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import AsyncIterator

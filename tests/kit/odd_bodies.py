@@ -4,8 +4,6 @@ Bodies are texts, so that tests control numbers, escapes, white space, and the o
 contains ``@STREAM@`` as the place for a ``stream`` field.
 """
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """The same conversation in the forms in which clients of the three APIs write it."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The stand-in's refusals in the words of other servers: an ASGI layer around it rewrites each one."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The program: the server in a process of its own, and the other commands in one of their own or in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

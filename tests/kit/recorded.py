@@ -1,7 +1,5 @@
 """A recorded coding session in the formats of the three APIs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read the records that a proxy has written, and write some."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter, defaultdict

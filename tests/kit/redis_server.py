@@ -1,7 +1,5 @@
 """A Redis server for tests, on loopback and without files that outlive it."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """How real servers refuse a field of a request by its name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple

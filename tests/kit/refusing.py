@@ -1,7 +1,5 @@
 """An upstream that answers the first request for a model with given bytes, and every later one as OpenAI would."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

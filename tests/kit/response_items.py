@@ -1,7 +1,5 @@
 """Items of the Responses API: their checks, their sizes, and their events in a stream."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

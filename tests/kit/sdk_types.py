@@ -1,7 +1,5 @@
 """Values of the official SDKs' request types, made from their declarations, with a marker in place of each text."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import itertools

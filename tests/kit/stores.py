@@ -1,7 +1,5 @@
 """Stores for tests: run a test with one, look into its files, and write files of another format."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3

@@ -4,8 +4,6 @@ Each model calls ``run`` twice, and then it answers. The arguments of a call nam
 its own calls in any API and checks that their ids and data came back.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -3,8 +3,6 @@
 It plays the agent of ``agent_script``. Chat completions, for example for summaries, go to ``StandIn``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Chat completions behind a strict chat template, as vLLM serves Mistral's models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Send long damaged histories through a running proxy, and record the requests to the upstream."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping, Sequence

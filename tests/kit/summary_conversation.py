@@ -1,7 +1,5 @@
 """Short conversations, and a cheap way of counting."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

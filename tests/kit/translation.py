@@ -1,7 +1,5 @@
 """Send through LiteLLM to a local stand-in."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import dataclass

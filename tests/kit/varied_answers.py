@@ -1,7 +1,5 @@
 """Answers of an upstream in every spelling: JSON, errors, and event streams in odd pieces, also compressed."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import zlib

@@ -3,8 +3,6 @@
 Kinds and fields that nobody has documented are among them. ``odd_bodies`` has those for chat completions.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Count the tasks of a proxy in front of a scripted upstream, to find work that continues after a client left."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """A headless Chromium, driven over the W3C WebDriver protocol."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

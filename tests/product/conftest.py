@@ -1,7 +1,5 @@
 """A proxy that translates for chat completions, and clients that send long conversations as they are given."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

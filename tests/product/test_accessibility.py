@@ -1,7 +1,5 @@
 """WCAG 2.2 AA of every page by axe-core in a real browser, in two widths and schemes, with and without requests."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A chat template wants alternating roles, and nothing in the configuration says so."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

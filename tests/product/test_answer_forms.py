@@ -1,7 +1,5 @@
 """Each form of an answer that servers send reaches the official SDKs as what it says, streamed and whole."""
 
-from __future__ import annotations
-
 import dataclasses
 import typing
 from typing import Any

@@ -1,7 +1,5 @@
 """``GET /compaction/archive/{id}`` of a running proxy."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """`store backup` while requests run, `store restore` into an empty place, and `forget`."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import threading

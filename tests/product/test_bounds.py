@@ -1,7 +1,5 @@
 """Upstreams with a limit on messages or bytes, independent of tokens."""
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

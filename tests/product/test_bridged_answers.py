@@ -1,7 +1,5 @@
 """Answers, errors, and requests that a bridge translates, as the official SDKs see them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A block is translated, inlined as text, or refused by its name. The types come f
 version of the SDK fails here until its new types have a decision.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tool calls that servers stream in unusual ways reach the official SDKs whole, through both translations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Compressed answers, broken streams, and errors behind a bridge, as clients of each API see them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -4,8 +4,6 @@ It's translated, inlined as text, or refused by its name. The types come from th
 version of the SDK fails here until its new types have a decision.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints

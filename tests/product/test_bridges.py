@@ -1,7 +1,5 @@
 """Agents' sessions over one API, in front of an upstream that has only another one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

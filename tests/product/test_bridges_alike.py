@@ -1,7 +1,5 @@
 """The same conversation over an upstream's own API and over a bridge: the same prompt, recoveries, and records."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

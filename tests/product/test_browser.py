@@ -1,7 +1,5 @@
 """Web pages in a real browser: listed origins can use the proxy, all others get nothing."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit

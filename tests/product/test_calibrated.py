@@ -1,7 +1,5 @@
 """An upstream that counts differently: the proxy uses its reported usage, and no figures from conversations."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping

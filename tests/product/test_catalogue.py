@@ -3,8 +3,6 @@
 Limits on tokens per minute that one request exceeds are errors of both kinds: the policy decides.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Sessions whose user changes the model again and again, between providers that are strict about their own rules."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

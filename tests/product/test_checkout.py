@@ -1,7 +1,5 @@
 """Test the scripts of a checkout: they work in the caller's folder, and leave the caller's programs alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import site

@@ -1,7 +1,5 @@
 """Sessions like those of Claude Code in small windows, with large tools and most of the output for thinking."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

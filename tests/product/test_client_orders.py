@@ -1,7 +1,5 @@
 """Sessions of agents on each API: what they say is in effect stays until it ends, and the user's task stays whole."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Clients that disconnect at the last event of a stream, before the upstream has ended it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands: their output and their exit status. Each runs once in a process of its own, and else in this one."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -3,8 +3,6 @@
 The copies of the files have other addresses and paths, a team's key, and shorter intervals of Prometheus.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """``/v1/compress`` and ``/v1/retrieve`` of a running proxy, as gateways call them."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Iterator

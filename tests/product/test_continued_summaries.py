@@ -1,7 +1,5 @@
 """Notes by the conversation's own model: the request for them begins with the prompt that was sent last."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

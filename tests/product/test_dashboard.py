@@ -1,7 +1,5 @@
 """Test that the dashboard shows each team its own requests, and that its pages need no other host."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import itertools

@@ -1,7 +1,5 @@
 """An upstream adds a default output of its own to a request without one: the proxy states an output that fits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

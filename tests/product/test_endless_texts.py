@@ -1,7 +1,5 @@
 """A text that takes too long to count or to shorten costs its own request the compaction, and others nothing."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

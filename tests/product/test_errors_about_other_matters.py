@@ -1,7 +1,5 @@
 """Errors that aren't about the prompt's length, even if they quote such an error, and rate limits that are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests far beyond any window: they fit or get a clear error, and never cause a loop."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test records and budgets of answers with status 200 that are errors, or end with one."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

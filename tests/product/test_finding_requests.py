@@ -1,7 +1,5 @@
 """Find requests without their ids: by the path, the command, and the page, which share one query."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import json

@@ -1,7 +1,5 @@
 """Three replicas share one Redis server: conversations whose turns go to any of them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

@@ -1,7 +1,5 @@
 """Calls and results in the form of another API than the request's stay together. They are counted and summarized."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -9,8 +9,6 @@ Kong: ``app/_how-tos/operator/operator-konnect-ai-gateway-headroom.md`` and
 Its code isn't public.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """A task with pictures, and a tool loop that outgrows the window."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Conversations whose answers the client repeats only as references, as the Vercel AI SDK does by default."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

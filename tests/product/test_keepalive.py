@@ -1,7 +1,5 @@
 """A streaming client that waits for a summary gets heartbeats, for every outcome."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Callers without any key: one shared tenant on a local machine, and no stored data on a public one."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 from pathlib import Path

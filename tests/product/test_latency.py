@@ -1,7 +1,5 @@
 """Response times by team and part: the metrics show which part of which team became slow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

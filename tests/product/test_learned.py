@@ -1,7 +1,5 @@
 """Limits and ratios that were learned: by one process, known to all, kept over a restart, and given up again."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import time

@@ -1,7 +1,5 @@
 """Test that the ledger's money equals sums computed by hand, through the proxy and over restarts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``from proxy import compact``, as a program uses it."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import hashlib

@@ -1,7 +1,5 @@
 """Test the log lines of a running server by sending requests through it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A request that asks its upstream to remove old content: the upstream decides what fits, until it refuses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Upstreams with a limit on images or files, which grows with a conversation but isn't a limit on tokens."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """An agent's session over ``/v1/messages`` through the official SDK, at an upstream that rejects malformed input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

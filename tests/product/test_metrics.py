@@ -1,7 +1,5 @@
 """Test /metrics by sending requests through the proxy and scraping it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

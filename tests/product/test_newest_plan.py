@@ -1,7 +1,5 @@
 """An agent's newest plan stays word for word, on all three APIs by official SDKs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

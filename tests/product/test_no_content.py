@@ -1,7 +1,5 @@
 """Content of all three APIs, and keys, reach no log line, record, metric, or page, with everything logged at debug."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import islice

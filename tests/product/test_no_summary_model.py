@@ -1,7 +1,5 @@
 """A summary model that no entry of ``models`` has: requests get digests, and none is made ahead of need."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 

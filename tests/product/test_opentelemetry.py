@@ -1,7 +1,5 @@
 """Test OpenTelemetry by sending requests through the proxy to a stand-in upstream, with a collector on loopback."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from itertools import count

@@ -1,7 +1,5 @@
 """The commands for operators: `run`, `check --json`, `check --live`, and `keys list`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Results of reading a file that was read again or changed, and results with a form that loses nothing."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The requested output doesn't fit next to the conversation: the proxy lowers it and changes nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

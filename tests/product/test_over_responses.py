@@ -1,7 +1,5 @@
 """Chat completions in front of an upstream that has only ``/v1/responses``, with all that these requests can have."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

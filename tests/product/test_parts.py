@@ -1,7 +1,5 @@
 """The proxy reads each type of part, shortens it, keeps it with its partner, and keeps what it put into effect."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The effects of policies and teams, seen from the official client."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A policy that compacts before the model gets more expensive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.kit.records import records_in

@@ -1,7 +1,5 @@
 """Test prices of cache lifetimes, service tiers, searches, and a provider's own compactions."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Sequence

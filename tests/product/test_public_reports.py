@@ -3,8 +3,6 @@
 Each case names its reports as ``repository#number``. The comments say what the reporters saw, in our words.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

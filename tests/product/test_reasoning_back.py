@@ -3,8 +3,6 @@
 See api-docs.deepseek.com/guides/thinking_mode: a call comes back with its reasoning in all later requests.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

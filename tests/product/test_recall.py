@@ -1,7 +1,5 @@
 """A model reads archived messages through a tool that the client never sees, through the official SDK."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Hidden rounds that the upstream doesn't finish, or that the client doesn't wait for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

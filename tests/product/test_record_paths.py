@@ -1,7 +1,5 @@
 """Test the paths for records: isolation, pages, sums, and the commands that read the same file."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import csv

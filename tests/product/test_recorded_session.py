@@ -1,7 +1,5 @@
 """A real coding session, replayed turn by turn: every answer is the recorded one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the record of a request by sending requests through the proxy."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Refusals as gateways and providers outside OpenAI's style send them: under status 200, in pieces, compressed."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Sizes that only the upstream knows: long windows, plans without them, bodies of too many bytes, and other counts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Each word that a translation writes is refused in the wordings of real servers, whole and streamed."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

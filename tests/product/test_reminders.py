@@ -1,7 +1,5 @@
 """System messages from inside the conversation: one per turn."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from pathlib import Path

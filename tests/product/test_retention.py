@@ -1,7 +1,5 @@
 """Test that records, metrics, and pages state how many names of the removed part a prompt still has."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each cause of a retry has its own limit, and the record names the causes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Roll out compaction by team: each figure of a team equals that of the upstream, which refuses what doesn't fit."""
 
-from __future__ import annotations
-
 import json
 import random
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """A client that writes old messages in other forms pays for no more summaries than one that doesn't."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -3,8 +3,6 @@
 Values come from the SDKs' own declarations, so a new version of an SDK brings its new types here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

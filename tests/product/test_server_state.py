@@ -1,7 +1,5 @@
 """Conversations that the upstream keeps: requests that continue by ``previous_response_id`` over ``/v1/responses``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """OpenAI puts the results of parallel calls into the prompt as JSON in ASCII: outside ASCII they are several times as
 large as their text."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

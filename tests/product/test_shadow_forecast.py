@@ -1,7 +1,5 @@
 """Test that shadow mode predicts what enforcing would have done, on a recorded session."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

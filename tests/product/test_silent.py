@@ -1,7 +1,5 @@
 """Overflows without an error: streams that are over before they began, prompts that were cut, answers without room."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A summary model that is slower than requests wait: they get a digest, and later requests the model's summary."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

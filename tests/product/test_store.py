@@ -1,7 +1,5 @@
 """The store seen from the front door: encrypted, forgotten, slow, full, locked and damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import pickle

@@ -1,7 +1,5 @@
 """A proxy with a file moves to Redis and a folder for the archive: `store status` and `store migrate`."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3

@@ -1,7 +1,5 @@
 """The strict stand-ins accept an agent's session as it is, and reject each damaged form of it."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Summaries seen from both ends: the client's response, and the request to the summary model."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Mapping

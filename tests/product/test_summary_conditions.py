@@ -1,7 +1,5 @@
 """A summary call carries the whole conversation, so it keeps the limits on its data, and bills the same account."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A summary model that fails in every way there is: the client's request goes through whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager

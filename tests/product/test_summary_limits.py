@@ -1,7 +1,5 @@
 """Summary models that take or write less than is known of them: the summary is had all the same."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

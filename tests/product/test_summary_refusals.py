@@ -1,7 +1,5 @@
 """A summary call meets what its conversation meets, and lacks what only that has. It still succeeds."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The limits of a team, as its clients see them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

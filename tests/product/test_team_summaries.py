@@ -1,7 +1,5 @@
 """Test that a team's list of models also holds for the models that summarize its conversations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

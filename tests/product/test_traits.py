@@ -1,7 +1,5 @@
 """An upstream refuses a word that the proxy wrote: the client gets its answer, and the next request leaves right."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Providers with formats of their own behind the translate lane, driven by the official client."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterator, Mapping

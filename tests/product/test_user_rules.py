@@ -1,7 +1,5 @@
 """Rules that the user or a file stated early are word for word in a compacted prompt, by official SDKs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several workers on one store: one summary of a conversation, and one call for it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

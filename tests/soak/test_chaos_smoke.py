@@ -1,7 +1,5 @@
 """A few seconds of ``scripts/soak chaos``."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The counts of the check of real clients, with clients that need no installation."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real LiteLLM proxy whose guardrail asks the proxy to compact, in front of a strict stand-in of a model."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """``scripts/soak memory`` with a few conversations, and its check of growth."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 ``--full`` draws more of them, and ``--hypothesis-profile quick`` draws fewer.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, settings
 

@@ -1,7 +1,5 @@
 """Errors of each provider's form have a readable text, and odd JSON reads alike in all translations."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """A process remembers messages in two places: their facts, and stored summaries. Each other memory has its reason."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

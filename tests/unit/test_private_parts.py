@@ -1,7 +1,5 @@
 """One module for each dependency may use its private parts, because an update may change them."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import importlib

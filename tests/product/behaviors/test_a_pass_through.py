@@ -1,7 +1,5 @@
 """Pass-through: behaviours 1 to 5."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Trigger: behaviours 6 to 18."""
 
-from __future__ import annotations
-
 import base64
 import random
 import struct

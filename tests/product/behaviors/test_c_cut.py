@@ -1,7 +1,5 @@
 """Cut: behaviours 19 to 27."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

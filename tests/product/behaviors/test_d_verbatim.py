@@ -1,7 +1,5 @@
 """Parts that always stay word for word: behaviors 28 to 37."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

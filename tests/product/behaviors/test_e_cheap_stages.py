@@ -1,7 +1,5 @@
 """The stages that call no model: copies, old media, old results, and old arguments."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

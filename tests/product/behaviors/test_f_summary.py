@@ -1,7 +1,5 @@
 """The summary message: its number, its place, its contents, and the contents that nobody can inject."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The requests that the proxy sends to the summary model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

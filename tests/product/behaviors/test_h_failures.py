@@ -1,7 +1,5 @@
 """Failed summaries: the proxy sends a digest in their place, and no client gets an error."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

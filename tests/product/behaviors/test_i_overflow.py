@@ -1,7 +1,5 @@
 """Requests that an upstream refuses as too long."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

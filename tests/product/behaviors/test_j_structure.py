@@ -1,7 +1,5 @@
 """Structural repair: the form of a damaged history after compaction."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Determinism and the prompt cache: behaviours 89 to 96."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

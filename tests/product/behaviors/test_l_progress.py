@@ -1,7 +1,5 @@
 """Progress: behaviours 97 to 100."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """One upstream and one proxy for all tests of a module. Each test sets the answer."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The keys that callers may use, and the models of each key."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator

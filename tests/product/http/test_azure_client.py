@@ -1,7 +1,5 @@
 """The official Azure client works with the proxy as its endpoint, or with the endpoint below /v1."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Requests that are wrong: each is refused in OpenAI's shape with words that help, or passed on untouched."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import zlib

@@ -1,7 +1,5 @@
 """A client that leaves ends all work that was done for it: at once, and nothing is left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A signal to stop: open answers end properly, new connections are refused, the exit is clean."""
 
-from __future__ import annotations
-
 import json
 import signal
 import threading

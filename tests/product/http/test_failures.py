@@ -1,7 +1,5 @@
 """Upstreams that fail, and loops: each gets its status and words, and says nothing of keys and addresses."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import ssl

@@ -1,7 +1,5 @@
 """Requests that need no change pass unchanged: whole bodies, large bodies, and headers, byte for byte."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

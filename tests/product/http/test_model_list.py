@@ -1,7 +1,5 @@
 """``GET /v1/models``: the upstream's list as it is, or what the caller may name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Messages that are none, and odd bodies, in conversations that must be counted and compacted: never a fault."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

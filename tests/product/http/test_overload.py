@@ -1,7 +1,5 @@
 """Overload: the proxy rejects requests at once, and serves all others."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import re

@@ -1,7 +1,5 @@
 """Every path but chat completions: bodies, answers, addresses and methods travel as they are."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import random

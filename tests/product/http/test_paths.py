@@ -1,7 +1,5 @@
 """Each spelling of a path that clients use reaches the endpoint it means."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A redirect to the upstream itself comes back as one to the proxy; the upstream's address stays hidden."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.kit.client import CHAT, StartProxy, ask, chat

@@ -1,7 +1,5 @@
 """A team that may use some models, or some paths, can't reach others by another spelling."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

@@ -3,8 +3,6 @@
 The exception is a conversation whose reused connection closes before the first byte of a response.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Streams: every split, every break, errors in them, and what OpenAI's own client makes of it."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import itertools

@@ -3,8 +3,6 @@
 Streams of chat completions differ in one field, by which the proxy asks for their usage.
 """
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import pytest

@@ -1,7 +1,5 @@
 """Callers' keys reach an upstream in the form that it takes, and only the key that identifies the caller does."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

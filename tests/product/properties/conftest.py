@@ -1,7 +1,5 @@
 """Hypothesis is deterministic here: the same examples on every run."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(

@@ -4,8 +4,6 @@ The proxy's own path runs in process, without HTTP. It parses the body, compacts
 upstream that is a function. Its answer is judged as the one that a client is about to get, and learned from afterwards.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import AsyncIterator

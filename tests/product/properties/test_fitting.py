@@ -3,8 +3,6 @@
 ``FITTING_SESSIONS=10000`` runs as many sessions as that.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path

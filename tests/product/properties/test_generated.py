@@ -4,8 +4,6 @@ Hypothesis draws small numbers; each draw is a batch of conversations. A failing
 smaller, message by message, while it fails in the same way. Then it's printed as JSON.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """A conversation that grows turn by turn: the same bytes as all at once, stable prefixes, and nothing lost."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Gateways state caches and reasoning in other fields, prompts are longer than a p
 in pieces that end anywhere.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import zlib

@@ -3,8 +3,6 @@
 The figures are equal if the upstream reports the usage, and within 15 % otherwise.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

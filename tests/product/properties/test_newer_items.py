@@ -3,8 +3,6 @@
 100 compacted prompts by default, and 5,000 of each API with ``--full``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Chat streams of made-up servers reach the SDKs whole, or end with an error: 150, or 10,000 with ``--full``."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

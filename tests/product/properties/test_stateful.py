@@ -3,8 +3,6 @@
 The summary model adds up the words that it read, so a summary of anything but this very prefix gives itself away.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Test that the one-time link works once, in one of the workers, and only on loopback without admin keys."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

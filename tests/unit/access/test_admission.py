@@ -1,7 +1,5 @@
 """Test slots and memory leases, and the requests that wait for them."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gzip

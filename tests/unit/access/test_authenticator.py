@@ -1,7 +1,5 @@
 """Test tenants, policies, and the checks of keys."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime
 

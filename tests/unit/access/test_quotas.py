@@ -1,7 +1,5 @@
 """Decisions of a store that is slow, or of a process that is busy. Real servers: tests/product/test_fleet.py."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping
 

@@ -1,7 +1,5 @@
 """Test that budgets count money or tokens, start again after their period, and are shared by processes."""
 
-from __future__ import annotations
-
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the reports of profiles."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

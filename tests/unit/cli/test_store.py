@@ -1,7 +1,5 @@
 """Copies of one store in another: interrupted, repeated, encrypted with other keys, and with tenants forgotten."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Test the search for sentences that state rules."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Test the fit ladder."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

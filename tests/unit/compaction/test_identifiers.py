@@ -1,7 +1,5 @@
 """Test the collection of names and their ranking."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What clients say is in effect, in any place and on any API: it stays until it ends, and its end stays as long."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Test the index: its choice of names, its form, and its size."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Test that numbers and forms of prompts change only with their version."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the forms of results that lose nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

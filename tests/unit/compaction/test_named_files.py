@@ -1,7 +1,5 @@
 """The files that tool calls name, and what the calls did with them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test the files that texts come from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Test which messages a policy pins."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.compaction.rules import NotSearchable, Pins

@@ -1,7 +1,5 @@
 """Test the positions at which the planner compacts a conversation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Test the limits on messages and bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test which reads of files a later message makes superfluous."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Texts with reminders at their ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.compaction.reminders import COUNTER, note_key, split_notes

@@ -1,7 +1,5 @@
 """Test which messages are kept with a summary."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

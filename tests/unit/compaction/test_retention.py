@@ -1,7 +1,5 @@
 """Test the counts of names that a prompt still has."""
 
-from __future__ import annotations
-
 from proxy.compaction.identifiers import Mention, Part, collect
 from proxy.compaction.summary_message import MOST_NAMES, retention
 

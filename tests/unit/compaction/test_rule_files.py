@@ -1,7 +1,5 @@
 """Test which calls read rules of the project."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test leaving out the middle of a text."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

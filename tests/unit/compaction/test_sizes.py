@@ -1,7 +1,5 @@
 """Test running totals, ``keep``, and oversized results."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Test the cheap stages on single messages."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Test the summary message."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Test that every way of shortening a user message keeps the beginning and end of its text."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Test the check for calls and results."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

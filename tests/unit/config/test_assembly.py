@@ -1,7 +1,5 @@
 """Test configurations of several files: merging, conflicts, and the places of errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import dedent
 

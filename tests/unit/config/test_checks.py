@@ -1,7 +1,5 @@
 """Test settings that are valid alone but not together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Test that any file gives settings or an error with a line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

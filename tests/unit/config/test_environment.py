@@ -1,7 +1,5 @@
 """Test environment variables in a configuration."""
 
-from __future__ import annotations
-
 from textwrap import dedent
 
 import pytest

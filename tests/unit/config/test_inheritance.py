@@ -1,7 +1,5 @@
 """Test policies that extend others, and their overrides for models."""
 
-from __future__ import annotations
-
 import json
 from textwrap import dedent
 

@@ -1,7 +1,5 @@
 """Test the warnings about settings that are valid but probably not intended."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from textwrap import dedent

@@ -1,7 +1,5 @@
 """Test which texts messages mask."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.config.document import masked

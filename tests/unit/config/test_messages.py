@@ -1,7 +1,5 @@
 """Test the line and the advice of each invalid value."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

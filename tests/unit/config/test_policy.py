@@ -1,7 +1,5 @@
 """Test the meaning of policies."""
 
-from __future__ import annotations
-
 import dataclasses
 from textwrap import dedent
 

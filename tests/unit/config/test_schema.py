@@ -1,7 +1,5 @@
 """Test that the JSON Schema and the example file match the settings."""
 
-from __future__ import annotations
-
 import json
 import types
 from collections.abc import Iterator

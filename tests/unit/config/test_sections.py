@@ -1,7 +1,5 @@
 """Test that the sections of a policy have the engine's fields and defaults."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

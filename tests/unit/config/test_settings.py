@@ -1,7 +1,5 @@
 """Test the settings of valid files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import dedent
 

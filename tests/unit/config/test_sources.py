@@ -1,7 +1,5 @@
 """Test which files belong to a configuration, and whether they have changed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from textwrap import dedent

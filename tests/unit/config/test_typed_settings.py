@@ -1,7 +1,5 @@
 """mypy finds a misspelled setting at each place that reads one."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

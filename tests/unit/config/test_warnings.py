@@ -1,7 +1,5 @@
 """Test the warnings about the address that the proxy listens on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

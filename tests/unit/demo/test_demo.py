@@ -1,7 +1,5 @@
 """Test the agent, its session without the proxy and with another server, and the whole demonstration."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test the conversation structures that OpenAI rejects, and its error messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The API of a body."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

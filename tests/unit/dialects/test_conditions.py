@@ -1,7 +1,5 @@
 """Each field of the APIs says whether it goes with a summary call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

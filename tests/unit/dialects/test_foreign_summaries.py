@@ -1,7 +1,5 @@
 """Test the recognition of other tools' summaries. The bodies are invented."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A unit keeps its identity in every form, and units that say different things have different ones."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

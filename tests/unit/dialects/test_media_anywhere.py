@@ -1,7 +1,5 @@
 """Media count as media in any field, text files as their text, and a new type of answer by its row alone."""
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """A large body has media if one of its messages or another field has. Known messages aren't searched again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Compare the table of parts with the types of the official SDKs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 

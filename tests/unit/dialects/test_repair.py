@@ -1,7 +1,5 @@
 """Test the repair of conversations that a strict server rejects."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """Sums of usage, and bodies with further values."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

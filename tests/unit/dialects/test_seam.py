@@ -1,7 +1,5 @@
 """Only dialects know the JSON of conversations."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

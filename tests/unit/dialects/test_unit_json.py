@@ -1,7 +1,5 @@
 """Results are made once for the same bytes, and a full cache is emptied."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """Test reading the parts of a message's content."""
 
-from __future__ import annotations
-
 from proxy.dialects.parts import CHAT
 from proxy.dialects.units import own_text
 

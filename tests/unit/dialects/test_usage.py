@@ -1,7 +1,5 @@
 """Test what a price depends on, by the usage objects of several providers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

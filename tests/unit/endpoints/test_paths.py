@@ -1,7 +1,5 @@
 """Spellings of a path, and the endpoint and the Azure deployment that they mean."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import unquote
 

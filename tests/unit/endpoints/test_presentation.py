@@ -1,7 +1,5 @@
 """Test the texts about a request's prompt: its window, its summary's sections, and what isn't stored."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Test how the parameters of a query are read."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.endpoints.queries import labels, parameters, time_in

@@ -1,7 +1,5 @@
 """The beginning of a compressed answer, however its bytes arrive."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import zlib

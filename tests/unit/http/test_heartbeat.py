@@ -1,7 +1,5 @@
 """Test the heartbeat to a waiting client."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

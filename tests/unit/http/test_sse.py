@@ -1,7 +1,5 @@
 """The framing of server-sent events, however the bytes arrive."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.http.sse import LONGEST_EVENT, EventBuffer

@@ -1,7 +1,5 @@
 """Test token ratios learned from the usage that an upstream reports."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Test the token limits of requests."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st

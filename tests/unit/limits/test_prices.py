@@ -1,7 +1,5 @@
 """Test that prices are read from LiteLLM's fields and applied to the whole prompt."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.limits.prices import Price, Rates, below_step, is_price_field, price_from, price_of, step_of

@@ -1,7 +1,5 @@
 """Compare the prices of generated usages with those that LiteLLM computes from the same answers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

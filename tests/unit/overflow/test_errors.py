@@ -1,7 +1,5 @@
 """Find the upstream's sentence in any envelope, and put it into OpenAI's."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Read the number of images and files that an upstream takes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """Recognize overflow errors, reject other errors, and stay fast."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Detect overflows by finished answers, without false alarms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Each way from a parsed body to the response that the client gets, with an upstream that is a script."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

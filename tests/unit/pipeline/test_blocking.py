@@ -4,8 +4,6 @@ Regular expressions are the slowest calls. They take up to 70 ms per megabyte. N
 redaction of a transcript still searches each message in one call.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import random

@@ -1,7 +1,5 @@
 """Test the price of requests, and the estimates of what they would cost otherwise."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.limits.prices import Price, Rates

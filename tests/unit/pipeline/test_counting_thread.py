@@ -1,7 +1,5 @@
 """The thread that counts for all tenants: its order, its pauses, and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

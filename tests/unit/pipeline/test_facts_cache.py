@@ -1,7 +1,5 @@
 """Test that the cache of message facts is bounded in number and size."""
 
-from __future__ import annotations
-
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The quick check for failed answers lets everything pass that the exact search finds."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.pipeline.billing import _FAILS, _may_fail

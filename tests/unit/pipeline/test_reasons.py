@@ -1,7 +1,5 @@
 """Test that the reason for a compaction names the condition that was met."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Test that records are written in batches, in the background, and survive a store that fails."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from time import perf_counter

@@ -1,7 +1,5 @@
 """Test the conversion of a policy to compaction rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from proxy.compaction.settings import UNBOUNDED, Bounds, Clause, any_met

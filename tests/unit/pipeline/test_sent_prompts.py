@@ -1,7 +1,5 @@
 """The memory of sent prompts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Routes by model and dialect."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

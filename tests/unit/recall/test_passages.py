@@ -1,7 +1,5 @@
 """The text of archived units of each API."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranked search in passages."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The arguments of the tool, and the texts that it returns."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Test that records are found by their names, added to the ledger once, and removed."""
 
-from __future__ import annotations
-
 import asyncio
 import sqlite3
 import time

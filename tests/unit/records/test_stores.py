@@ -1,7 +1,5 @@
 """Records and the ledger, in SQLite and on a real Redis server."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Test the requests that a connection reads, and the one that it serves after its server was told to stop."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

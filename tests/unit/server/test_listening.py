@@ -1,7 +1,5 @@
 """Test the addresses that a server binds, and the line with the dashboard's address."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from pathlib import Path

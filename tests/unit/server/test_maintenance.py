@@ -1,7 +1,5 @@
 """The rounds of maintenance: they begin no file, survive errors, and drop tenants that another process forgot."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import time

@@ -1,7 +1,5 @@
 """Test that freed memory returns to the system."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the separate address of the metrics."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import httpx

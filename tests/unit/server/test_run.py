@@ -1,7 +1,5 @@
 """Test the settings of the interpreter in each process that serves."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Check the line that a server writes at its start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from structlog.testing import capture_logs

@@ -1,7 +1,5 @@
 """Test that processes on one store spend from one account: conflicts, lost replies, outages, and killed processes."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

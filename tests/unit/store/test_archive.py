@@ -1,7 +1,5 @@
 """Test that removed messages are written once, found by their tenant only, and never fail a request."""
 
-from __future__ import annotations
-
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Sequence

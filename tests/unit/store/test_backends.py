@@ -1,7 +1,5 @@
 """The contract of all stores: names, lifetimes, removal, encryption, and new keys."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test the circuit breaker."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, suppress
 

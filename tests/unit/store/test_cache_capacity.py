@@ -1,7 +1,5 @@
 """Test the part of each cache, and of each tenant in it."""
 
-from __future__ import annotations
-
 import random
 
 from proxy.store.forgetting import drop

@@ -1,7 +1,5 @@
 """Forgetting leaves nothing of a tenant in the files."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Awaitable, Callable

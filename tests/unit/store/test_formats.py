@@ -1,7 +1,5 @@
 """Two versions of the proxy on one store, with different formats of entries."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 from collections.abc import Callable

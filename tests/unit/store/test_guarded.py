@@ -1,7 +1,5 @@
 """Test timeouts and back-off for a store that is slow or fails."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

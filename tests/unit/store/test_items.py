@@ -1,7 +1,5 @@
 """Test that items are remembered within bounds, written in the background, and read at once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Connections to one server with a password and TLS options, to Sentinels, and to a cluster."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """The store on a real Redis server: expiry, versions, and failures. ``test_backends.py`` has the common tests."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Callable
 

@@ -1,7 +1,5 @@
 """Test the values that processes share through one store."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import time

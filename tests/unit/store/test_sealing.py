@@ -1,7 +1,5 @@
 """Test the contents of an encrypted file, and reading it with each key."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import pickle

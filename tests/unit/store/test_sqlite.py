@@ -1,7 +1,5 @@
 """The store in one file: sharing, damage, permissions, size, and the bytes of removed entries."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """Test that what waits is written many at a time, again after a failure, and that a bad value fails alone."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 

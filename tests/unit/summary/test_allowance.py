@@ -1,7 +1,5 @@
 """Test the daily allowance of summaries."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Test summaries of conversations of any size."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import pairwise

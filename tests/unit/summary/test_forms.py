@@ -1,7 +1,5 @@
 """Test how a conversation's own request becomes a request for notes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

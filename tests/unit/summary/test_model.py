@@ -1,7 +1,5 @@
 """Test requests to a summary model."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

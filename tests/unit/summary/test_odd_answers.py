@@ -1,7 +1,5 @@
 """Answers of summary models in every notation: calls and refusals are rejected, and notes come without reasoning."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

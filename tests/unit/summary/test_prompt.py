@@ -1,7 +1,5 @@
 """Test the prompt for the summary model."""
 
-from __future__ import annotations
-
 from proxy.summary.prompt import request_messages
 
 

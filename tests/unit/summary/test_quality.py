@@ -1,7 +1,5 @@
 """Test the checks of a model's summary."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.summary.quality import SummaryRejected, Written, checked, notes_in

@@ -1,7 +1,5 @@
 """Test the detection of secrets, without false alarms."""
 
-from __future__ import annotations
-
 import json
 import time
 

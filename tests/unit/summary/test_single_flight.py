@@ -1,7 +1,5 @@
 """Leases on real stores, with workers that are paused for longer than a lease lasts."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib.util

@@ -1,7 +1,5 @@
 """One making for all who wait, kept for all who come later."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Test the transcript of a conversation for a summary model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

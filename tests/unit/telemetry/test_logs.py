@@ -1,7 +1,5 @@
 """Check the log lines that a collector receives."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Check which model names records and logs show."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.telemetry.record import HIDDEN_MODEL, shown_client, shown_model

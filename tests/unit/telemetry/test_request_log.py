@@ -1,7 +1,5 @@
 """Check which requests get a log line, its level, and the names in other lines."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

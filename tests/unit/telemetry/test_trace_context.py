@@ -1,7 +1,5 @@
 """Test the ids of spans, and the headers for upstreams."""
 
-from __future__ import annotations
-
 from proxy.telemetry.record import Trace, with_trace
 
 CLIENT = [("accept", "*/*"), ("traceparent", "00-client"), ("tracestate", "vendor=1")]

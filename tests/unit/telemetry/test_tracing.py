@@ -3,8 +3,6 @@
 tests/product/test_opentelemetry.py tests the content of spans.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Run local servers for providers with their own formats."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

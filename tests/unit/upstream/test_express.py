@@ -1,7 +1,5 @@
 """Test that the express lane sends and returns what aiohttp's client does."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gzip

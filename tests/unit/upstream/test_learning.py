@@ -1,7 +1,5 @@
 """Tell errors about a missing path from those about a resource."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

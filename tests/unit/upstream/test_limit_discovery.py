@@ -1,7 +1,5 @@
 """Read windows from the upstreams' own model lists, in the background."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json

@@ -1,7 +1,5 @@
 """Refusals from public reports. Each case names its project and issue, and the edits that the refusal asks for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Test which transport serves a client's API, by the provider, the APIs, and the lane of the upstream."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

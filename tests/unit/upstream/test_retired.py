@@ -1,7 +1,5 @@
 """Finish open answers of a replaced configuration, and then close its connections."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

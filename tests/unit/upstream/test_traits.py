@@ -1,7 +1,5 @@
 """Which edits a refusal asks for, over fields and the wordings of real servers."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

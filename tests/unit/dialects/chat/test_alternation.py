@@ -1,7 +1,5 @@
 """Test that strict chat templates accept the rewritten messages."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

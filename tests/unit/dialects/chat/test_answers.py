@@ -1,7 +1,5 @@
 """Judge the first bytes of an answer, split at any byte."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Chunks of a stream, as servers split them, and what the client gets of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Test reading any JSON as a message, and replacing parts of it."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

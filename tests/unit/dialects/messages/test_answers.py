@@ -1,7 +1,5 @@
 """Answers of the Messages API: when content begins, and what the end reports."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bodies of Messages requests pass unchanged, and rewriting changes only the units."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """Events of the Messages API, as servers split them, and what the client gets of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Which models check that thinking follows the same prompt."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.dialects.messages.units import checks_prefix

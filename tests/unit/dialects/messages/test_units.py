@@ -1,7 +1,5 @@
 """How the engine reads and rewrites the units of a Messages conversation."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

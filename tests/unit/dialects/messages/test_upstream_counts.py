@@ -1,7 +1,5 @@
 """Which Messages requests show how an upstream counts."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Judge the first events of a stream and the end of an answer."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

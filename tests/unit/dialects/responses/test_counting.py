@@ -1,7 +1,5 @@
 """Count the parts of a Responses request: each one that the model reads, and nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from proxy.dialects.counting import CALL

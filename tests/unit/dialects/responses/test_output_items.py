@@ -1,7 +1,5 @@
 """The output items are found in answers of any form, in chunks of any size."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Items take the place of references, and references that of unchanged items."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bodies keep every byte that the proxy doesn't change."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Events of the Responses API, as servers split them, and what the client gets of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Requests that continue a history at the server."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

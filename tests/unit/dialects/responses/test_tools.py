@@ -1,7 +1,5 @@
 """The tools of a request of the Responses API, in its list and in items."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Read and rewrite the items of a unit."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

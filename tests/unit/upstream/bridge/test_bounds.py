@@ -1,7 +1,5 @@
 """Where a bounded answer ends, however it's cut into pieces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from proxy.upstream.bridge.completions import Bounded, Completion

@@ -1,7 +1,5 @@
 """Untranslated requests leave without what only bridges write, and otherwise unchanged."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ids and data in a bridge's answers: valid for each API's owner, and on their way back to the server."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import deque

@@ -1,7 +1,5 @@
 """Test how a bridge answers requests that it can't translate. tests/product/test_bridges.py tests the rest."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

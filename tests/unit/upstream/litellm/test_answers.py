@@ -1,7 +1,5 @@
 """Check the responses if a provider returns an error, breaks off, or is unreachable, and the end of a request."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Block clients from LiteLLM's own arguments, the local network, and other clients' keys."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """Translate requests for local servers with Anthropic's and Gemini's formats."""
 
-from __future__ import annotations
-
 import pytest
 
 from proxy.upstream.litellm.request import api_base
