@@ -82,7 +82,7 @@ def cost(server: Program, work: Callable[[], object]) -> float:
 def test_no_request_of_64_kb_takes_a_second(server: Program, full: bool) -> None:
     """The model's window of 8,192 tokens makes most of them be compacted."""
     expensive = {}
-    for name, raw, how in requests("gpt-4", every=1 if full else 4):
+    for name, raw, how in requests("gpt-4", every=1 if full else 8):
         assert len(raw) <= KB64 + 2_000, name
         headers = [JSON, *([("content-encoding", how)] if how else [])]
         taken = cost(server, functools.partial(ask, server.url, CHAT, raw, headers))
@@ -219,7 +219,7 @@ def test_commas_in_texts_are_no_values(server: Program, upstream: RawUpstream, t
     assert upstream.last.body == sent
 
 
-@pytest.mark.parametrize("name", combined(2, HEAVY))
+@pytest.mark.parametrize("name", combined(3, HEAVY))
 def test_many_small_messages_hold_nobody_up(server: Program, name: str) -> None:
     """Other callers get their answers meanwhile, and memory grows by less than four times the limit on bodies."""
     process = psutil.Process(server.process.pid)

@@ -34,7 +34,7 @@ ANSWER = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1000},
 }  # fmt: skip
-CLIENTS, CONVERSATIONS = 8, 30
+CLIENTS, CONVERSATIONS = 8, 16
 
 
 def conversation(name: str, rounds: int) -> list[dict[str, Any]]:

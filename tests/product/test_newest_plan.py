@@ -45,7 +45,7 @@ def work(start: int, end: int) -> list[Any]:
 @pytest.mark.parametrize(("api", "tool"), CASES)
 def test_the_newest_plan_is_in_every_prompt(api: str, tool: str, tmp_path: Path) -> None:
     start = [user("Do it all."), *planned(tool, 1), *work(0, 6), *planned(tool, 2)]
-    whole = [*start, *work(6, 70)]
+    whole = [*start, *work(6, 54)]
     upstream = Upstream()
     with sdk(api, tmp_path, upstream, {**POLICY, "prepare": None}) as send:
         for end in range(len(start), len(whole) + 1, 8):

@@ -1,4 +1,4 @@
-"""Properties of what leaves the engine, over 1,000 generated conversations, or 20,000 with ``--full``.
+"""Properties of what leaves the engine, over 600 generated conversations, or 20,000 with ``--full``.
 
 Hypothesis draws small numbers; each draw is a batch of conversations. A failing request is made
 smaller, message by message, while it fails in the same way. Then it's printed as JSON.
@@ -22,7 +22,7 @@ from tests.product.properties.test_growing import GROWING, GROWING_FULL, SIZE
 
 BATCH = 20
 LARGE_BATCH = 4
-EACH, EACH_FULL = 25, 490
+EACH, EACH_FULL = 15, 490
 """Batches of sound conversations, and of damaged ones, without ``--full`` and with it."""
 LARGE, LARGE_FULL = 4, 20
 """Batches of conversations in larger windows."""
@@ -162,7 +162,7 @@ def test_conversations_in_larger_windows(full: bool) -> None:
     assert seen.verdicts["compacted"] >= seen.conversations // 4
 
 
-def test_there_are_thousands_of_conversations() -> None:
+def test_there_are_hundreds_of_conversations_and_thousands() -> None:
     """Count the conversations. Each test above asserts that it saw its part."""
-    assert 2 * BATCH * EACH + LARGE_BATCH * LARGE + SIZE * GROWING >= 1_000
+    assert 2 * BATCH * EACH + LARGE_BATCH * LARGE + SIZE * GROWING >= 600
     assert 2 * BATCH * EACH_FULL + LARGE_BATCH * LARGE_FULL + SIZE * GROWING_FULL >= 20_000

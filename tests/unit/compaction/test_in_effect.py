@@ -225,8 +225,7 @@ def test_shortened_results_keep_only_reminders_that_are_new(api: str, ends: int,
     assert max(kept) <= 1 if ends == 1 else kept == [len(texts) for texts in shortened]
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("seed", "api"), combined(2, range(6), APIS))
 def test_a_repeated_reminder_never_leaves_the_prompt(api: str, seed: int) -> None:
     """Results repeat it in runs, or twice in copies only. They are shortened, or replaced as copies and as old reads."""
     rng, client, prompts = random.Random(f"{api} {seed}"), Client(api), Prompts(api, rules())
