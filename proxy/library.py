@@ -38,9 +38,9 @@ from proxy.recall.search import original
 from proxy.store import open_store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel
-from proxy.summary.store import Summaries
-from proxy.summary.transcript import TranscriptWriter
+from proxy.summary.single_flight import Summaries
 from proxy.summary.writer import SummaryModels
+from proxy.summary.writers import TranscriptWriter
 from proxy.upstream.transport import JSON, Answer, Outgoing, Transport
 
 Summarize = Callable[[str], str | Awaitable[str]]

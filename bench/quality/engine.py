@@ -29,10 +29,9 @@ from proxy.store import open_store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.quality import Written
-from proxy.summary.single_flight import NothingToAsk
-from proxy.summary.store import Summaries
-from proxy.summary.transcript import TranscriptWriter
+from proxy.summary.single_flight import NothingToAsk, Summaries
 from proxy.summary.writer import SummaryModels
+from proxy.summary.writers import TranscriptWriter
 
 MODEL = "bench"
 TOKENIZER = "o200k_base"

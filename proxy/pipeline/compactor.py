@@ -44,7 +44,8 @@ from proxy.pipeline.job import (
 )
 from proxy.pipeline.summaries import CheckpointSummaries
 from proxy.store.archive import Archive, Removed
-from proxy.summary.store import StoredSummary, Summaries
+from proxy.summary.single_flight import Summaries
+from proxy.summary.store import StoredSummary
 
 log = structlog.get_logger(__name__)
 

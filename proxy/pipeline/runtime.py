@@ -46,7 +46,7 @@ from proxy.store.items import ItemMemory
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.store.tenant_cache import CacheCapacity
 from proxy.summary.allowance import Allowances
-from proxy.summary.store import Summaries
+from proxy.summary.single_flight import Summaries
 from proxy.telemetry import metrics
 from proxy.telemetry.logs import RequestLog
 from proxy.tokens import encoding

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from proxy.compaction.format import Format
 from proxy.compaction.turn import OutgoingMessage, Turn
+from proxy.config.policy import SummarySettings
 from proxy.dialects.request import Request
 from proxy.summary.prompt import Redaction
 
@@ -32,12 +33,12 @@ class SummaryUnasked(SummaryFailed):
     """The proxy sent no request, for a reason unrelated to the model's health."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryTask:
     """A summary to write, of at most ``max_tokens`` by the conversation's tokenizer.
 
-    ``turns`` are the messages since the summary ``previous``. ``template`` and ``trim`` are those of the policy.
-    ``redact`` removes text that no model may read in a transcript.
+    ``turns`` are the messages since the summary ``previous``. ``settings`` are those of the policy. ``redact`` removes
+    text that no model may read in a transcript.
 
     ``body`` is the client's request, if the writer needs it, and ``fixed`` the tokens of its tools and framing.
     ``last_prompt`` returns the last prompt up to the checkpoint, see ``pipeline.job``, and ``whole_prompt`` all
@@ -48,8 +49,7 @@ class SummaryTask:
     format: Format
     previous: str | None
     max_tokens: int
-    template: str | None
-    trim: int | None
+    settings: SummarySettings
     redact: Redaction | None = None
     body: Request | None = None
     fixed: int = 0

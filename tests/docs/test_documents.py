@@ -27,7 +27,8 @@ from proxy.pipeline.job import Verdict
 from proxy.store import open_store
 from proxy.store.archive import Archive, Removed
 from proxy.store.interface import SHARED_TENANT
-from proxy.summary.store import LIFETIME, Origin
+from proxy.summary.store import Origin
+from proxy.summary.times import LIFETIME
 from proxy.telemetry.record import RequestRecord, new_id
 from proxy.upstream.transport import HELD_SECONDS
 from tests.docs.config_schema import docstrings

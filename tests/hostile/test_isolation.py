@@ -28,13 +28,14 @@ from proxy.pipeline.budget import rules_for
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
 from proxy.store import open_store
-from proxy.summary.single_flight import Progress
-from proxy.summary.store import Checkpoint, StoredSummary, Summaries, SummaryFactory
+from proxy.summary.single_flight import Progress, Summaries
+from proxy.summary.store import Checkpoint, StoredSummary
 from tests.conftest import settings_for
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
 from tests.kit.raw_upstream import Stage, answer
 from tests.kit.scripted import behind, key_hash
 from tests.kit.scripted import chat as conversation
+from tests.kit.summary_conversation import Factory, Simply
 from tests.kit.upstream import Reply, StandIn
 
 PREFIX = "sk-the-same-twenty-chars-and-more-"
@@ -175,7 +176,7 @@ def test_the_same_beginning_with_other_words_is_another_conversation(tmp_path: P
     assert len(upstream.summaries) == 2
 
 
-def _returning(entry: StoredSummary) -> SummaryFactory:
+def _returning(entry: StoredSummary) -> Factory:
     async def make(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
         return entry
 
@@ -190,7 +191,8 @@ def test_another_tenants_entries_take_no_time() -> None:
         summaries = Summaries(store)
         for number in range(200):
             entry = StoredSummary("text", b"{}" * 2_000, {})
-            await summaries.obtain("team:a", [Checkpoint(1, f"{number:064}", "content")], _returning(entry))
+            wanted = Simply("team:a", [Checkpoint(1, f"{number:064}", "content")], _returning(entry))
+            await summaries.obtain(wanted)
             await store.put("team:a", "summary", f"{number:064}", b"x" * 4_000, 60)
         hits: list[float] = []
         misses: list[float] = []
@@ -200,7 +202,7 @@ def test_another_tenants_entries_take_no_time() -> None:
         for number, there in order:
             key = f"{number % 200 + (0 if there else 900):064}"
             began = time.perf_counter()
-            assert await summaries.stored("team:b", key) is None
+            assert await summaries.stored(("team:b", key)) is None
             (hits if there else misses).append(time.perf_counter() - began)
         await store.aclose()
         return hits, misses

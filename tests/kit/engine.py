@@ -20,10 +20,9 @@ from proxy.store import Entry, Store
 from proxy.store.archive import Archive
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.quality import Written
-from proxy.summary.single_flight import NothingToAsk
-from proxy.summary.store import Summaries
-from proxy.summary.transcript import TranscriptWriter
+from proxy.summary.single_flight import NothingToAsk, Summaries
 from proxy.summary.writer import SummaryModels
+from proxy.summary.writers import TranscriptWriter
 from tests.kit.generator import MODEL, Setting, body_of
 
 NOTES = "The build was repaired; two tests still fail."

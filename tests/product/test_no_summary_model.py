@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.summary.single_flight import Lease
+from proxy.summary.store import Lease
 from tests.kit.scripted import behind, chat, client
 from tests.kit.upstream import StandIn
 

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from proxy.server.loopback import serve
-from proxy.summary import store as service
+from proxy.summary import times
 from proxy.telemetry.metrics import REGISTRY
 from tests.kit.program import program, write_config
 from tests.kit.scripted import PROFILE, behind, chat, client
@@ -125,7 +125,7 @@ def test_a_call_beyond_the_deadline_is_repeated_without_a_request_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pause between the calls is a digest's lifetime. After three of them, the conversation keeps its digest."""
-    monkeypatch.setattr(service, "DEFAULT_LIMITS", service.SummaryLimits(digest_lifetime=0.5))
+    monkeypatch.setattr(times, "DIGEST", 0.5)
     upstream = StandIn(window=WINDOW, summariser=lambda body: Reply(content=NOTES, delay=20))
     server = {"deadline": 1, "keepalive": 0.4}
     with behind(upstream, tmp_path, policy=QUICK, server=server) as url, client(url) as caller:
@@ -147,7 +147,7 @@ def test_a_call_beyond_the_deadline_is_repeated_without_a_request_that_waits(
 
 
 def test_a_later_call_succeeds_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "DEFAULT_LIMITS", service.SummaryLimits(digest_lifetime=0.2))
+    monkeypatch.setattr(times, "DIGEST", 0.2)
     replies = iter([Reply(content="Late.", delay=20)])
     upstream = StandIn(window=WINDOW, summariser=lambda body: next(replies, SLOW))
     server = {"deadline": 2, "keepalive": 0.4}

@@ -22,6 +22,7 @@ MEMORIES = {
     # Of a conversation, not of its messages. Each has a few numbers and a digest.
     "pipeline.sent_prompts": "whether a prompt begins with the one before, which a summary doesn't show",
     "pipeline.summaries": "the expected size of a summary",
+    "summary.single_flight": "failed summaries, and how a conversation uses its summaries",
     "pipeline.features.usage_feedback": "what the upstream reported for the last turns",
     "recall.rounds": "the rounds that a client doesn't have, and sends no message of",
     "pipeline.features.recall": "the models that refuse the tool",

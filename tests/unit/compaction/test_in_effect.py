@@ -227,7 +227,7 @@ def test_shortened_results_keep_only_reminders_that_are_new(api: str, ends: int,
 
 @pytest.mark.parametrize(("seed", "api"), combined(2, range(6), APIS))
 def test_a_repeated_reminder_never_leaves_the_prompt(api: str, seed: int) -> None:
-    """Results repeat it in runs, or twice in copies only. They are shortened, or replaced as copies and as old reads."""
+    """Results repeat it in runs, or twice in copies only. They are shortened, or replaced as copies or old reads."""
     rng, client, prompts = random.Random(f"{api} {seed}"), Client(api), Prompts(api, rules())
     texts = [reminder(f"Plan mode {n} is on.\nMARK-{n} {words(rng.choice((9, 60)), f'mode {n}')}") for n in range(2)]
     client.user(TASK)

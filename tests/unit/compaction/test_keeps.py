@@ -11,7 +11,7 @@ from proxy.compaction import keeps, summary_message
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.summary_message import SummaryParts, collect_names, with_index
 from proxy.pipeline.job import PROMPT_DIGEST, PROMPT_VERSION
-from proxy.summary import extract, prompt, transcript
+from proxy.summary import extract, prompt, writers
 from tests.kit.compacting import rules
 from tests.kit.conversations import IMAGE
 from tests.kit.summary_conversation import FORMAT, calling, turn
@@ -54,7 +54,7 @@ def requests() -> list[object]:
         prompt.request_messages(texts, max_tokens=500),
         prompt.request_messages(texts, max_tokens=500, previous="Earlier.", merge=True, sample=sample),
         prompt.continuation(500),
-        transcript.chunks([LONG], [80], 40, FORMAT.text_tokens),
+        writers.chunks([LONG], [80], 40, FORMAT.text_tokens),
         extract.extract(CONVERSATION, "Earlier.", 200, FORMAT, [turn("system", "Answer in French.")]),
     ]
 
@@ -82,7 +82,7 @@ def test_prompts_change_only_with_their_version(digest_now: str) -> None:
 
 TEXTS = [
     (module, name)
-    for module in (summary_message, prompt, transcript, extract)
+    for module in (summary_message, prompt, writers, extract)
     for name, value in vars(module).items()
     if isinstance(value, str) and name.isupper() and "(?" not in value
 ]

@@ -16,11 +16,12 @@ from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
 from proxy.summary import store as module
-from proxy.summary.single_flight import Progress
-from proxy.summary.store import Checkpoint, StoredSummary, Summaries
+from proxy.summary.single_flight import Progress, Summaries
+from proxy.summary.store import Checkpoint, StoredSummary
 from tests.kit.records import record
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import with_store
+from tests.kit.summary_conversation import Simply
 
 KEYS = [
     (),
@@ -56,7 +57,7 @@ def test_each_version_has_its_own_summary_and_both_are_forgotten(
         store = store_of(version)
         replica = Summaries(store)
         try:
-            return (await replica.obtain("team:a", [Checkpoint(1, "k")], make))[0].text
+            return (await replica.obtain(Simply("team:a", [Checkpoint(1, "k")], make)))[0].text
         finally:
             await replica.aclose()
             await store.aclose()

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from proxy.compaction.format import TextCounter
 from proxy.compaction.turn import Turn
+from proxy.config.policy import SummarySettings
 from proxy.summary.prompt import Redaction
 from proxy.summary.quality import SummaryRejected, Written
-from proxy.summary.transcript import PARALLEL, chunks, newest, write
 from proxy.summary.writer import SummaryFailed, SummaryTask
+from proxy.summary.writers import PARALLEL, chunks, newest, write
 from tests.kit.summary_conversation import FORMAT, turn, words
 
 Answer = Callable[[int, str], Written]
@@ -50,9 +51,12 @@ def talk(number: int, each: int = 100) -> list[Turn]:
     return [turn("assistant", f"begin{n} " + "word " * (each - 2) + f"end{n}") for n in range(number)]
 
 
-def summary(turns: Sequence[Turn], model: Model, **fields: Any) -> str:
-    wish = SummaryTask(turns, FORMAT, **{"previous": None, "max_tokens": 200, "template": None, "trim": None, **fields})
-    return asyncio.run(write(wish, model))
+def summary(turns: Sequence[Turn], model: Model, *, max_tokens: int = 200, **fields: Any) -> str:
+    settings = SummarySettings(
+        **{name: fields.pop(name) for name in ("prompt", "trim_tokens_to_summarize") if name in fields}
+    )
+    given = {"previous": None, "max_tokens": max_tokens, "settings": settings, **fields}
+    return asyncio.run(write(SummaryTask(turns=turns, format=FORMAT, **given), model))
 
 
 def transcript(prompt: str) -> str:

@@ -1,7 +1,6 @@
 """Leases on real stores, with workers that are paused for longer than a lease lasts."""
 
 import asyncio
-import contextlib
 import importlib.util
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,14 +9,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.store import ManagedStore
+from proxy.store import ManagedStore, open_store
 from proxy.store.redis_store import RedisStore
 from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore
-from proxy.summary import single_flight
-from proxy.summary.single_flight import KIND, Lease, NothingToAsk, Progress, SingleFlight
+from proxy.summary import times
+from proxy.summary.single_flight import NothingToAsk, Progress, Summaries
+from proxy.summary.store import LEASES, Checkpoint, Lease, StoredSummary
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import Clock, with_store
+from tests.kit.summary_conversation import Simply
 
 ENCRYPTED = [
     False,
@@ -60,8 +61,8 @@ class Slow:
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine, no lease expires on its own, and no worker starts without one."""
-    monkeypatch.setattr(single_flight, "LEASE_SECONDS", 600.0)
-    monkeypatch.setattr(single_flight, "TAKING_SECONDS", 60.0)
+    monkeypatch.setattr(times, "LEASE", 600.0)
+    monkeypatch.setattr(times, "TAKING", 60.0)
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -71,7 +72,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Callable[[]
         clock = Clock()
 
         def later() -> None:
-            clock.now += single_flight.LEASE_SECONDS
+            clock.now += times.LEASE
 
         return lambda: SqliteStore(tmp_path / "store.db", clock=clock), later
     redis: RedisServer = request.getfixturevalue("redis")
@@ -89,7 +90,7 @@ def test_a_worker_that_was_paused_leaves_the_lease_of_another_one_alone(
     backend: tuple[Callable[[], Any], Callable[[], object]], encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, end = backend
-    monkeypatch.setattr(single_flight, "RENEWED_SECONDS", 0.001)
+    monkeypatch.setattr(times, "RENEWING", 0.001)
 
     async def overtaken(store: ManagedStore) -> None:
         paused = Paused(store)
@@ -98,19 +99,19 @@ def test_a_worker_that_was_paused_leaves_the_lease_of_another_one_alone(
         await paused.pausing.wait()
         end()
         assert await second.take()
-        token = await store.get("t", KIND, "k")
+        token = await store.get("t", LEASES, "k")
         with capture_logs() as logs:
             paused.go.set()
             assert first._renewing is not None
             await first._renewing
         assert [line["event"] for line in logs] == ["summary.lease_lost"]
         await first.release()
-        assert await store.get("t", KIND, "k") == token
+        assert await store.get("t", LEASES, "k") == token
         assert not await third.take()
         await second.release()
         assert await third.take()
         await third.release()
-        assert await store.get("t", KIND, "k") is None
+        assert await store.get("t", LEASES, "k") is None
 
     async def alone(store: ManagedStore) -> None:
         paused = Paused(store)
@@ -118,9 +119,9 @@ def test_a_worker_that_was_paused_leaves_the_lease_of_another_one_alone(
         assert await first.take()
         await paused.pausing.wait()
         end()
-        assert await store.get("t", KIND, "k") is None
+        assert await store.get("t", LEASES, "k") is None
         paused.go.set()
-        while await store.get("t", KIND, "k") is None:  # noqa: ASYNC110 - the store has no event
+        while await store.get("t", LEASES, "k") is None:  # noqa: ASYNC110 - the store has no event
             await asyncio.sleep(0)
         assert not await second.take()
         await first.release()
@@ -132,7 +133,7 @@ def test_a_worker_keeps_a_lease_that_a_slow_store_gives_it_late(
     backend: tuple[Callable[[], Any], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, _ = backend
-    monkeypatch.setattr(single_flight, "TAKING_SECONDS", 0.001)
+    monkeypatch.setattr(times, "TAKING", 0.001)
 
     async def test(store: ManagedStore) -> None:
         slow = Slow(store)
@@ -143,14 +144,14 @@ def test_a_worker_keeps_a_lease_that_a_slow_store_gives_it_late(
         while first.pending:  # noqa: ASYNC110 - the lease has no event
             await asyncio.sleep(0)
         assert first.held
-        monkeypatch.setattr(single_flight, "TAKING_SECONDS", 60.0)
+        monkeypatch.setattr(times, "TAKING", 60.0)
         assert not await second.take()
         await first.release()
         assert await second.take()
         await second.release()
 
     async def cancelled(store: ManagedStore) -> None:
-        monkeypatch.setattr(single_flight, "TAKING_SECONDS", 0.001)
+        monkeypatch.setattr(times, "TAKING", 0.001)
         slow = Slow(store)
         first = Lease(slow, "t", "k")
         assert await first.take()
@@ -189,23 +190,24 @@ def test_of_several_processes_that_find_a_damaged_entry_all_use_the_same_new_one
 @pytest.mark.anyio
 @pytest.mark.parametrize("passes", range(6))
 async def test_a_caller_may_arrive_at_any_moment_of_a_task_that_ends_without_a_result(passes: int) -> None:
-    flights: SingleFlight[str] = SingleFlight()
+    store = open_store("sqlite://")
+    summaries = Summaries(store)
+    calls = 0
 
-    async def nothing(progress: Progress) -> str:
-        raise NothingToAsk
+    async def make(previous: StoredSummary | None, start: int, progress: Progress) -> StoredSummary:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise NothingToAsk
+        return StoredSummary("made", b"{}", {})
 
-    async def made(progress: Progress) -> str:
-        return "made"
-
-    async def later() -> str | None:
-        for _ in range(passes):
-            await asyncio.sleep(0)
-        for _ in range(2):
-            with contextlib.suppress(NothingToAsk):
-                return await flights.run(("t", "key"), made)
-        raise AssertionError("The caller got the same task twice.")
-
-    ahead = asyncio.ensure_future(flights.run(("t", "key"), nothing))
-    assert await asyncio.ensure_future(later()) == "made"
-    with pytest.raises(NothingToAsk):
-        await ahead
+    wanted = Simply("t", [Checkpoint(1, "key")], make)
+    summaries.begin(wanted)
+    while not calls:  # noqa: ASYNC110 - the task has no event
+        await asyncio.sleep(0)
+    for _ in range(passes):
+        await asyncio.sleep(0)
+    assert (await summaries.obtain(wanted))[0].text == "made"
+    assert calls == 2
+    await summaries.aclose()
+    await store.aclose()

@@ -10,20 +10,12 @@ from structlog.testing import capture_logs
 
 from proxy.compaction.identifiers import Mention
 from proxy.store import Entry, Store, StoreFailed
-from proxy.summary import single_flight
-from proxy.summary.single_flight import NothingToAsk, Progress
-from proxy.summary.store import (
-    KIND,
-    Cause,
-    Checkpoint,
-    Patience,
-    StoredSummary,
-    Summaries,
-    SummaryFactory,
-    SummaryLimits,
-)
+from proxy.summary import single_flight, times
+from proxy.summary import store as module
+from proxy.summary.single_flight import NothingToAsk, Progress, Summaries
+from proxy.summary.store import KIND, LEASES, Cause, Checkpoint, StoredSummary
+from tests.kit.summary_conversation import Factory, Simply
 
-NO_DIGESTS = SummaryLimits(digest_lifetime=0.0)
 pytestmark = pytest.mark.anyio
 
 FIRST, SECOND, THIRD = (Checkpoint(n, key) for n, key in ((10, "k10"), (20, "k20"), (30, "k30")))
@@ -53,7 +45,7 @@ class Shelf(Store):
     async def get_many(self, tenant: str, kind: str, keys: Sequence[str]) -> dict[str, bytes]:
         (key,) = keys
         self.gets += 1
-        found = self.leases.get((tenant, key)) if kind == single_flight.KIND else self.kept.get((tenant, kind, key))
+        found = self.leases.get((tenant, key)) if kind == LEASES else self.kept.get((tenant, kind, key))
         if self.gate is not None:
             await self.gate.wait()
         if self.trouble.get(key) == "hangs":
@@ -68,7 +60,7 @@ class Shelf(Store):
 
     async def add(self, tenant: str, kind: str, key: str, value: bytes, seconds: float) -> bytes:
         self._check()
-        if kind == single_flight.KIND:
+        if kind == LEASES:
             return self.leases.setdefault((tenant, key), value)
         if self.stuck:
             await asyncio.Event().wait()
@@ -76,8 +68,8 @@ class Shelf(Store):
 
     async def replace(self, tenant: str, kind: str, key: str, old: bytes, new: bytes, seconds: float) -> bool:
         self._check()
-        kept: dict[Any, bytes] = self.leases if kind == single_flight.KIND else self.kept
-        place = (tenant, key) if kind == single_flight.KIND else (tenant, kind, key)
+        kept: dict[Any, bytes] = self.leases if kind == LEASES else self.kept
+        place = (tenant, key) if kind == LEASES else (tenant, kind, key)
         if kept.get(place) != old:
             return False
         if seconds:
@@ -123,8 +115,8 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def limits() -> SummaryLimits:
-    return SummaryLimits()
+def no_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "DIGEST", 0.0)
 
 
 @pytest.fixture
@@ -133,9 +125,9 @@ def shelf() -> Shelf:
 
 
 @pytest.fixture
-async def summaries(shelf: Shelf, limits: SummaryLimits) -> AsyncIterator[Summaries]:
+async def summaries(shelf: Shelf) -> AsyncIterator[Summaries]:
     """Summaries that leave no task behind."""
-    summaries = Summaries(shelf, limits)
+    summaries = Summaries(shelf)
     yield summaries
     await summaries.aclose()
     await turns_of_the_loop(20)
@@ -149,12 +141,12 @@ async def turns_of_the_loop(number: int = 5) -> None:
 
 async def test_made_once_and_stored(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker()
-    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "made")
-    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
+    assert await summaries.obtain(Simply("t", [FIRST], make)) == (entry("made"), "made")
+    assert await summaries.obtain(Simply("t", [FIRST], make)) == (entry("made"), "stored")
     assert make.calls == [(None, 0)]
     assert list(shelf.kept) == [("t", KIND, "k10")]
     # Another process, or this one after a restart.
-    assert await Summaries(shelf).obtain("t", [FIRST], make) == (entry("made"), "stored")
+    assert await Summaries(shelf).obtain(Simply("t", [FIRST], make)) == (entry("made"), "stored")
     assert len(make.calls) == 1
 
 
@@ -166,9 +158,9 @@ async def test_a_checkpoints_summary_is_made_from_the_latest_one_that_is_stored(
     known: Sequence[Checkpoint], start: tuple[str | None, int], summaries: Summaries, shelf: Shelf
 ) -> None:
     for checkpoint in known:
-        await summaries.obtain("t", [checkpoint], Maker(checkpoint.key))
+        await summaries.obtain(Simply("t", [checkpoint], Maker(checkpoint.key)))
     make = Maker()
-    await Summaries(shelf).obtain("t", [FIRST, SECOND, THIRD], make)
+    await Summaries(shelf).obtain(Simply("t", [FIRST, SECOND, THIRD], make))
     assert make.calls == [start]
 
 
@@ -177,7 +169,7 @@ async def test_who_leaves_does_not_end_it_for_those_who_stay(
     leaving: range, summaries: Summaries, shelf: Shelf
 ) -> None:
     make = Maker(held=True)
-    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(20)]
+    callers = [asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], make))) for _ in range(20)]
     await make.began.wait()
     for n in leaving:
         callers[n].cancel()
@@ -194,19 +186,19 @@ async def test_who_leaves_does_not_end_it_for_those_who_stay(
 
 async def test_it_goes_on_when_the_last_one_leaves(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker(held=True)
-    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], make)) for _ in range(3)]
+    callers = [asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], make))) for _ in range(3)]
     await make.began.wait()
     for caller in callers:
         caller.cancel()
     await turns_of_the_loop()
-    again = asyncio.ensure_future(summaries.obtain("t", [FIRST], Maker("unused")))
+    again = asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], Maker("unused"))))
     await turns_of_the_loop()
     again.cancel()
     await turns_of_the_loop()
     assert make.cancelled == 0
     make.go.set()
     await turns_of_the_loop(20)
-    assert await summaries.obtain("t", [FIRST], Maker("unused")) == (entry("made"), "stored")
+    assert await summaries.obtain(Simply("t", [FIRST], Maker("unused"))) == (entry("made"), "stored")
     assert ("t", KIND, "k10") in shelf.kept
 
 
@@ -219,7 +211,7 @@ async def test_no_more_than_so_many_go_on_without_a_client(
 
     async def left(tenant: str, key: str) -> Maker:
         make = Maker(held=True)
-        caller = asyncio.ensure_future(summaries.obtain(tenant, [Checkpoint(1, key)], make))
+        caller = asyncio.ensure_future(summaries.obtain(Simply(tenant, [Checkpoint(1, key)], make)))
         await make.began.wait()
         caller.cancel()
         await turns_of_the_loop()
@@ -231,7 +223,7 @@ async def test_no_more_than_so_many_go_on_without_a_client(
     assert [make.cancelled for make in mine] == [0, 0], "a stranger's makings don't end another tenant's"
     assert [make.cancelled for make in strangers] == [0, 0, 1, 1, 1]
     # A request that comes while the cancelled one is still ending doesn't join it.
-    assert (await summaries.obtain("s", [Checkpoint(1, "k2")], Maker("again")))[0].text == "again"
+    assert (await summaries.obtain(Simply("s", [Checkpoint(1, "k2")], Maker("again"))))[0].text == "again"
 
 
 async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summaries, shelf: Shelf) -> None:
@@ -241,7 +233,7 @@ async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summari
         await go.wait()
         raise LookupError("a fault of ours")
 
-    caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], broken))
+    caller = asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], broken)))
     await turns_of_the_loop()
     caller.cancel()
     await turns_of_the_loop()
@@ -251,59 +243,52 @@ async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summari
     assert [line["event"] for line in logs] == ["summary.background_failed"]
 
 
-def patience(seconds: float = 0.05) -> Patience:
-    async def digest(previous: StoredSummary | None, position: int) -> StoredSummary:
-        return entry("for now", cause="timeout")
-
-    return Patience(seconds, digest)
-
-
 async def test_who_lost_patience_gets_a_digest_that_the_summary_replaces(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker(held=True)
-    got, origin = await summaries.obtain("t", [FIRST], make, patience())
+    got, origin = await summaries.obtain(Simply("t", [FIRST], make, 0.05))
     assert (got.text, got.cause, origin) == ("for now", "timeout", "digest")
-    assert await summaries.obtain("t", [FIRST], make, patience()) == (got, "digest")
+    assert await summaries.obtain(Simply("t", [FIRST], make, 0.05)) == (got, "digest")
     assert not shelf.kept, "no digest is stored"
     make.go.set()
     await turns_of_the_loop(50)
-    got, origin = await summaries.obtain("t", [FIRST], make, patience())
+    got, origin = await summaries.obtain(Simply("t", [FIRST], make, 0.05))
     assert (got.text, got.replaced, origin) == ("made", "timeout", "stored")
     assert len(make.calls) == 1
 
 
-@pytest.mark.parametrize("limits", [NO_DIGESTS])
+@pytest.mark.usefixtures("no_digests")
 async def test_no_request_waits_for_the_next_call_after_a_late_one(summaries: Summaries) -> None:
     late = Maker(held=True)
-    first, _ = await summaries.obtain("t", [FIRST], late, patience())
+    first, _ = await summaries.obtain(Simply("t", [FIRST], late, 0.05))
     late.digest = True
     late.go.set()
     await turns_of_the_loop(50)
     summaries.cache.remember(("t", FIRST.key), first)  # as if the call had ended late, too
     again = Maker("again", held=True)
-    got, origin = await summaries.obtain("t", [FIRST], again, patience(3600.0))
+    got, origin = await summaries.obtain(Simply("t", [FIRST], again, 3600.0))
     assert (got.message, origin) == (first.message, "digest")
     await again.began.wait()
     again.go.set()
     await turns_of_the_loop(50)
-    assert (await summaries.obtain("t", [FIRST], again))[0].text == "again"
+    assert (await summaries.obtain(Simply("t", [FIRST], again)))[0].text == "again"
 
 
 async def test_a_late_digest_does_not_hide_the_summary_of_another_worker(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker(held=True)
-    await summaries.obtain("t", [FIRST], make, patience())
+    await summaries.obtain(Simply("t", [FIRST], make, 0.05))
     shelf.kept["t", KIND, FIRST.key] = msgspec.msgpack.encode(entry("of another"))
-    assert (await summaries.obtain("t", [FIRST], make, patience()))[0].text == "of another"
+    assert (await summaries.obtain(Simply("t", [FIRST], make, 0.05)))[0].text == "of another"
 
 
 async def test_forgetting_a_tenant_ends_summaries_that_nobody_waits_for(summaries: Summaries, shelf: Shelf) -> None:
     make, others = Maker(held=True), Maker(held=True)
-    await summaries.obtain("t", [FIRST], make, patience())
-    await summaries.obtain("other", [FIRST], others, patience())
+    await summaries.obtain(Simply("t", [FIRST], make, 0.05))
+    await summaries.obtain(Simply("other", [FIRST], others, 0.05))
     summaries.forget(lambda tenant: tenant == "t")
     await turns_of_the_loop(50)
     assert (make.cancelled, others.cancelled) == (1, 0)
     assert not shelf.kept
-    assert not summaries.given_up("t", [FIRST])
+    assert not summaries.given_up(Simply("t", [FIRST], make))
 
 
 async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(summaries: Summaries) -> None:
@@ -321,7 +306,7 @@ async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(su
         ended.set()
         return entry("by the second")
 
-    got, _ = await summaries.obtain("t", [FIRST], two, patience(0.05))
+    got, _ = await summaries.obtain(Simply("t", [FIRST], two, 0.05))
     assert got.text == "for now"
     await ended.wait()
     assert skipped == [True, False]
@@ -335,7 +320,7 @@ async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(su
 async def test_an_entry_that_cannot_be_read_is_made_anew(value: bytes, summaries: Summaries, shelf: Shelf) -> None:
     shelf.kept["t", KIND, "k10"] = shelf.kept["t", KIND, "k20"] = value
     make = Maker()
-    assert await summaries.obtain("t", [FIRST, SECOND], make) == (entry("made"), "made")
+    assert await summaries.obtain(Simply("t", [FIRST, SECOND], make)) == (entry("made"), "made")
     assert make.calls == [(None, 0)]
     assert msgspec.msgpack.decode(shelf.kept["t", KIND, "k20"], type=StoredSummary) == entry("made")
 
@@ -345,26 +330,25 @@ async def test_a_digest_stands_in_for_a_while_and_is_never_stored_nor_built_upon
 ) -> None:
     failing = Maker("digest", digest=True)
     for origin in ("digest", "digest"):
-        found, said = await summaries.obtain("t", [FIRST], failing)
+        found, said = await summaries.obtain(Simply("t", [FIRST], failing))
         assert (found.text, found.digest, said) == ("digest", True, origin)
     assert len(failing.calls) == 1
     assert shelf.kept == {}
     later = Maker("later")
-    await summaries.obtain("t", [FIRST, SECOND], later)
+    await summaries.obtain(Simply("t", [FIRST, SECOND], later))
     assert later.calls == [(None, 0)]
 
 
 @pytest.mark.parametrize("trouble", ["fails", "hangs"])
-@pytest.mark.parametrize("limits", [SummaryLimits(looking=0.05)])
 async def test_a_store_that_fails_for_an_earlier_summary_leaves_what_is_in_memory(
-    trouble: str, summaries: Summaries, shelf: Shelf
+    trouble: str, summaries: Summaries, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store returns the last summary, but none of the earlier ones."""
-
+    monkeypatch.setattr(times, "LOOKING", 0.05)
     shelf.trouble[SECOND.key] = trouble
     first, third = Maker("first"), Maker("third")
-    await summaries.obtain("t", [FIRST], first)
-    assert await summaries.obtain("t", [FIRST, SECOND, THIRD], third) == (entry("third"), "made")
+    await summaries.obtain(Simply("t", [FIRST], first))
+    assert await summaries.obtain(Simply("t", [FIRST, SECOND, THIRD], third)) == (entry("third"), "made")
     assert third.calls == [("first", 10)]
 
 
@@ -373,27 +357,27 @@ async def test_an_error_reaches_all_who_wait_and_the_next_one_tries_again(summar
         await asyncio.sleep(0)
         raise LookupError("a fault of ours")
 
-    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], broken)) for _ in range(3)]
+    callers = [asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], broken))) for _ in range(3)]
     outcomes = await asyncio.gather(*callers, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [LookupError] * 3
-    assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
+    assert (await summaries.obtain(Simply("t", [FIRST], Maker())))[1] == "made"
 
 
 async def test_made_ahead_in_the_background_once(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker(held=True)
     for _ in range(5):
-        summaries.begin("t", [FIRST], make)
+        summaries.begin(Simply("t", [FIRST], make))
     await make.began.wait()
-    summaries.begin("t", [FIRST], make)
-    caller = asyncio.ensure_future(summaries.obtain("t", [FIRST], make))
+    summaries.begin(Simply("t", [FIRST], make))
+    caller = asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], make)))
     await turns_of_the_loop()
     # A request that leaves doesn't end a summary that was begun early.
     caller.cancel()
     await turns_of_the_loop()
     make.go.set()
     await turns_of_the_loop(20)
-    assert await summaries.obtain("t", [FIRST], make) == (entry("made"), "stored")
-    summaries.begin("t", [FIRST], make)
+    assert await summaries.obtain(Simply("t", [FIRST], make)) == (entry("made"), "stored")
+    summaries.begin(Simply("t", [FIRST], make))
     await turns_of_the_loop()
     assert len(make.calls) == 1
 
@@ -406,23 +390,26 @@ class Unaskable(Maker):
         raise NothingToAsk
 
 
-@pytest.mark.parametrize(("limits", "calls"), [(SummaryLimits(), 1), (NO_DIGESTS, 2)])
-async def test_without_a_model_nothing_is_made_ahead(calls: int, summaries: Summaries, shelf: Shelf) -> None:
+@pytest.mark.parametrize(("lifetime", "calls"), [(times.DIGEST, 1), (0.0, 2)])
+async def test_without_a_model_nothing_is_made_ahead(
+    lifetime: float, calls: int, summaries: Summaries, shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "DIGEST", lifetime)
     ahead = Unaskable()
     with capture_logs() as logs:
         for _ in range(2):
-            summaries.begin("t", [FIRST], ahead)
+            summaries.begin(Simply("t", [FIRST], ahead))
             await turns_of_the_loop(20)
     assert (len(ahead.calls), shelf.leases, logs) == (calls, {}, [])
-    found, origin = await summaries.obtain("t", [FIRST], Maker("digest", digest=True))
+    found, origin = await summaries.obtain(Simply("t", [FIRST], Maker("digest", digest=True)))
     assert (found.text, origin) == ("digest", "digest")
 
 
 async def test_a_request_that_waits_for_a_task_ahead_makes_its_own_digest(summaries: Summaries, shelf: Shelf) -> None:
     ahead, own = Unaskable(held=True), Maker("digest", digest=True)
-    summaries.begin("t", [FIRST], ahead)
+    summaries.begin(Simply("t", [FIRST], ahead))
     await ahead.began.wait()
-    callers = [asyncio.ensure_future(summaries.obtain("t", [FIRST], own)) for _ in range(3)]
+    callers = [asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], own))) for _ in range(3)]
     await turns_of_the_loop()
     with capture_logs() as logs:
         ahead.go.set()
@@ -431,28 +418,37 @@ async def test_a_request_that_waits_for_a_task_ahead_makes_its_own_digest(summar
     assert (len(ahead.calls), len(own.calls), logs) == (1, 1, [])
 
 
-@pytest.mark.parametrize("limits", [SummaryLimits(digest_lifetime=0.0, entries=1)])
+@pytest.mark.usefixtures("no_digests")
 async def test_a_digest_without_a_call_is_no_failure_and_a_success_resets_the_count(
-    summaries: Summaries, shelf: Shelf
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 1)
+    summaries = Summaries(shelf)
+
     async def unasked(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
         return entry("digest", cause="breaker_open")
 
     failing = Maker("digest", digest=True)
-    makes: list[SummaryFactory] = [failing, failing, *[unasked] * 5]
+    makes: list[Factory] = [failing, failing, *[unasked] * 5]
     for make in makes:
-        assert not (await summaries.obtain("t", [FIRST], make))[0].given_up
-    assert (await summaries.obtain("t", [FIRST], Maker()))[1] == "made"
-    assert (await summaries.obtain("t", [SECOND], Maker()))[1] == "made", "which drops the first one from memory"
+        assert not (await summaries.obtain(Simply("t", [FIRST], make)))[0].given_up
+    assert (await summaries.obtain(Simply("t", [FIRST], Maker())))[1] == "made"
+    assert (await summaries.obtain(Simply("t", [SECOND], Maker())))[1] == "made", (
+        "which drops the first one from memory"
+    )
     shelf.kept.clear()
     for _ in range(2):
-        assert not (await summaries.obtain("t", [FIRST], failing))[0].given_up
+        assert not (await summaries.obtain(Simply("t", [FIRST], failing)))[0].given_up
+    await summaries.aclose()
 
 
-@pytest.mark.parametrize("limits", [SummaryLimits(digest_lifetime=0.0, failed=3)])
-async def test_the_number_of_remembered_failures_is_bounded(summaries: Summaries, shelf: Shelf) -> None:
+@pytest.mark.usefixtures("no_digests")
+async def test_the_number_of_remembered_failures_is_bounded(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_flight, "FAILED", 3)
+    summaries = Summaries(shelf)
     for _ in range(2):
-        await summaries.obtain("t", [FIRST], Maker(digest=True))
+        await summaries.obtain(Simply("t", [FIRST], Maker(digest=True)))
     for n in range(3):
-        await summaries.obtain("t", [Checkpoint(1, f"k{n}")], Maker(digest=True))
-    assert not (await summaries.obtain("t", [FIRST], Maker(digest=True)))[0].given_up
+        await summaries.obtain(Simply("t", [Checkpoint(1, f"k{n}")], Maker(digest=True)))
+    assert not (await summaries.obtain(Simply("t", [FIRST], Maker(digest=True))))[0].given_up
+    await summaries.aclose()
