@@ -37,6 +37,7 @@ from proxy.pipeline.runtime import Measures
 from proxy.recall.search import original
 from proxy.store import open_store
 from proxy.store.archive import Archive
+from proxy.summary.forms import SummaryForm
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.single_flight import Summaries
 from proxy.summary.writer import SummaryModels
@@ -227,7 +228,7 @@ class _Own(SummaryModels):
         self._loop = loop
         self._count = count
 
-    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+    async def for_transcript(self, max_tokens: int, form: SummaryForm | None = None) -> Sequence[UpstreamSummaryModel]:
         transport = _Function(self._summarize, self._loop)
         return [UpstreamSummaryModel(transport, "summarize", "", count=self._count, timeout=SECONDS)]
 

@@ -27,6 +27,7 @@ from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput
 from proxy.store import open_store
 from proxy.store.archive import Archive
+from proxy.summary.forms import SummaryForm
 from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.quality import Written
 from proxy.summary.single_flight import NothingToAsk, Summaries
@@ -91,7 +92,7 @@ class _Models(SummaryModels):
     def __init__(self, *models: _Model) -> None:
         self._models = models
 
-    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+    async def for_transcript(self, max_tokens: int, form: SummaryForm | None = None) -> Sequence[UpstreamSummaryModel]:
         """See ``SummaryModels``."""
         return cast("Sequence[UpstreamSummaryModel]", self._models)
 

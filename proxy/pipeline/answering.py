@@ -40,8 +40,7 @@ from proxy.pipeline.sending import (
     send,
     size,
 )
-from proxy.pipeline.summary_models import ExchangeModels
-from proxy.summary.writers import WRITERS
+from proxy.pipeline.summary_models import WRITERS, ExchangeModels
 from proxy.upstream.transport import Outgoing, Transport
 
 log = structlog.get_logger(__name__)

@@ -1,10 +1,10 @@
-"""Find the models that may write the summaries of a request's conversation, and record their calls."""
+"""Find the writers and the models for the summaries of a request's conversation, and record the models' calls."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from proxy.dialects.answers import Answers
 from proxy.dialects.apis import CHAT
 from proxy.dialects.conditions import NO_CONDITIONS, Conditions
 from proxy.dialects.request import Request
-from proxy.errors import ConfigurationError, ProxyError, SpendingExceeded
+from proxy.errors import ConfigurationError, NotFound, ProxyError, SpendingExceeded
 from proxy.http.headers import VIA, client_query, for_other_request, for_upstream
 from proxy.limits.budget import budget, reserved_output
 from proxy.limits.learned import for_others, limit_from_overflow, lower, published
@@ -29,13 +29,20 @@ from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, Pricing, pricing
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.runtime import Runtime
 from proxy.summary.allowance import AllowanceSpent
-from proxy.summary.forms import FORMS
+from proxy.summary.forms import FORMS, SummaryForm
 from proxy.summary.model import CONTINUED, UpstreamSummaryModel, Way, output_limit, reasoning_room
-from proxy.summary.writer import SummaryModels, SummaryUnasked
+from proxy.summary.writer import SummaryModels, SummaryUnasked, SummaryWriter
+from proxy.summary.writers import NotesAfterRefusal, NotesWriter, TranscriptWriter
 from proxy.telemetry.record import CANCELED, Usage, summary_record
 from proxy.upstream.transport import Answer
 
 log = structlog.get_logger(__name__)
+
+WRITERS: Mapping[str, Sequence[type[SummaryWriter]]] = {
+    "transcript": (TranscriptWriter, NotesAfterRefusal),
+    "continue": (NotesWriter, TranscriptWriter),
+}
+"""The writers of each ``summary.method``, in the order to try them: from the cheapest to the surest."""
 
 
 class ExchangeModels(SummaryModels):
@@ -85,7 +92,7 @@ class ExchangeModels(SummaryModels):
             fields, query = body.outer_fields(), client_query(scope)
             self._conditions = Conditions.of(self._exchange.dialect.name, fields, headers, query)
 
-    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+    async def for_transcript(self, max_tokens: int, form: SummaryForm | None = None) -> Sequence[UpstreamSummaryModel]:
         first, other = self._allowed(self._settings.model), self._allowed(self._settings.fallback_model)
         names: list[str | Route] = [first or self._exchange.route, *((other,) if other else ())]
         models = []
@@ -97,8 +104,8 @@ class ExchangeModels(SummaryModels):
             if self.refuses_transcripts and route.upstream == self._exchange.route.upstream:
                 continue
             try:
-                models.append(await self._model(route, max_tokens, CHAT.answers))
-            except ConfigurationError as error:  # the other models, or a digest, take its place
+                models.append(await self._model(route, max_tokens, CHAT.answers, form))
+            except (ConfigurationError, NotFound) as error:  # the other models, or a digest, take its place
                 log.error("summary.model_unusable", model=name, upstream=route.upstream, reason=error.message)
         return models
 
@@ -124,10 +131,13 @@ class ExchangeModels(SummaryModels):
         log.warning("summary.model_not_allowed", model=name, policy=self._policy.name)
         return None
 
-    async def _model(self, route: Route, max_tokens: int, answers: Answers) -> UpstreamSummaryModel:
+    async def _model(
+        self, route: Route, max_tokens: int, answers: Answers, form: SummaryForm | None = None
+    ) -> UpstreamSummaryModel:
         """Return the model of a route. ``answers`` reads the usage in its responses.
 
-        Raises ``ConfigurationError`` if its upstream or its tokenizer can't be used.
+        Raises ``ConfigurationError`` if its upstream or its tokenizer can't be used, or ``NotFound`` if the upstream
+        can't have a service's ``form``.
         """
         runtime, exchange, caller = self._runtime, self._exchange, self._exchange.caller
         limits, key = runtime.limits, (route.upstream, route.model, caller.tenant)
@@ -150,7 +160,8 @@ class ExchangeModels(SummaryModels):
 
         near = route.upstream == exchange.route.upstream
         same, conditions = near and route.model == exchange.route.model, self._conditions
-        (form, transport), *others = await self._ways(route)
+        service = [] if form is None else [(form, await exchange.configuration.upstreams.relay(route.upstream))]
+        (form, transport), *others = service or await self._ways(route)
         price_of = pricing(exchange.configuration.price(route, profile))
         return UpstreamSummaryModel(
             transport,

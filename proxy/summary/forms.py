@@ -39,7 +39,10 @@ _THOUGHT = re.compile(
 
 
 class SummaryForm(ABC):
-    """One API as summary calls use it. ``limits`` are the names of its fields for the output."""
+    """One API as summary calls use it, or a service with a path of its own.
+
+    ``limits`` are the names of its fields for the output.
+    """
 
     api: Api
     path: str
@@ -50,16 +53,16 @@ class SummaryForm(ABC):
     def body(self, model: str, messages: Messages, most: int | None) -> dict[str, Any]:
         """Return the request, with a limit on its output of ``most`` tokens, or without one."""
 
-    @abstractmethod
     def continued(self, fields: Fields, model: str, most: int) -> bool:
         """Change a conversation's request so that its answer can be notes. Everything before the messages' end stays.
 
         Return whether that's possible. It isn't if the request prescribes a tool call or a format for the answer.
         """
+        return False
 
-    @abstractmethod
     def joined(self, events: Sequence[Any]) -> Any:
         """Return the response that the events of a stream make up, as far as ``read`` needs it."""
+        raise SummaryFailed("the response is a stream")
 
     @abstractmethod
     def read(self, answer: Any) -> Written:

@@ -14,6 +14,7 @@ from proxy.dialects.request import Request
 from proxy.summary.prompt import Redaction
 
 if TYPE_CHECKING:
+    from proxy.summary.forms import SummaryForm
     from proxy.summary.model import UpstreamSummaryModel
 
 
@@ -81,10 +82,11 @@ class SummaryModels(ABC):
     own: str = ""
 
     @abstractmethod
-    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+    async def for_transcript(self, max_tokens: int, form: SummaryForm | None = None) -> Sequence[UpstreamSummaryModel]:
         """Return the models that may read a transcript, in the order to try them.
 
-        ``max_tokens`` is the maximum size of the summary, which their windows reserve.
+        ``max_tokens`` is the maximum size of the summary, which their windows reserve. ``form`` is that of a service
+        which has none of the APIs.
         """
 
     async def for_continuation(self, max_tokens: int) -> UpstreamSummaryModel:
@@ -116,7 +118,7 @@ class SummaryModels(ABC):
 
 
 class SummaryWriter(ABC):
-    """A way to have summaries written, for one conversation. ``proxy.summary.writers`` lists them."""
+    """A way to have summaries written, for one conversation. ``WRITERS`` in ``pipeline.summary_models`` lists them."""
 
     def __init__(self, models: SummaryModels) -> None:
         self.models = models

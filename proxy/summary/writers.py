@@ -1,4 +1,4 @@
-"""The writers of summaries: from a transcript, or in the conversation itself. ``WRITERS`` lists them by method.
+"""The writers of summaries: from a transcript, or in the conversation itself.
 
 A transcript goes to any model, in chunks if it exceeds the model's window. Notes are written by the conversation's own
 model, in a request that begins like the last one it got. The provider's prompt cache serves that beginning at a
@@ -10,7 +10,7 @@ that is being sent now.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -272,10 +272,3 @@ def _notes_request(
         raise SummaryUnasked("the request prescribes a tool call or the format of its answer")
     source = sum(turn.facts.tokens for turn in task.turns) + sum(piece.tokens for piece in sent if not piece.turn)
     return NotesRequest(msgspec.json.encode(fields), tokens, most, source)
-
-
-WRITERS: Mapping[str, Sequence[type[SummaryWriter]]] = {
-    "transcript": (TranscriptWriter, NotesAfterRefusal),
-    "continue": (NotesWriter, TranscriptWriter),
-}
-"""The writers of each method, in the order to try them: from the cheapest to the surest."""

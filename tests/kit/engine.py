@@ -18,6 +18,7 @@ from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionInput, Outcome
 from proxy.store import Entry, Store
 from proxy.store.archive import Archive
+from proxy.summary.forms import SummaryForm
 from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.quality import Written
 from proxy.summary.single_flight import NothingToAsk, Summaries
@@ -117,7 +118,7 @@ class _Models(SummaryModels):
     def __init__(self, model: _Model) -> None:
         self._model = model
 
-    async def for_transcript(self, max_tokens: int) -> Sequence[UpstreamSummaryModel]:
+    async def for_transcript(self, max_tokens: int, form: SummaryForm | None = None) -> Sequence[UpstreamSummaryModel]:
         """See ``SummaryModels``."""
         return cast("Sequence[UpstreamSummaryModel]", (self._model,))
 
