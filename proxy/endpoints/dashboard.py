@@ -18,10 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from proxy.access.admin import SESSION_COOKIE, end_session, key_digest
-from proxy.config import Loaded, Settings
-from proxy.config.document import Node
-from proxy.config.policy import effective_values, stated
-from proxy.config.teams import TeamSettings
+from proxy.config import Settings
 from proxy.endpoints import presentation
 from proxy.endpoints.queries import (
     APIS,
@@ -34,7 +31,7 @@ from proxy.endpoints.queries import (
     time_in,
     viewing,
 )
-from proxy.endpoints.records import request_json, status
+from proxy.endpoints.records import request_json
 from proxy.errors import ContentNotAllowed, NotAuthenticated, NotFound, ProxyError, RequestError
 from proxy.http.headers import cookies, credential
 from proxy.http.request_body import read_body
@@ -54,7 +51,6 @@ HOME = "/compaction/"
 SCREENS = (
     (HOME, "Requests"),
     ("/compaction/savings", "Savings"),
-    ("/compaction/policies", "Policies"),
 )
 
 LISTING = (HOME, SCREENS[1][0])  # screens about requests, whose sender may have had a key that the visitor hasn't
@@ -90,8 +86,6 @@ HEADERS = {
 
 ASSETS = {"style.css": "text/css; charset=utf-8", "app.js": "text/javascript; charset=utf-8"}
 
-_NO_FILE = Node(line=0, start=0, value={})
-
 NOTE = (
     "Savings compare the price with an estimate of the price without the proxy. It takes prompt caching into account. "
     "Summaries are subtracted. Negative savings are shown as negative. Requests that would have been too large without "
@@ -102,11 +96,10 @@ Page = Callable[[Request, Viewer], Awaitable[Response]]
 
 
 class Dashboard:
-    """The pages. ``loaded`` returns the configuration with its files, or ``None`` if there are none."""
+    """The pages."""
 
-    def __init__(self, service: Runtime, loaded: Callable[[], Loaded | None]) -> None:
+    def __init__(self, service: Runtime) -> None:
         self._service = service
-        self._loaded = loaded
 
     @cached_property
     def _pages(self) -> jinja2.Environment:
@@ -134,7 +127,6 @@ class Dashboard:
             Route("/compaction/view/{id}", self._page(self._request), methods=["GET"]),
             Route("/compaction/conversation/{id}", self._page(self._conversation), methods=["GET"]),
             Route("/compaction/savings", self._page(self._savings), methods=["GET"]),
-            Route("/compaction/policies", self._page(self._policies), methods=["GET"]),
             Route("/compaction/sign-in", self._sign_in, methods=["GET", "POST"]),
             Route("/compaction/sign-out", _sign_out, methods=["POST"]),
             Route("/compaction/assets/{name}", self._asset, methods=["GET"]),
@@ -302,43 +294,15 @@ class Dashboard:
             problem = error.message
         first, last = day_of(since), day_of(now)
         rows = await self._service.records.store.ledger(first, last, viewer.tenants)
+        budgets = await self._service.money.spending.budgets(viewer.tenants)
 
         def rendered() -> Response:
             values = presentation.savings(rows, first, last)
             status = 400 if problem else 200
-            place = {"here": SCREENS[1][0], "note": NOTE, "given": given, "problem": problem}
+            place = {"here": SCREENS[1][0], "note": NOTE, "given": given, "problem": problem, "budgets": budgets}
             return self._render("savings.html", viewer, status, **place, **values)
 
         return await asyncio.to_thread(rendered)
-
-    async def _policies(self, request: Request, viewer: Viewer) -> Response:
-        settings, loaded = self._service.settings, self._loaded()
-        teams = _teams_of(settings, viewer)
-        policies = []
-        for name in _policies_of(settings, viewer):
-            policy = settings.policies[name]
-            values = _NO_FILE if loaded is None else stated(loaded.root, name, loaded.written.policies)
-            rows = list(effective_values(policy, values, _nowhere if loaded is None else loaded.sources.position))
-            members = sorted(team for team, one in teams.items() if one.policy == name)
-            places = loaded is not None and viewer.tenants is None
-            policies.append({"name": name, "mode": policy.mode, "rows": rows, "teams": members, "places": places})
-        found = await status(self._service, viewer)
-        limits = found["learned_limits"]
-        if limits is not None:
-            limits = [
-                {**{key: one[key] for key in ("team", "caller", "upstream", "model")}, **one[kind], "bounds": bounds}
-                for one in limits
-                for kind, bounds in (("input", "input"), ("total", "input and output"))
-                if one[kind] is not None
-            ]
-        state = [
-            ("version", found["version"]),
-            ("configuration", found["configuration"]),
-            ("started", found["started"]),
-            ("store", f"{found['store']['kind']}; failing: {', '.join(found['store']['failing']) or 'nothing'}"),
-        ]
-        shown = {"policies": policies, "budgets": found["budgets"], "limits": limits, "state": state}
-        return self._render("policies.html", viewer, here=SCREENS[2][0], **shown)
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -353,17 +317,9 @@ async def _sign_out(request: Request) -> Response:
     return RedirectResponse(HOME, 303, {**HEADERS, "set-cookie": end_session()})
 
 
-def _teams_of(settings: Settings, viewer: Viewer) -> dict[str, TeamSettings]:
-    own = {tenant.removeprefix("team:") for tenant in viewer.tenants or ()}
-    return {name: team for name, team in settings.teams.items() if viewer.tenants is None or name in own}
-
-
 def _policies_of(settings: Settings, viewer: Viewer) -> list[str]:
     """Return the policies that the sender may see: those of its teams. Their names may be confidential."""
-    names = {team.policy for team in _teams_of(settings, viewer).values()} or {"default"}
+    own = {tenant.removeprefix("team:") for tenant in viewer.tenants or ()}
+    names = {team.policy for name, team in settings.teams.items() if name in own} or {"default"}
     seen = settings.policies if viewer.tenants is None else names & set(settings.policies)
     return sorted(seen, key=lambda name: (name != "default", name))
-
-
-def _nowhere(line: int) -> str:
-    return "default"

@@ -67,8 +67,6 @@ class Reload:
         # If the command line sets an address, the file's address doesn't count as a change.
         self._host = None if running == loaded.settings.server.host else running
         self._good = loaded.sources
-        self.loaded = loaded
-        """The configuration in force, with its files."""
         self._sources = loaded.sources
         self._seen = loaded.sources.stamp_as_read
         self._asked = asyncio.Event()
@@ -118,7 +116,7 @@ class Reload:
 
     async def _apply(self, loaded: Loaded, *, asked: bool) -> None:
         was_wrong, self.wrong = self.wrong is not None, None
-        self._good, self.loaded = loaded.sources, loaded
+        self._good = loaded.sources
         if loaded.settings == self._settings and not asked and not was_wrong:
             return
         waiting = await self._service.reconfigure(loaded.settings.listening(self._host))
@@ -200,7 +198,7 @@ class Proxy:
                 *([Route("/metrics", self._metrics, methods=["GET"])] if own else []),
                 Route(ARCHIVE_PATH, ArchiveEndpoint(self.service)),
                 *RecordEndpoints(self.service).routes,
-                *Dashboard(self.service, lambda: None if self.reload is None else self.reload.loaded).routes,
+                *Dashboard(self.service).routes,
             ],
             lifespan=self._lifespan,
             exception_handlers={404: _not_found, 405: _not_allowed},

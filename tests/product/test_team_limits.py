@@ -393,7 +393,7 @@ def test_a_budget_shows_wherever_one_looks(tmp_path: Path) -> None:
 
         assert until(lambda: budgets("status")[1]["used"] == used)
         other, search = budgets("status")
-        page = operator.get("/compaction/policies").text
+        page = operator.get("/compaction/savings").text
         assert budgets("report") == [other, search]
         assert budgets("report", team="other") == [other]
         own = httpx.get(f"{url}/compaction/status", headers={"authorization": f"Bearer {OTHER}"}, trust_env=False)
