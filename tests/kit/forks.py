@@ -38,6 +38,8 @@ class Fork:
         self.pid = pid
         self.returncode: int | None = None
         self._ended = os.pidfd_open(pid)
+        self._end = select.poll()
+        self._end.register(self._ended, select.POLLIN)
 
     def __enter__(self) -> Self:
         return self
@@ -47,13 +49,13 @@ class Fork:
 
     def poll(self) -> int | None:
         """Return the exit status, or the negative number of the signal that ended the process."""
-        if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
+        if self.returncode is None and self._end.poll(0):
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             os.close(self._ended)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None and not select.select([self._ended], [], [], timeout)[0]:
+        if self.returncode is None and not self._end.poll(None if timeout is None else timeout * 1_000):
             raise subprocess.TimeoutExpired("proxy", timeout or 0)
         status = self.poll()
         assert status is not None
