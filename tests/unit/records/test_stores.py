@@ -1,7 +1,6 @@
 """Records and the ledger, in SQLite and on a real Redis server."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from hypothesis import given
 from proxy.records.model import DAY, LARGEST_SUM, LEDGER_DAYS, OTHER, TENANT_ROWS, RecordQuery
 from proxy.records.redis import BATCH, PAGE, RedisRecords
 from proxy.records.sqlite import SqliteRecords
-from proxy.telemetry.record import Cost, RequestRecord, Usage
+from proxy.telemetry.record import Cost, RequestRecord
 from tests.kit.combinations import combined
 from tests.kit.records import EVERYTHING, expected_ledger, found_ledger, record, varied_batches
 from tests.kit.redis_server import RedisServer
@@ -55,40 +54,6 @@ def used(opened: Open, work: Callable[[Records], Awaitable[None]], *keys: bytes)
             await store.aclose()
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize("keys", [(), (KEY,)])
-def test_a_record_is_found_by_its_names(
-    opened: Open, request: pytest.FixtureRequest, tmp_path: Path, keys: tuple[bytes, ...]
-) -> None:
-    first = record(model="gpt-5", verdict="compacted", usage=Usage(310, 20, 100, None), cost=Cost(5, 7, estimated=True))
-    blue, refused = record("team:blue", model="gpt-5"), record(model="o3", verdict="refused", error="overloaded")
-    summary = record(kind="summary", parent=first.id)
-
-    async def work(store: Records) -> None:
-        await store.write([first, blue, refused, summary], WEEK)
-        found = await store.get(first.id)
-        assert msgspec.to_builtins(found) == msgspec.to_builtins(first)
-        assert await store.get(first.id, ("team:blue",)) is None
-        assert await store.get("0" * 24) is None
-        for query, wanted in (
-            (RecordQuery(), [summary, refused, blue, first]),
-            (RecordQuery(team="red", kind="request"), [refused, first]),
-            (RecordQuery(model="gpt-5", verdict="compacted"), [first]),
-            (RecordQuery(tenants=("team:blue",)), [blue]),
-            (RecordQuery(tenants=("team:blue", "team:red"), limit=3), [summary, refused, blue]),
-            (RecordQuery(tenants=()), []),
-            (RecordQuery(parent=first.id), [summary]),
-            (RecordQuery(parent=first.id, tenants=("team:blue",)), []),
-            (RecordQuery(before=refused.id), [blue, first]),
-            (RecordQuery(since=time.time() + 60), []),
-            (RecordQuery(until=time.time() - 60), []),
-        ):
-            assert ids(await store.select(query)) == ids(wanted), query
-        if keys:
-            assert not any(word in raw(request, tmp_path) for word in (b"gpt-5", b"team:", b"blue", b"overloaded"))
-
-    used(opened, work, *keys)
 
 
 def test_a_filter_looks_behind_the_first_page(redis: RedisServer) -> None:

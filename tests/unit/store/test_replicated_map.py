@@ -11,7 +11,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.limits import learned as limits
-from proxy.limits.calibration import Calibration
 from proxy.limits.learned import LearnedLimit, LearnedLimits
 from proxy.store import Entry, StoreFailed, tenant_cache
 from proxy.store import replicated_map as shared
@@ -77,23 +76,6 @@ async def comes_true(what: Callable[[], Awaitable[bool]]) -> bool:
             return True
         await asyncio.sleep(0.005)
     return False
-
-
-@in_a_loop
-async def test_another_process_and_a_restarted_one_know_what_was_learned(tmp_path: Path) -> None:
-    store = Slow(tmp_path / "s.db")
-    first, second = LearnedLimits(store), LearnedLimits(store)
-    first.learn(*KEY, LearnedLimit(total=8_000, named=8_200))
-    first.learn(*KEY, LearnedLimit(input=5_000, source="guess"))
-    await first.aclose()
-    assert await read(second) == LearnedLimit(5_000, 8_000)
-    assert await read(LearnedLimits(store)) == LearnedLimit(5_000, 8_000)
-    for other in (("v", "m", "t"), ("u", "n", "t"), ("u", "m", "s")):
-        task = second.first_read(*other)
-        assert task is not None
-        await task
-        assert second.get(*other) is None
-    await store.aclose()
 
 
 @in_a_loop
@@ -180,25 +162,4 @@ async def test_what_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
             await known.aclose()
         assert [line["event"] for line in logs] == ["shared.unreadable", "limit.learned"], "it is logged once"
         assert await read(LearnedLimits(store)) == LearnedLimit(total=8_000)
-    await store.aclose()
-
-
-@in_a_loop
-async def test_a_restart_begins_with_the_ratio(tmp_path: Path) -> None:
-    store = Slow(tmp_path / "s.db")
-    first = Calibration(store)
-    for _ in range(3):
-        first.note(*KEY, 1_000, 1_500)
-    await first.aclose()
-    await store.aclose()
-    store = Slow(tmp_path / "s.db")
-    second = Calibration(store)
-    assert second.factor(*KEY) == 1.0
-    task = second.first_read(*KEY)
-    assert task is not None
-    await task
-    assert second.factor(*KEY) == 1.5
-    second.note(*KEY, 1_000, 2_000)
-    assert second.factor(*KEY) == 1.5, "it goes on from the ratios that were seen"
-    await second.aclose()
     await store.aclose()
