@@ -1,14 +1,17 @@
-"""Limits on the spending of teams, in US dollars or in tokens, by day or by month (UTC).
+"""Limits on the spending of teams, in US dollars or in tokens, by day or by month (UTC), and on that for summaries.
 
 A request reserves its probable cost before the proxy sends it, and its record settles the reservation. The proxy admits
-a request while less than the limit is spent and reserved. The processes on one store count together, see
-``store.accounts``.
+a request while less than the limit is spent and reserved. A call to a summary model reserves its maximum tokens, too.
+The processes on one store count together, see ``store.accounts``.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 import msgspec
@@ -20,19 +23,17 @@ from proxy.constants import DAY, PICO
 from proxy.errors import BudgetReserved, Limit, SpendingExceeded
 from proxy.store import Store
 from proxy.store.accounts import NOTHING, Account, Amount, TeamAccounts
-from proxy.store.forgetting import SPENDING
+from proxy.store.forgetting import ALLOWANCE, SPENDING
 from proxy.telemetry.metrics import SPENDING_REMAINING, refused
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.record_json import iso_time
-
-KIND = SPENDING
 
 EPOCH = date(1970, 1, 1).toordinal()
 
 AGAIN_SECONDS = 5  # seconds after which to retry if requests in progress have reserved all that is left
 
-_GRACE = 92.0 * DAY
-"""Seconds that an entry stays in the store after the beginning of its period.
+_GRACE, _ALLOWANCE_GRACE = 92.0 * DAY, 60.0 * DAY
+"""Seconds that an entry stays in the store after the beginning of its period, or after the day of an allowance.
 
 A full store removes the entries that expire first, and these must not be among them.
 """
@@ -60,7 +61,7 @@ class Spending(TeamAccounts):
         self, store: Store | None, settings: Callable[[], Settings], clock: Callable[[], float] = time.time
     ) -> None:
         """``settings`` returns the current ones. ``clock`` returns seconds since 1970."""
-        super().__init__(store, KIND, clock)
+        super().__init__(store, SPENDING, clock)
         self._settings = settings
         self._holding: dict[str, Account] = {}
         self._settled: set[str] = set()
@@ -177,6 +178,69 @@ class Spending(TeamAccounts):
         if limit.per == "month":
             following = following.replace(day=1)
         return first.toordinal() - EPOCH, following.toordinal() - EPOCH
+
+
+class AllowanceSpent(Exception):
+    """The rest of a team's limit doesn't cover another call to a summary model."""
+
+
+@dataclass(slots=True)
+class PaidCall:
+    """One call. ``cost`` is in tokens, and is the maximum until the caller sets it."""
+
+    cost: int
+
+
+class Allowances(TeamAccounts):
+    """Counts the tokens that teams spend on summaries in a day. A reload of their limits keeps the counts."""
+
+    def __init__(self, store: Store | None, clock: Callable[[], float] = time.time) -> None:
+        """Use ``clock`` for seconds since 1970."""
+        super().__init__(store, ALLOWANCE, clock)
+
+    def for_caller(self, caller: Caller) -> Allowance | None:
+        """Return the allowance of a caller's team, or ``None`` if its tokens aren't limited."""
+        if caller.team is None or caller.limits is None or caller.limits.summary_tokens_per_day is None:
+            return None
+        return Allowance(self, caller.team, caller.limits.summary_tokens_per_day)
+
+    def today(self, team: str) -> Account:
+        """Return the account of a team for today (UTC)."""
+        day = int(self._clock() // DAY)
+        return self.of(team, f"day {day}", (day + 1) * DAY + _ALLOWANCE_GRACE)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The allowance of one team: at most ``most`` tokens a day."""
+
+    _all: Allowances
+    _team: str
+    most: int
+
+    async def load(self) -> None:
+        """Read the tokens that other processes have spent."""
+        await self._all.today(self._team).read(again=True)
+
+    @property
+    def spent(self) -> bool:
+        """Return whether the allowance is used up, with the maximum cost of calls in progress."""
+        return self._all.today(self._team).total.tokens >= self.most
+
+    @asynccontextmanager
+    async def call(self, tokens: int) -> AsyncIterator[PaidCall]:
+        """Reserve ``tokens``, the maximum cost of a call, until the call ends. Then count its cost.
+
+        Raises ``AllowanceSpent`` if less is left.
+        """
+        account, id = self._all.today(self._team), secrets.token_hex(8)
+        if not await account.reserve(id, Amount(tokens), lambda total: total.tokens + tokens <= self.most):
+            raise AllowanceSpent("the team's tokens for summaries are used up for today")
+        call = PaidCall(tokens)
+        try:
+            yield call
+        finally:
+            account.settle(id, Amount(call.cost))
 
 
 def limit_of(caller: Caller) -> SpendSettings | None:

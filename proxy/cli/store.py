@@ -22,7 +22,7 @@ import click
 import msgspec
 from msgspec import structs
 
-from proxy.access import spending
+from proxy.access.spending import Budget, Spending
 from proxy.config import Settings, load
 from proxy.constants import DAY, UNDECODABLE
 from proxy.errors import ConfigurationError
@@ -36,11 +36,9 @@ from proxy.store.forgetting import KIND as FORGOTTEN
 from proxy.store.interface import Entry
 from proxy.store.replicated_map import SharedValue
 from proxy.store.sqlite import tables_in
-from proxy.summary import allowance
 
 FORMS: dict[str, type[SharedValue]] = {
-    allowance.KIND: accounts.Entry,
-    spending.KIND: accounts.Entry,
+    **dict.fromkeys(KEPT, accounts.Entry),
     learned.KIND: learned.Limits,
     calibration.KIND: calibration.TokenRatios,
 }
@@ -83,16 +81,16 @@ def migrated(source: str, config: Path | None) -> int:
     return asyncio.run(_copied(origin, held, url, target, "run the command again, which continues it"))
 
 
-def stored_budgets(settings: Settings, team: str | None = None) -> list[spending.Budget]:
+def stored_budgets(settings: Settings, team: str | None = None) -> list[Budget]:
     """Return the budgets of a team, or of all. Their amounts are ``None`` if this machine doesn't have the store."""
     path = store_file(settings.store.url)
     unknown = settings.store.kind == "memory" or (path is not None and not path.exists())
 
-    async def read() -> list[spending.Budget]:
+    async def read() -> list[Budget]:
         if unknown:
-            return await spending.Spending(None, lambda: settings).budgets(tenants)
+            return await Spending(None, lambda: settings).budgets(tenants)
         async with contextlib.aclosing(open_store(settings.store.url, settings.store.encryption.keys)) as store:
-            return await spending.Spending(store, lambda: settings).budgets(tenants)
+            return await Spending(store, lambda: settings).budgets(tenants)
 
     tenants = None if team is None else (f"team:{team}",)
     found = asyncio.run(read())

@@ -102,7 +102,9 @@ class _Choice:
             mention = self._found[name]
             is_file = mention.kind in FILES
             file = name if is_file else mention.file
-            if self._is_shown(name) and (is_file or not self._repeats_names_of(file)):
+            # Files that are listed repeat the names that the prompt shows without them.
+            repeats = self._repeats and not is_file and file in self._files
+            if self._is_shown(name) and not repeats:
                 continue
             text = _split(name)[1] if is_file else name
             cost = self._file_tokens(file) + (0 if is_file else self._count(f" {text}"))
@@ -114,10 +116,6 @@ class _Choice:
             self._tokens += cost
             self._listed = f"{self._listed} {text}"
             self.names.append(name)
-
-    def _repeats_names_of(self, file: str) -> bool:
-        """Return whether to list the names of a file that the prompt shows elsewhere, without the file."""
-        return self._repeats and file in self._files
 
     def _file_tokens(self, file: str) -> int:
         if not file or file in self._files:

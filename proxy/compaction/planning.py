@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Binding, Format
-from proxy.compaction.gains import Gains, stage_gains
-from proxy.compaction.pressure import BytePressure, MessagePressure, Pressure
+from proxy.compaction.pressure import BytePressure, Gains, MessagePressure, Pressure, stage_gains
 from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limits
 from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, part, raised, share_of
 from proxy.compaction.sizes import Projection, RetainedGroups, Sizes
@@ -236,8 +235,11 @@ class Planner:
         crowded = messages is not None and messages.grown[end] >= self._crowded
         if crowded or (heavy is not None and heavy.grown[end] >= self._heavy):
             self._relieve(end)
-        size = self._base + self._sizes.total[end]
-        self._note_limits(end)
+        sizes, size = self._sizes, self._base + self._sizes.total[end]
+        # The limits of results change messages if the prompt that had them without limits was sent before.
+        sent = sizes.clipped[end] and self._whole + sizes.total[end] + sizes.clipped[end] >= self._quiet
+        if sent and (not self.limited_at or end in sizes.eased):
+            self.limited_at = end
         if size < self._quiet:
             return
         moves, after = self._cheap_moves(end, size)
@@ -252,13 +254,6 @@ class Planner:
         size = self._base + self._sizes.total[end]
         if self.pending is None and self._fires(self._rules.prepare, size, end):
             self._prepare(end, size)
-
-    def _note_limits(self, end: int) -> None:
-        """Note whether the limits of results change messages that were sent before."""
-        sizes = self._sizes
-        sent = self._whole + sizes.total[end] + sizes.clipped[end] >= self._quiet
-        if sent and sizes.clipped[end] and (not self.limited_at or end in sizes.eased):
-            self.limited_at = end
 
     def _settle(self) -> None:
         """Update the sizes that stay constant until the next move."""

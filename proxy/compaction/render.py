@@ -81,14 +81,12 @@ def render(
         # In order, because a later reminder may end one that a kept message has.
         while live and live[0][0] < index:
             pieces.append(live.pop(0)[1])
-        original = turn = body[index]
+        original = body[index]
+        if (turn := _current(original, index, plan, format)) is None:
+            continue
         if index in plan.pinned:
-            if (form := _current(turn, index, plan, format)) is not None:
-                pieces.append(OutgoingMessage(form.raw, form.facts.tokens, turn, pinned=True))
+            pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, original, pinned=True))
             continue
-        if (form := _current(turn, index, plan, format)) is None:
-            continue
-        turn = form
         clip = plan.clips.get(index)
         for stage, frontier in stages if index >= plan.cut else ():
             if index >= frontier.position or stage.later().get(index, index) >= frontier.seen:

@@ -11,9 +11,8 @@ from itertools import pairwise
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
-from proxy.compaction.gains import Gains
 from proxy.compaction.plans import is_plan
-from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, MessagePressure, kept_sizes
+from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, Gains, MessagePressure, kept_sizes
 from proxy.compaction.rules import Envelope, SectionLimits
 from proxy.compaction.settings import Clause, share_of
 from proxy.compaction.state import State
@@ -292,7 +291,8 @@ def _is_beside_results(body: Sequence[Turn], index: int) -> bool:
 class Projection:
     """Compute sizes for any cut and any number of groups. Positions are group indexes.
 
-    ``level`` is the size in tokens at which the summary's trigger fires; ``None`` if no size makes it fire.
+    ``level`` is the size in tokens at which the summary's trigger fires; ``None`` if no size makes it fire. ``room`` is
+    the tokens of the budget that head and tools leave if they use more than a third of it; else 0.
     """
 
     def __init__(
@@ -310,12 +310,9 @@ class Projection:
         self._sizes = sizes
         self._gains = gains
         self._level = level
-
-    @property
-    def room(self) -> int:
-        """Return the tokens of the budget that head and tools leave if they use more than a third of it; else 0."""
-        budget, overhead = self._envelope.budget, self._envelope.overhead
-        return 0 if budget is None or overhead <= budget // keeps.LARGE_HEAD_DIVISOR else max(0, budget - overhead)
+        budget, overhead = envelope.budget, envelope.overhead
+        large_head = budget is not None and overhead > budget // keeps.LARGE_HEAD_DIVISOR
+        self.room = max(0, (budget or 0) - overhead) if large_head else 0
 
     def size(self, cut: int, end: int) -> int:
         """Return the tokens of a request with ``end`` groups that is cut before the group ``cut``."""
@@ -344,7 +341,7 @@ class Projection:
         level = self._level
         if level is None:
             return True
-        firm = self._envelope.overhead + self._user_message_media(cut)
+        firm = self._envelope.overhead + self._carried_tokens(cut)[1]
         return after <= max(int(level * keeps.ROOM_TO_GROW), (level + firm) // 2)
 
     def message_pressure(self, most: int) -> MessagePressure:
@@ -376,7 +373,8 @@ class Projection:
         if cut == 0:
             return 0
         most = self._limits.newest * 3 // 2 if len(self._sizes.carried(cut)) > 1 else self._limits.newest
-        newest = min(self._user_message_tokens(cut), most) + self._user_message_media(cut)
+        quoted, media = self._carried_tokens(cut)
+        newest = min(quoted, most) + media
         return self._summary_tokens(cut) + newest + self._sizes.retained.tokens[cut] + self._state.at(cut).tokens
 
     def _summary_tokens(self, cut: int) -> int:
@@ -387,13 +385,12 @@ class Projection:
         """
         sizes = self._sizes
         limits = self._limits.for_span(sizes.total[cut])
-        users = min(sizes.users[cut] - self._user_message_tokens(cut), limits.users)
+        users = min(sizes.users[cut] - self._carried_tokens(cut)[0], limits.users)
         plan = limits.plan if sizes.planned[cut] else 0
         written = limits.summary + limits.words + limits.index + plan
         return keeps.SUMMARY_FRAME_TOKENS + (written // 2 if self.room else written) + users
 
-    def _user_message_tokens(self, cut: int) -> int:
-        return self._sizes.newest_user[cut] if self._sizes.carried(cut) else 0
-
-    def _user_message_media(self, cut: int) -> int:
-        return self._sizes.newest_media[cut] if self._sizes.carried(cut) else 0
+    def _carried_tokens(self, cut: int) -> tuple[int, int]:
+        """Return the tokens of the user messages that are kept for later ones: as quotes, and those of their media."""
+        sizes = self._sizes
+        return (sizes.newest_user[cut], sizes.newest_media[cut]) if sizes.carried(cut) else (0, 0)

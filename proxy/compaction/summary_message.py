@@ -1,22 +1,35 @@
-"""Build the message that replaces the summarized part of a conversation, and count the names that a prompt has kept."""
+"""Build the message that replaces the summarized part of a conversation, and count the names that a prompt has kept.
+
+Names come with the file of their text: the target of a call, or the file of a search result, an error, or a diff.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 from proxy.compaction import keeps
 from proxy.compaction.directives import ENOUGH, directives, heaviest, rule_lines
 from proxy.compaction.format import Format, TextCounter
-from proxy.compaction.identifiers import FILES, Names, collect, ranking, search_in
+from proxy.compaction.identifiers import FILES, PIECE, Names, Part, Source, collect, ranking, search_in
 from proxy.compaction.index import index as index_of
-from proxy.compaction.named_files import argument_text, parsed
-from proxy.compaction.origins import Origins
-from proxy.compaction.pieces import SEARCHED, pause, sub
+from proxy.compaction.named_files import (
+    RULE_MARKS,
+    Access,
+    argument_text,
+    handles_files,
+    named_files,
+    parameters,
+    parsed,
+    portable,
+    project_folders,
+    rules_read,
+)
+from proxy.compaction.pieces import SEARCHED, pause, pieces, sub
 from proxy.compaction.plans import newest_plan
-from proxy.compaction.rule_files import MARKS, project_folders, rules_read
 from proxy.compaction.rules import Rules, SectionLimits
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn
@@ -319,8 +332,8 @@ def _rules_read(parts: SummaryParts, max_tokens: int, format: Format) -> str:
 def _has_mark(raw: bytes) -> bool:
     """Return whether a call may name a file with instructions."""
     starts = range(0, len(raw), SEARCHED)
-    longest = max(map(len, MARKS))
-    return any(raw.find(mark, at, at + SEARCHED + longest) >= 0 for at in starts for mark in MARKS)
+    longest = max(map(len, RULE_MARKS))
+    return any(raw.find(mark, at, at + SEARCHED + longest) >= 0 for at in starts for mark in RULE_MARKS)
 
 
 def fenced(text: str) -> str:
@@ -358,3 +371,116 @@ def _group(kind: str, name: str) -> str:
     if kind == "error" or name.endswith(_ERROR_ENDINGS):
         return "errors"
     return "numbers" if kind in _NUMBERS else "identifiers"
+
+
+_PATH = r"(?:[A-Za-z]:[\\/])?(?:[\w@.+~-]{1,100}+[\\/]|[\\/]){0,30}[\w@.+-]{1,100}\.[A-Za-z]\w{0,7}"
+
+# A line of a search, of a compiler, or of a test: the path, and the number of the line.
+_LOCATED = re.compile(
+    rf"\s{{0,8}}(?P<heads>-->\s|File \")?(?:at\s)?(?P<path>{_PATH})"
+    r"(?:[:-]\d{1,7}[:-]|:\d{1,7}$|\(\d{1,7},|\", line \d{1,7})"
+)
+_HEADING = re.compile(
+    rf"(?:diff --git a/|\+\+\+ (?:b/)?|--- (?:a/)?|\*\*\* (?:Add|Update|Delete) File: )(?P<path>{_PATH})"
+    rf"|(?P<alone>{_PATH}):?$"
+)
+_HINT = re.compile(
+    r":\d+[:)]|-\d+-|\", line \d|\(\d+,\d+\)|^(?:diff --git |\+\+\+ |\*\*\* \w+ File: )|^\d+[:-]", re.MULTILINE
+)
+_LINE_END = re.compile(r"(?=\n)")
+_NUMBERED = re.compile(r"\s{0,6}\d{1,7}[:-]")
+
+HINTED = 4_000  # characters of a text in which a line names its file, or none does
+LONGEST_COMMAND = 2_000  # characters of a command in which its file is searched
+
+_WORDS = re.compile(rf"(?<![\w/.])(?:{_PATH})(?![\w/])")
+# A message or a script in a command names files that the command doesn't handle.
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
+
+
+class Origins:
+    """The texts of a conversation's messages, with their files.
+
+    ``files`` are those that calls named, with the positions of their messages. ``parameters`` are those of the calls.
+    """
+
+    def __init__(self, format: Format) -> None:
+        """Take the format of the messages."""
+        self.files: list[tuple[Access, str, int]] = []
+        self.parameters: set[str] = set()
+        self._format = format
+        # By the id of a call: its file, and whether its result is the file's content.
+        self._targets: dict[str | None, tuple[str, bool]] = {}
+
+    def parts(self, position: int, turn: Turn) -> list[Part]:
+        """Return the parts of a message."""
+        text = self._format.text(turn.raw)
+        if turn.facts.kind == "result":
+            file, is_content = self._targets.get(turn.facts.answers, ("", False))
+            return [Part("result", text, file)] if is_content else parts_by_file("result", text, file)
+        called = self._format.arguments(turn.raw) if turn.facts.calls else []
+        found, targets = [Part("said", text)], []
+        for tool, arguments in called:
+            pause()
+            value = parsed(arguments)
+            inside = argument_text(value)
+            file = target(tool, value, inside)
+            targets.append((file, file != "" and handles_files(tool)))
+            self.parameters |= parameters(value)
+            self.files += [(access, path, position) for access, path in named_files(tool, value)]
+            found += [Part("call", inside, file)] if file else parts_by_file("call", inside)
+        if len(called) == len(turn.facts.calls):  # the arguments of a provider's own tools are among them
+            self._targets |= zip([call.id for call in turn.facts.calls], targets, strict=True)
+        return found
+
+
+def target(tool: str, arguments: Any, text: str) -> str:
+    """Return the only file that a call reads, writes, or names; empty if there is none, or more than one.
+
+    ``text`` has all strings of the arguments.
+    """
+    files = {portable(file) for _, file in named_files(tool, arguments)}
+    files = {file for file in files if "." in file.rpartition("/")[2].lstrip(".")}
+    if not files and len(text) <= LONGEST_COMMAND:
+        files = {portable(file) for file in _WORDS.findall(_QUOTED.sub(_without_prose, text))}
+    return files.pop() if len(files) == 1 else ""
+
+
+def _without_prose(quoted: re.Match[str]) -> str:
+    return "" if " " in quoted[0] else quoted[0]
+
+
+def parts_by_file(source: Source, text: str, file: str = "") -> list[Part]:
+    """Return the parts of a text by the files that its lines name. Lines that name none belong to ``file``."""
+    if _HINT.search(text, 0, HINTED) is None:
+        return [Part(source, text, file)]
+    lines: dict[str, list[str]] = {}
+    for found, line in _by_line(text):
+        lines.setdefault(found or file, []).append(line)
+    return [Part(source, "\n".join(inside), found) for found, inside in lines.items()]
+
+
+def _by_line(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each line with its file. Numbers of lines, which would become a part of words, are left out."""
+    file = ""
+    for line, following in pairwise(chain(_lines(text), ("",))):
+        located = _LOCATED.match(line)
+        if located is not None:
+            path = portable(located["path"])
+            yield path, f"{path} {line[located.end() :]}"
+            if located["heads"]:
+                file = path
+            continue
+        heading = _HEADING.match(line)
+        if heading is not None:
+            if heading["path"] or _NUMBERED.match(following):
+                line = file = portable(heading["path"] or heading["alone"])
+        elif not line:
+            file = ""
+        yield file, line
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Yield the lines of a text. Splitting a long one at once would block other threads."""
+    for number, piece in enumerate(pieces(text, _LINE_END, PIECE)):
+        yield from piece.split("\n")[number > 0 :]

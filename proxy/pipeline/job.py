@@ -10,13 +10,13 @@ from typing import Literal
 
 import msgspec
 
+from proxy.access.spending import Allowance
 from proxy.compaction import keeps
 from proxy.compaction.fit import fit, label_oldest
-from proxy.compaction.named_files import argument_text
+from proxy.compaction.named_files import argument_text, project_folders
 from proxy.compaction.planning import Plan, make_plan
 from proxy.compaction.pressure import COMMA, SEPARATOR
 from proxy.compaction.render import RenderedConversation, before_cut, render
-from proxy.compaction.rule_files import project_folders
 from proxy.compaction.rules import Envelope, Rules
 from proxy.compaction.settings import lowest_level, part, share_of
 from proxy.compaction.summary_message import Counts, SummaryMessage, retention, texts_of, with_index
@@ -36,7 +36,6 @@ from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request, value_of
 from proxy.dialects.units import ByDigest
 from proxy.overflow import MediaLimit
-from proxy.summary.allowance import Allowance
 from proxy.summary.store import Checkpoint, Origin, StoredSummary
 from proxy.summary.writer import SummaryWriter
 from proxy.telemetry.record import Reason

@@ -19,7 +19,7 @@ import structlog
 from proxy.access.admin import AdminLink, Sessions
 from proxy.access.authenticator import Authenticator
 from proxy.access.quotas import BodyMemory, ConcurrencyLimit, Quotas, SharedQuotas
-from proxy.access.spending import Spending
+from proxy.access.spending import Allowances, Spending
 from proxy.access.web_origins import WebRules
 from proxy.config import Route, Settings
 from proxy.config.server import OtelSettings
@@ -45,7 +45,6 @@ from proxy.store.forgetting import Holder
 from proxy.store.items import ItemMemory
 from proxy.store.replicated_map import FIRST_READ_SECONDS
 from proxy.store.tenant_cache import CacheCapacity
-from proxy.summary.allowance import Allowances
 from proxy.summary.single_flight import Summaries
 from proxy.telemetry import metrics
 from proxy.telemetry.logs import RequestLog

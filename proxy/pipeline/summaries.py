@@ -16,19 +16,19 @@ from functools import partial
 import structlog
 from cachetools import LRUCache
 
+from proxy.access.spending import AllowanceSpent
 from proxy.compaction.summary_message import SummaryParts, collect_names, summary_message
 from proxy.dialects.request import Request
 from proxy.pipeline.facts_cache import FactsCache
 from proxy.pipeline.job import CompactionJob, last_prompt, whole_prompt
 from proxy.store.guarded import Change, CircuitBreaker
 from proxy.summary import times
-from proxy.summary.allowance import AllowanceSpent
 from proxy.summary.extract import extract
 from proxy.summary.prompt import Redaction
-from proxy.summary.quality import SummaryRejected
+from proxy.summary.quality import SummaryFailed, SummaryRefused, SummaryRejected, SummaryUnasked
 from proxy.summary.single_flight import Lineage, NothingToAsk, Progress, Summaries, Wanted
 from proxy.summary.store import Cause, Origin, StoredSummary
-from proxy.summary.writer import SummaryFailed, SummaryRefused, SummaryTask, SummaryTry, SummaryUnasked
+from proxy.summary.writer import SummaryTask, SummaryTry
 from proxy.telemetry.metrics import BREAKER, SUMMARIES
 
 log = structlog.get_logger(__name__)
@@ -239,7 +239,7 @@ class _Span:
 
 def _is_failure(error: BaseException) -> bool:
     """Return whether the model failed. Otherwise the caller left, or the proxy sent no request."""
-    return isinstance(error, Exception) and not isinstance(error, SummaryUnasked)
+    return isinstance(error, Exception) and not isinstance(error, SummaryUnasked | AllowanceSpent)
 
 
 def _report(change: Change, key: Hashable, pause: float) -> None:

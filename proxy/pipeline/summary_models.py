@@ -13,7 +13,7 @@ from time import perf_counter
 import structlog
 
 from proxy.access.authenticator import may_use
-from proxy.access.spending import limit_of
+from proxy.access.spending import AllowanceSpent, limit_of
 from proxy.compaction.format import TextCounter
 from proxy.config import Route
 from proxy.dialects.answers import Answers
@@ -28,10 +28,10 @@ from proxy.overflow import Overflow
 from proxy.pipeline.billing import EXPECTED_OUTPUT, Bill, Pricing, pricing
 from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.runtime import Runtime
-from proxy.summary.allowance import AllowanceSpent
 from proxy.summary.forms import FORMS, SummaryForm
 from proxy.summary.model import CONTINUED, UpstreamSummaryModel, Way, output_limit, reasoning_room
-from proxy.summary.writer import SummaryModels, SummaryUnasked, SummaryWriter
+from proxy.summary.quality import SummaryUnasked
+from proxy.summary.writer import SummaryModels, SummaryWriter
 from proxy.summary.writers import NotesAfterRefusal, NotesWriter, TranscriptWriter
 from proxy.telemetry.record import CANCELED, Usage, summary_record
 from proxy.upstream.transport import Answer

@@ -14,8 +14,7 @@ from proxy.config.upstreams import Api
 from proxy.constants import UNDECODABLE
 from proxy.dialects.answers import json_objects
 from proxy.http.headers import Headers
-from proxy.summary.quality import Written
-from proxy.summary.writer import SummaryFailed, SummaryRefused
+from proxy.summary.quality import SummaryFailed, SummaryRefused, Written
 from proxy.upstream.transport import output_field
 
 REQUIRED_OUTPUT = 4_096

@@ -20,8 +20,7 @@ from proxy.errors import UpstreamError
 from proxy.http.headers import Credential, Headers
 from proxy.overflow import Overflow, recognise
 from proxy.summary.forms import CHAT, SummaryForm, read
-from proxy.summary.quality import Written
-from proxy.summary.writer import SummaryFailed, SummaryTooLong
+from proxy.summary.quality import SummaryFailed, SummaryTooLong, Written
 from proxy.telemetry.record import Trace, new_span, with_trace
 from proxy.upstream.refusals import read as read_refusal
 from proxy.upstream.registry import MISSING, denies_path

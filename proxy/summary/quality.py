@@ -1,4 +1,4 @@
-"""Check whether a model's text is usable as a summary."""
+"""The response of a summary model, the ways in which a call fails, and the check whether a text is usable."""
 
 from __future__ import annotations
 
@@ -161,6 +161,22 @@ _BROKEN_OFF = {"length", "max_tokens", "max_output_tokens", "model_length", "mod
 _CALLED = {"tool_calls", "function_call", "tool_use"}
 _BLOCKED = {"content_filter", "content_filtered", "guardrail_intervened", "safety", "sensitive", "recitation", "spii"}
 _BLOCKED |= {"blocklist", "prohibited_content", "refusal", "error"}
+
+
+class SummaryFailed(Exception):
+    """The model returned no usable summary. The message gives the reason without quoting content."""
+
+
+class SummaryRefused(SummaryFailed):
+    """The upstream refused the request, though it took the conversation's own requests."""
+
+
+class SummaryTooLong(SummaryFailed):
+    """The model rejected the request as too long."""
+
+
+class SummaryUnasked(SummaryFailed):
+    """The proxy sent no request, for a reason unrelated to the model's health."""
 
 
 class SummaryRejected(Exception):
@@ -373,22 +389,16 @@ def _has_call(value: dict[str, object]) -> bool:
 
 
 def _is_error(text: str) -> bool:
-    value = _as_json(text)
-    if isinstance(value, dict) and value and _ENVELOPE_KEYS.issuperset(value):
-        return True
+    bare = text.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    if bare.startswith("{"):
+        try:
+            value = json.loads(bare)
+        except (ValueError, RecursionError):
+            value = None
+        if value and _ENVELOPE_KEYS.issuperset(value):
+            return True
     one_line = len(text) <= _SHORT and "\n" not in text
     return _ERROR_CODE.match(text) is not None or (one_line and _ERROR.match(text) is not None)
-
-
-def _as_json(text: str) -> object:
-    """Parse a JSON object or list, with or without a code fence. Return ``None`` for anything else."""
-    text = text.removeprefix("```json").removeprefix("```").removesuffix("```").strip()
-    if not text.startswith(("{", "[")):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _shortened(text: str, max_tokens: int, count: TextCounter) -> str:

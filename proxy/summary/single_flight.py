@@ -64,12 +64,12 @@ class Wanted(ABC):
         """Make a digest with the cause ``timeout``, for requests that have waited long enough."""
 
 
+@dataclass(slots=True)
 class Progress:
     """The tries of a summary in progress. ``began`` is when the current one began, in the event loop's time."""
 
-    def __init__(self) -> None:
-        self.began = 0.0
-        self._limit: asyncio.Timeout | None = None
+    began: float = 0.0
+    _limit: asyncio.Timeout | None = None
 
     @asynccontextmanager
     async def trying(self, seconds: float, *, last: bool) -> AsyncIterator[None]:
@@ -96,13 +96,13 @@ class NothingToAsk(Exception):
     """Ends a task ahead of need that would call no model. A digest is made quickly once a request needs it."""
 
 
+@dataclass(eq=False)
 class InFlight:
     """A summary in progress, and the number of callers that wait for it."""
 
-    def __init__(self, task: asyncio.Task[StoredSummary], progress: Progress) -> None:
-        self.task = task
-        self.progress = progress
-        self.waiting = 0
+    task: asyncio.Task[StoredSummary]
+    progress: Progress
+    waiting: int = 0
 
 
 @dataclass(slots=True)

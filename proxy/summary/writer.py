@@ -1,37 +1,20 @@
-"""A way to have summaries written: its interface, its task, and the ways in which it fails."""
+"""A way to have summaries written: its interface and its task."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from proxy.compaction.format import Format
 from proxy.compaction.turn import OutgoingMessage, Turn
 from proxy.config.policy import SummarySettings
 from proxy.dialects.request import Request
+from proxy.summary.forms import SummaryForm
+from proxy.summary.model import UpstreamSummaryModel
 from proxy.summary.prompt import Redaction
-
-if TYPE_CHECKING:
-    from proxy.summary.forms import SummaryForm
-    from proxy.summary.model import UpstreamSummaryModel
-
-
-class SummaryFailed(Exception):
-    """The model returned no usable summary. The message gives the reason without quoting content."""
-
-
-class SummaryRefused(SummaryFailed):
-    """The upstream refused the request, though it took the conversation's own requests."""
-
-
-class SummaryTooLong(SummaryFailed):
-    """The model rejected the request as too long."""
-
-
-class SummaryUnasked(SummaryFailed):
-    """The proxy sent no request, for a reason unrelated to the model's health."""
+from proxy.summary.quality import SummaryUnasked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,16 +24,8 @@ from proxy.dialects.request import Request, fields_of
 from proxy.errors import BadBody, ConfigurationError
 from proxy.summary.model import UpstreamSummaryModel, output_limit
 from proxy.summary.prompt import continuation, entries, fenced, language_sample, request_messages
-from proxy.summary.quality import checked, notes_in
-from proxy.summary.writer import (
-    SummaryFailed,
-    SummaryModels,
-    SummaryTask,
-    SummaryTooLong,
-    SummaryTry,
-    SummaryUnasked,
-    SummaryWriter,
-)
+from proxy.summary.quality import SummaryFailed, SummaryTooLong, SummaryUnasked, checked, notes_in
+from proxy.summary.writer import SummaryModels, SummaryTask, SummaryTry, SummaryWriter
 
 log = structlog.get_logger(__name__)
 

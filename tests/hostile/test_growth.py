@@ -19,7 +19,7 @@ import pytest
 import proxy
 
 BOUNDED = {
-    "proxy.compaction.stages.lossless._TOKEN": "reads valid JSON, in which each string ends",
+    "proxy.compaction.stages.evict_results._TOKEN": "reads valid JSON, in which each string ends",
     "proxy.config.fields._INEXACT": "an operator's expression has 1,000 characters at most",
     "proxy.dialects.answers._END": "matched at a few places of an answer's end",
 }

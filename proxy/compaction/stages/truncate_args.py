@@ -94,9 +94,8 @@ class Arguments(Stage):
         note = self._note(turn)
 
         def rewrite(name: str, arguments: str) -> str | None:
-            if not self._applies(name) or len(arguments) <= self._least:
-                return None
-            return self._shorter(arguments, note)
+            applies = "*" in self._rules.tools or name in self._rules.tools
+            return self._shorter(arguments, note) if applies and len(arguments) > self._least else None
 
         raw = self._format.with_arguments(turn.raw, rewrite)
         return None if raw is turn.raw else turn.rewritten(raw, self._format)
@@ -118,9 +117,6 @@ class Arguments(Stage):
             return None
         # A lone surrogate isn't valid UTF-8, so it must remain an escape.
         return json.dumps(cut) if _SURROGATE.search(text) else text
-
-    def _applies(self, name: str) -> bool:
-        return "*" in self._rules.tools or name in self._rules.tools
 
     def _cut(self, value: Any, note: str, key: str = "", depth: int = 0) -> Any:
         if isinstance(value, str):

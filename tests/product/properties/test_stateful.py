@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from proxy.pipeline.facts_cache import FactsCache
-from proxy.summary.writer import SummaryFailed
+from proxy.summary.quality import SummaryFailed
 from tests.kit.conversations import Message, assistant, call, requests, result, system, user
 from tests.kit.engine import Engine, Request, request, runner
 from tests.kit.generator import SETTINGS, encoded, text

@@ -14,9 +14,9 @@ from proxy.records import open_records
 from proxy.records.model import RecordQuery
 from proxy.store import ManagedStore, open_store
 from proxy.store.accounts import Entry
+from proxy.store.forgetting import ALLOWANCE as KIND
 from proxy.store.forgetting import forget
 from proxy.store.sqlite import SqliteStore
-from proxy.summary.allowance import KIND
 from tests.kit.records import record
 
 pytest.importorskip("cryptography")

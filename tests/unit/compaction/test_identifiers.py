@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from proxy.compaction.identifiers import MOST, PIECE, Mention, Names, Part, collect, is_program, ranking, search_in
 from proxy.compaction.named_files import argument_text, parsed, portable
-from proxy.compaction.origins import parts, target
-from proxy.compaction.summary_message import fenced
+from proxy.compaction.summary_message import fenced, target
+from proxy.compaction.summary_message import parts_by_file as parts
 from proxy.summary import prompt as transcript
 from proxy.summary.quality import Written, checked
 from tests.kit.conversations import FORMAT, result, turn

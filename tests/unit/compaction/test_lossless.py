@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.stages import lossless as forms
-from proxy.compaction.stages.lossless import (
+from proxy.compaction.stages import evict_results as forms
+from proxy.compaction.stages.evict_results import (
     compact_json,
     grouped,
     lossless,

@@ -6,7 +6,8 @@ import pytest
 
 from proxy.compaction.identifiers import PIECE
 from proxy.compaction.named_files import argument_text
-from proxy.compaction.origins import parts, target
+from proxy.compaction.summary_message import parts_by_file as parts
+from proxy.compaction.summary_message import target
 
 
 @pytest.mark.parametrize(

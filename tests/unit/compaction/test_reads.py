@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.stages.reads import Superseded, superseded_reads
+from proxy.compaction.stages.duplicates import Superseded, superseded_reads
 from tests.kit.conversations import FORMAT, assistant, call, result, turns
 
 TEXT = "line of a file\n" * 40

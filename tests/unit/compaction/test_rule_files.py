@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from proxy.compaction.rule_files import MARKS, project_folders, rules_read
+from proxy.compaction.named_files import RULE_MARKS, project_folders, rules_read
 
 READS: list[tuple[str, dict[str, Any]]] = [
     ("Read", {"file_path": "/repo/AGENTS.md", "offset": 1, "limit": 20}),
@@ -46,7 +46,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("tool", "fields"), READS)
 def test_a_read_of_rules_is_recognized(tool: str, fields: dict[str, Any]) -> None:
     assert rules_read(tool, json.dumps(fields), [])
-    assert any(mark in f"{tool}{json.dumps(fields)}".encode() for mark in MARKS)
+    assert any(mark in f"{tool}{json.dumps(fields)}".encode() for mark in RULE_MARKS)
 
 
 @pytest.mark.parametrize(("tool", "fields"), OTHERS)

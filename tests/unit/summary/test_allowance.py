@@ -10,16 +10,17 @@ import msgspec
 import pytest
 
 from proxy.access.authenticator import Caller
+from proxy.access.spending import Allowance, Allowances, AllowanceSpent
 from proxy.config import Route
 from proxy.config.policy import Policy
 from proxy.config.teams import LimitSettings
+from proxy.constants import DAY
 from proxy.dialects.apis import CHAT
 from proxy.errors import UpstreamTimeout, UpstreamUnreachable
 from proxy.pipeline.summary_models import CallRecords
 from proxy.store import open_store
-from proxy.summary.allowance import DAY, Allowance, Allowances, AllowanceSpent
 from proxy.summary.model import UpstreamSummaryModel
-from proxy.summary.writer import SummaryFailed
+from proxy.summary.quality import SummaryFailed
 from proxy.telemetry.record import RequestRecord
 from tests.kit.summary_conversation import words
 from tests.unit.summary.test_model import ASKED, OneAnswer

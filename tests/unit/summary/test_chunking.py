@@ -13,8 +13,8 @@ from proxy.compaction.format import TextCounter
 from proxy.compaction.turn import Turn
 from proxy.config.policy import SummarySettings
 from proxy.summary.prompt import Redaction
-from proxy.summary.quality import SummaryRejected, Written
-from proxy.summary.writer import SummaryFailed, SummaryTask
+from proxy.summary.quality import SummaryFailed, SummaryRejected, Written
+from proxy.summary.writer import SummaryTask
 from proxy.summary.writers import PARALLEL, chunks, newest, write
 from tests.kit.summary_conversation import FORMAT, turn, words
 

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from proxy.summary.model import UpstreamSummaryModel, output_limit
-from proxy.summary.quality import Written
-from proxy.summary.writer import SummaryFailed, SummaryTooLong
+from proxy.summary.quality import SummaryFailed, SummaryTooLong, Written
 from proxy.upstream.transport import Answer, Outgoing
 from tests.kit.summary_conversation import words
 
