@@ -193,11 +193,11 @@ def test_old_messages_change_only_where_the_trigger_is_reached(drawn: Any, budge
 def test_what_the_head_and_the_user_leave_room_for_fits(drawn: Any, budget: int, policy: Rules, head: int) -> None:
     """The parts that the proxy doesn't change must use at most half of the budget.
 
-    These are the head, tools, later system messages, calls, and the user's last message.
+    These are the head, tools, later system messages, calls, pinned messages, and the user's last message.
     """
     before, sent = sent_of(drawn, budget, policy, head)
     last = [turn for turn in before if turn.facts.role == "user"][-1]
-    firm = [t for t in before if t.facts.role == "system" or t is last]
+    firm = [t for t in before if t.facts.role == "system" or t is last or policy.pins.holds(t, FORMAT)]
     if FIXED + sum(turn.facts.tokens for turn in firm) <= budget // 2:
         assert sent.tokens + FIXED <= budget
 
