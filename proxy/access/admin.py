@@ -28,7 +28,7 @@ import structlog
 from proxy.config.settings import Settings
 from proxy.config.teams import AdminKeySettings
 from proxy.errors import NotAuthenticated
-from proxy.http.headers import LOOPBACK, RawHeaders, cookies
+from proxy.http.headers import LOOPBACK, RawHeaders, cookies, key_digest
 from proxy.http.headers import credential as credential_in
 from proxy.telemetry.metrics import refused
 
@@ -151,11 +151,8 @@ class Admins:
         self._clock = clock
         self._linked = linked(settings)
         keys = () if settings.admin is None else settings.admin.keys
-        self._keys = {key.hash.removeprefix("sha256:"): key for key in keys}
-
-    def issued(self, digest: str | None) -> AdminKeySettings | None:
-        """Return the admin key with this digest, expired or not."""
-        return self._keys.get(digest or "")
+        self.keys = {key.hash.removeprefix("sha256:"): key for key in keys}
+        """The admin keys by their digests, expired or not."""
 
     def sender(self, headers: RawHeaders, link: AdminLink | None) -> Admin | None:
         """Return the administrator who sent a request, or ``None``. Raises ``NotAuthenticated`` for an expired key.
@@ -166,13 +163,13 @@ class Admins:
         if credential is None:
             known = other is None and self._linked and link is not None and link.started(headers)
             return Admin("one-time link") if known else None
-        key = self.issued(key_digest(credential.key))
+        key = self.keys.get(key_digest(credential.key))
         if key is not None and self._clock() >= key.ends:
             raise not_authenticated(f"This admin key expired on {key.expires} (UTC). List a new one under admin.keys.")
         return None if key is None else _admin(key)
 
     def holder(self, digest: str) -> Admin | None:
-        key = self.issued(digest)
+        key = self.keys.get(digest)
         return _admin(key) if key is not None and self._clock() < key.ends else None
 
     def redeem(self, link: AdminLink | None, token: str) -> str:
@@ -190,15 +187,6 @@ class Admins:
 def not_authenticated(message: str) -> NotAuthenticated:
     refused("key").inc()
     return NotAuthenticated(message)
-
-
-def key_digest(text: str) -> str:
-    """Return the hexadecimal SHA-256 of a header's original bytes. The server decodes headers as Latin-1."""
-    try:
-        sent = text.encode("latin-1")
-    except UnicodeEncodeError:
-        sent = text.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(sent).hexdigest()
 
 
 def _admin(key: AdminKeySettings) -> Admin:

@@ -11,11 +11,11 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from proxy.access.admin import Admins, key_digest, not_authenticated
+from proxy.access.admin import Admins, not_authenticated
 from proxy.config.policy import Policy
 from proxy.config.settings import Settings
 from proxy.config.teams import KeySettings, LimitSettings
-from proxy.http.headers import LOOPBACK, Credential, RawHeaders
+from proxy.http.headers import LOOPBACK, Credential, RawHeaders, key_digest
 from proxy.http.headers import credential as credential_in
 from proxy.store.interface import SHARED_TENANT, UNSTORED_TENANT
 
@@ -91,7 +91,7 @@ class Authenticator:
         return self._identified(digest, None, None)
 
     def _identified(self, digest: str | None, credential: Credential | None, other: str | None) -> Caller:
-        if self.admins.issued(digest) is not None:
+        if digest in self.admins.keys:
             raise not_authenticated(ADMIN)
         key, team = self._keys.get(digest or "", (None, None))
         ends = math.inf if key is None else key.ends
@@ -100,12 +100,11 @@ class Authenticator:
         if self._open:
             # The proxy doesn't forward other schemes (Basic, …), but they still distinguish callers.
             digest = digest if digest is not None or not other else key_digest(other)
-            return self._caller(self._keyless if digest is None else f"key:{digest}", team, credential, key)
-        if team is None:
+            tenant = self._keyless if digest is None else f"key:{digest}"
+        elif team is None:
             raise not_authenticated(_refusal(digest, credential))
-        return self._caller(f"team:{team}", team, None, key)
-
-    def _caller(self, tenant: str, team: str | None, credential: Credential | None, key: KeySettings | None) -> Caller:
+        else:
+            tenant, credential = f"team:{team}", None
         if team is None or key is None:
             return Caller(tenant, None, self._settings.policies["default"], credential, None)
         known = self._settings.teams[team]

@@ -6,7 +6,8 @@ import asyncio
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from operator import is_
+from typing import Any, ClassVar, NamedTuple, Self
 
 import msgspec
 
@@ -300,6 +301,39 @@ class Request(msgspec.Struct, eq=False):
     def _lower_output(self, fields: dict[str, msgspec.Raw], most: int) -> None:
         """Limit the output in the fields of a body to ``most`` tokens."""
         raise NotImplementedError
+
+
+class Split(NamedTuple):
+    """A message, and the units that were made from it."""
+
+    message: bytes
+    units: tuple[bytes, ...]
+    role: bytes = b"user"
+
+
+class BlocksRequest(Request, eq=False):
+    """A request whose messages may have blocks.
+
+    ``splits`` are the messages that several units were made from, by the identity of their first unit.
+    """
+
+    splits: dict[int, Split] = msgspec.field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        made = sum(len(unit) for part in self.splits.values() for unit in part.units if unit is not part.message)
+        return super().size + made
+
+    def release(self) -> None:
+        super().release()
+        self.splits = {}
+
+    def rewritten(
+        self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
+    ) -> bytes:
+        if units is not None and len(units) == len(self.units) and all(map(is_, units, self.units)):
+            units = None
+        return super().rewritten(units=units, model=model, max_output=max_output)
 
 
 _media = ByDigest(has_remote_media)

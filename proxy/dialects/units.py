@@ -478,6 +478,12 @@ def string(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
+def type_of(block: object) -> str:
+    """Return the type of a block; empty if it has none."""
+    found = block.get("type") if isinstance(block, dict) else None
+    return found if isinstance(found, str) else ""
+
+
 def argument_text(value: Any) -> str:
     """Return a string unchanged, and other values as JSON."""
     if value is None:

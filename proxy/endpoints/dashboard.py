@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from proxy.access.admin import SESSION_COOKIE, end_session, key_digest
+from proxy.access.admin import SESSION_COOKIE, end_session
 from proxy.config import Settings
 from proxy.endpoints import presentation
 from proxy.endpoints.queries import (
@@ -33,7 +33,7 @@ from proxy.endpoints.queries import (
 )
 from proxy.endpoints.records import request_json
 from proxy.errors import ContentNotAllowed, NotAuthenticated, NotFound, ProxyError, RequestError
-from proxy.http.headers import cookies, credential
+from proxy.http.headers import cookies, credential, key_digest
 from proxy.http.request_body import read_body
 from proxy.pipeline.changes import read_prompt
 from proxy.pipeline.runtime import Runtime

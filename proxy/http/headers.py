@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Iterable, Iterator, Sequence, Set
 from enum import StrEnum
@@ -266,3 +267,12 @@ def is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def key_digest(text: str) -> str:
+    """Return the hexadecimal SHA-256 of a header's original bytes. The server decodes headers as Latin-1."""
+    try:
+        sent = text.encode("latin-1")
+    except UnicodeEncodeError:
+        sent = text.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(sent).hexdigest()

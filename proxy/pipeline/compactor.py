@@ -223,9 +223,9 @@ class Compactor:
             outcome = replace(outcome, summary=used)
         if work.plan.upcoming is not None:
             self._summaries.prepare(work)
-        heavy = work.heavy or len(work.turns) > MANY or not work.has_cached(entry)
+        heavy = work.plan.clips or len(work.turns) > MANY or not work.has_cached(entry)
         finish = partial(self._finished, work, entry, outcome)
-        outcome, rendered = await self._facts.run_if(heavy, finish, *work.workload)
+        outcome, rendered = await self._facts.run_if(bool(heavy), finish, *work.workload)
         if rendered is not None:
             outcome = replace(outcome, archive=self._keep(work, rendered))
         case = work.case

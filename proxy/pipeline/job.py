@@ -185,11 +185,6 @@ class CompactionJob:
         return self.case.tenant, len(self.case.body.raw)
 
     @property
-    def heavy(self) -> bool:
-        """Return whether a message must be shortened for the first time."""
-        return bool(self.plan.clips)
-
-    @property
     def folders(self) -> tuple[str, ...]:
         """Return the folders that the system prompt states as the project's. They decide which files have its rules."""
         stated = _folders.of([*(bytes(turn.raw) for turn in self.turns[: self.head]), *map(bytes, self.prompt)])

@@ -99,9 +99,9 @@ class Recorder:
         now = perf_counter()
         if record.calls:
             record.phases["upstream"] = round(sum(call.ms for call in record.calls), 3)
-        record.phases["total"] = _ms(now - started)
+        record.phases["total"] = round((now - started) * 1000, 3)
         if sent.begun:
-            record.phases["first_byte"] = _ms(sent.first_byte - started)
+            record.phases["first_byte"] = round((sent.first_byte - started) * 1000, 3)
         self.add(record)
 
     def add(self, record: RequestRecord) -> None:
@@ -163,10 +163,6 @@ def _ended(place: Place, waiting: Waiting[RequestRecord], written: bool) -> None
         return
     _DROPPED.inc()
     log.error("records.record_dropped", record=waiting.value.id, team=waiting.value.team)
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
 
 
 def _shown(path: str) -> str:

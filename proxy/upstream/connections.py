@@ -102,7 +102,13 @@ class Connections:
         self._busy += 1
         try:
             async with _UNLIMITED if within is None else asyncio.timeout(within):
-                response = await self._attempted(method, url, headers, body, again=again)
+                try:
+                    response = await self._request(method, url, headers, body)
+                except ClosedIdle:
+                    if not again:
+                        raise
+                    log.info("upstream.sent_again", upstream=self._upstream)
+                    response = await self._request(method, url, headers, body)
         except BaseException as error:
             await self._done()
             if isinstance(error, aiohttp.ClientError | OSError):  # a TimeoutError is an OSError
@@ -120,17 +126,6 @@ class Connections:
             body=_Chunks(response),
             close=self._closer(response),
         )
-
-    async def _attempted(
-        self, method: str, url: str, headers: Headers, body: bytes | AsyncIterator[bytes] | None, *, again: bool
-    ) -> Response:
-        try:
-            return await self._request(method, url, headers, body)
-        except ClosedIdle:
-            if not again:
-                raise
-        log.info("upstream.sent_again", upstream=self._upstream)
-        return await self._request(method, url, headers, body)
 
     def _closer(self, response: Response) -> Callable[[], Awaitable[None]]:
         closed = False

@@ -8,10 +8,11 @@ from typing import Self
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.messages.request import BlocksRequest, layouts_of, regrouped, split
+from proxy.dialects.messages.request import layouts_of, regrouped, split
 from proxy.dialects.request import (
     MAX_VALUES,
     NOTHING,
+    BlocksRequest,
     Wire,
     encoded,
     fields_of,

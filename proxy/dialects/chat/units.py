@@ -15,7 +15,7 @@ from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
 from proxy.compaction.reminders import note_key
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, OutgoingMessage, Turn
 from proxy.dialects.chat.alternation import alternating
-from proxy.dialects.messages.units import MessagesUnits, type_of
+from proxy.dialects.messages.units import MessagesUnits
 from proxy.dialects.parts import CHAT
 from proxy.dialects.repair import CallKey
 from proxy.dialects.units import (
@@ -30,6 +30,7 @@ from proxy.dialects.units import (
     replace_field,
     string,
     summary_in,
+    type_of,
 )
 from proxy.dialects.walk import is_noted, linked, links_in, notes_of, part_text
 

@@ -20,10 +20,9 @@ from proxy.dialects.messages.units import (
     kind_of,
     nested,
     text_in,
-    type_of,
 )
 from proxy.dialects.parts import MESSAGES, SEALED, UNCOUNTED
-from proxy.dialects.units import decode, encode
+from proxy.dialects.units import decode, encode, type_of
 from proxy.dialects.walk import file_text, row_of
 from proxy.limits.profiles import Profile
 from proxy.tokens import tools

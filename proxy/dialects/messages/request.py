@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from operator import is_
 from typing import NamedTuple, Self
 
 import msgspec
 
 from proxy.constants import UNDECODABLE
-from proxy.dialects.messages.units import answers_before, blocks_of, kind_of, type_of
+from proxy.dialects.messages.units import answers_before, blocks_of, kind_of
 from proxy.dialects.request import (
     NOTHING,
-    Request,
+    BlocksRequest,
+    Split,
     Wire,
     encoded,
     listed,
     positive,
     value_of,
 )
-from proxy.dialects.units import ByDigest, decode, encode
+from proxy.dialects.units import ByDigest, decode, encode, type_of
 from proxy.limits.budget import LEAST_THINKING, lower_thinking
 
 _FIELDS = ("system", "tools", "tool_choice", "output_config", "output_format", "mcp_servers")
@@ -68,14 +68,6 @@ _outer = msgspec.json.Decoder(_Outer)
 _typed = msgspec.json.Decoder(_Typed)
 
 
-class Split(NamedTuple):
-    """A message, and the units that were made from it."""
-
-    message: bytes
-    units: tuple[bytes, ...]
-    role: bytes = b"user"
-
-
 class Layout(NamedTuple):
     """The places in a message that decide how it's split.
 
@@ -92,31 +84,6 @@ class Layout(NamedTuple):
 
 
 _PLAIN = Layout()
-
-
-class BlocksRequest(Request, eq=False):
-    """A request whose messages may have blocks. See ``dialects.request.Request``.
-
-    ``splits`` are the messages that several units were made from, by the identity of their first unit.
-    """
-
-    splits: dict[int, Split] = msgspec.field(default_factory=dict)
-
-    @property
-    def size(self) -> int:
-        made = sum(len(unit) for part in self.splits.values() for unit in part.units if unit is not part.message)
-        return super().size + made
-
-    def release(self) -> None:
-        super().release()
-        self.splits = {}
-
-    def rewritten(
-        self, *, units: Sequence[bytes] | None = None, model: str | None = None, max_output: int | None = None
-    ) -> bytes:
-        if units is not None and len(units) == len(self.units) and all(map(is_, units, self.units)):
-            units = None
-        return super().rewritten(units=units, model=model, max_output=max_output)
 
 
 class MessagesRequest(BlocksRequest, eq=False):

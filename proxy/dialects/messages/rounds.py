@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from proxy.dialects.messages.request import joined
-from proxy.dialects.messages.units import blocks_of, calls_of, text_in, type_of
+from proxy.dialects.messages.units import blocks_of, calls_of, text_in
 from proxy.dialects.request import NOTHING, fields_of, listed, value_of
 from proxy.dialects.rounds import (
     AnswerPart,
@@ -26,7 +26,7 @@ from proxy.dialects.rounds import (
     field_of,
     place_of,
 )
-from proxy.dialects.units import decode, encode
+from proxy.dialects.units import decode, encode, type_of
 from proxy.http.sse import encode as event_of
 
 _LENGTHENED = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}

@@ -26,6 +26,7 @@ from proxy.dialects.units import (
     own_text,
     replace_field,
     string,
+    type_of,
 )
 from proxy.dialects.walk import is_noted, linked, links_in, notes_of, row_of
 from proxy.limits.profiles import undated
@@ -169,12 +170,6 @@ def blocks_of(message: Message) -> list[Any]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return content if isinstance(content, list) else []
-
-
-def type_of(block: object) -> str:
-    """Return the type of a block; empty if it has none."""
-    found = block.get("type") if isinstance(block, dict) else None
-    return found if isinstance(found, str) else ""
 
 
 def is_sealed(block: Any) -> bool:
