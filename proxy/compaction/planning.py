@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from proxy.compaction import keeps
-from proxy.compaction.format import Binding, Format
+from proxy.compaction.format import Format
 from proxy.compaction.pressure import BytePressure, Gains, MessagePressure, Pressure, stage_gains
 from proxy.compaction.rules import Envelope, Rules, SectionLimits, section_limits
 from proxy.compaction.settings import Clause, Trigger, any_met, lowest_level, part, raised, share_of
@@ -174,18 +174,12 @@ def make_plan(body: Sequence[Turn], rules: Rules, envelope: Envelope, format: Fo
     for end in range(1, len(sizes) + 1):
         planner.arrive(end)
     plan = assemble_plan(body, sizes, gains, limits, pinned, planner.checkpoints, planner.pending, state)
-    stale = _stale_reasoning(format.binds_reasoning, sizes, planner.limited_at, planner.changed_at)
+    stale, changed_at = 0, planner.changed_at
+    if format.binds_reasoning == "always":  # limits of results matter only to this binding, to the whole prompt
+        stale = ([0, *sizes.ends])[max(changed_at, planner.limited_at)]
+    elif format.binds_reasoning == "until_open_round" and changed_at:
+        stale = sizes.starts[sizes.newest(changed_at)]
     return replace(plan, stale_reasoning=stale)
-
-
-def _stale_reasoning(binding: Binding, sizes: Sizes, limited_at: int, changed_at: int) -> int:
-    """Return the index before which reasoning is invalid, because the prompt changed when there were so many segments.
-
-    Limits of results matter only to reasoning that is bound to the whole prompt.
-    """
-    if binding == "always":
-        return ([0, *sizes.ends])[max(changed_at, limited_at)]
-    return sizes.starts[sizes.newest(changed_at)] if binding == "until_open_round" and changed_at else 0
 
 
 class Planner:
@@ -401,7 +395,13 @@ class Planner:
             return False
         latest = self._sizes.boundary(self._rules.keep, end, self._budget)
         cut = self.pending
-        if cut is None or not worth(cut) or not self._holds(cut, end, pressures):
+        if cut is None or not worth(cut):
+            holds = False
+        elif pressures or self._level is None:
+            holds = self._leaves_room(cut, end, pressures=pressures)
+        else:  # the summary is already paid for, so it's good enough unless the trigger would fire again at once
+            holds = self._size(cut, end) < self._level
+        if cut is None or not holds:
             cut = self._roomy(latest, end, newest, pressures=pressures)
         if cut <= self._cut or not worth(cut):
             return False
@@ -411,15 +411,6 @@ class Planner:
         self.pending = None
         self._settle()
         return True
-
-    def _holds(self, cut: int, end: int, pressures: Sequence[Pressure]) -> bool:
-        """Return whether a cut that was chosen early is still good enough, because its summary is already paid for.
-
-        It is, even if the turn was larger than expected, unless the trigger would fire again at once.
-        """
-        if pressures or self._level is None:
-            return self._leaves_room(cut, end, pressures=pressures)
-        return self._size(cut, end) < self._level
 
     def _least_gain(self, size: int) -> float:
         """Return the tokens that a checkpoint must save. If the budget is almost full, one token is enough."""

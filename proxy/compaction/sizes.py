@@ -212,7 +212,9 @@ class Sizes:
             self.retained.skip()
         if first.kind == "user" and not pinned:
             users = _quoted_tokens(first)
-            beside = _is_beside_results(body, start)
+            # Right after results, the assistant still works on an older message of the user.
+            kinds = (body[index].facts.kind for index in range(start - 1, -1, -1))
+            beside = next(filter(None, kinds), "") == "result"
             self._asks[segment] = not beside
             if not first.rare.foreign:
                 # Media of the task that no prompt has room for would rule out every cut. The summary quotes its text.
@@ -279,13 +281,6 @@ def clip_results(body: Sequence[Turn], span: Sequence[int], cap: int | None) -> 
 def _quoted_tokens(facts: Facts) -> int:
     """Return the tokens of a user's message as a summary message quotes it."""
     return facts.text_tokens + keeps.USER_FRAME_TOKENS + (keeps.LABEL_TOKENS if facts.media else 0)
-
-
-def _is_beside_results(body: Sequence[Turn], index: int) -> bool:
-    """Return whether a user's message comes right after results, so that the assistant still works on an older one."""
-    while index > 0 and body[index - 1].facts.kind == "":
-        index -= 1
-    return index > 0 and body[index - 1].facts.kind == "result"
 
 
 class Projection:

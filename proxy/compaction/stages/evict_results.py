@@ -352,10 +352,10 @@ def _runs(lines: list[str]) -> Iterator[tuple[str, int, int]]:
     taken = place = 0
     while place < len(lines):
         match = _FOUND.match(lines[place])
-        if match is None or not _is_path(match[1]):
+        path = "" if match is None else match[1]
+        if not ("/" in path or "." in path) or not any(map(str.isalpha, path)):
             place += 1
             continue
-        path = match[1]
         start, end = place, place + 1
         while start > taken and _is_found(lines[start - 1], path):
             start -= 1
@@ -365,10 +365,6 @@ def _runs(lines: list[str]) -> Iterator[tuple[str, int, int]]:
             yield path, start, end
             taken = end
         place = end
-
-
-def _is_path(text: str) -> bool:
-    return ("/" in text or "." in text) and any(map(str.isalpha, text))
 
 
 def _is_found(line: str, path: str) -> bool:
