@@ -117,7 +117,7 @@ class House:
     async def settled(self) -> None:
         """Wait until nothing goes on in the background, so that what comes next depends on nothing but order."""
         summaries, archive = self.app.service.stores.summaries, self.app.service.stores.archive
-        tasks = lambda: summaries._flights.tasks or summaries._background or summaries._releasing  # noqa: E731
+        tasks = lambda: summaries._flights or summaries._background or summaries._releasing  # noqa: E731
         while tasks() or len(summaries.cache.writes) or len(archive.writes):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 

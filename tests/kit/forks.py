@@ -27,7 +27,7 @@ ADOPT = 36
 MESSAGE = 1_000_000
 """Bytes of a request, at most."""
 READY = b"adopted"
-AT_START = ("PYTHON", "PROMETHEUS_")
+AT_START = ("PYTHON", "PROMETHEUS_", "SSL_CERT_")
 """Beginnings of variables that modules read when they are imported."""
 
 
@@ -79,8 +79,8 @@ def fork(
 
     Return ``None`` if forks aren't possible, or if a variable matters to imports.
     """
-    own = {name: value for name, value in environment.items() if name.startswith(AT_START) and name != "PYTHONPATH"}
-    if sys.platform != "linux" or own.items() - os.environ.items():
+    own = {name: value for name, value in environment.items() if name.startswith(AT_START)}
+    if sys.platform != "linux" or own.items() - _BEFORE.items() - {("PYTHONPATH", str(ROOT))}:
         return None
     with _LOCK:
         parent = _parent()
@@ -97,6 +97,7 @@ def fork(
 
 
 _LOCK = threading.Lock()
+_BEFORE = dict(os.environ)
 
 
 @functools.cache
