@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import errno
 import functools
+import inspect
 import io
 import os
 import select
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -165,7 +166,7 @@ class Connections:
                 max_field_size=LINE_BYTES,
                 max_line_size=LINE_BYTES,
             )
-            if self._proxy is None:
+            if self._proxy is None and _fits():
                 self._express = Express(self._session)
         session = self._session
         if self._express is not None and method == "POST" and isinstance(body, bytes):
@@ -395,6 +396,35 @@ class _Target(NamedTuple):
 
     request: ClientRequest
     start: str
+
+
+PARTS: Mapping[Callable[..., Any], Sequence[str]] = {
+    aiohttp.TCPConnector.connect: ("req", "traces", "timeout"),
+    ResponseHandler.set_response_params: (
+        *("timer", "read_until_eof", "auto_decompress", "read_bufsize", "max_line_size", "max_field_size"),
+    ),
+    ResponseHandler.read: (),
+    Connection.release: (),
+    Connection.close: (),
+    StreamReader.on_eof: ("callback",),
+    StreamReader.set_exception: ("exc",),
+    ClientRequest: ("method", "url", "loop", "session"),
+}
+"""The parts of aiohttp that ``Express`` calls, and the arguments that it gives."""
+
+
+@functools.cache
+def _fits() -> bool:
+    """Return whether the installed aiohttp takes these arguments. Otherwise, all requests take the usual way."""
+    for part, names in PARTS.items():
+        own = () if isinstance(part, type) else ("self",)
+        try:
+            inspect.signature(part).bind(**dict.fromkeys((*own, *names)))
+        except TypeError as error:
+            effect = "each request takes a little more CPU"
+            log.warning("upstream.express_off", reason=f"{part.__qualname__}: {error}", effect=effect)
+            return False
+    return True
 
 
 class Express:

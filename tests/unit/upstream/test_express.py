@@ -12,12 +12,12 @@ import aiohttp
 import pytest
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
-from aiohttp.connector import Connection
 from aiohttp.http_parser import RawResponseMessage
-from aiohttp.streams import StreamReader
+from structlog.testing import capture_logs
 
 from proxy.errors import UpstreamError
-from proxy.upstream.connections import Connections, Express
+from proxy.upstream import connections
+from proxy.upstream.connections import PARTS, Connections, Express
 from tests.kit.raw_upstream import Arrived, End, RawUpstream, Script, Step, answer, chunk, head, stream_head, streamed
 
 HEADERS = [("user-agent", "client/1"), ("x-a", "1"), ("x-a", "2"), ("content-type", "application/json"), ("x-b", "")]
@@ -194,28 +194,36 @@ def test_other_requests_take_the_general_lane(headers: Any) -> None:
     assert asyncio.run(run()) is None
 
 
-PARTS: dict[Callable[..., Any], Sequence[str]] = {
-    aiohttp.TCPConnector.connect: ("req", "traces", "timeout"),
-    ResponseHandler.set_response_params: (
-        *("timer", "skip_payload", "read_until_eof", "auto_decompress", "read_bufsize"),
-        *("max_line_size", "max_field_size"),
-    ),
-    ResponseHandler.read: (),
+OF_POOL: dict[Callable[..., Any], Sequence[str]] = {
     ResponseHandler.set_exception: ("exc",),
     ResponseHandler.is_connected: (),
     ResponseHandler.data_received: ("data",),
-    Connection.release: (),
-    Connection.close: (),
-    StreamReader.on_eof: ("callback",),
-    StreamReader.set_exception: ("exc",),
-    ClientRequest: ("method", "url", "loop", "session"),
 }
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__qualname__)
+@pytest.mark.parametrize("part", [*PARTS, *OF_POOL], ids=lambda part: part.__qualname__)
 def test_the_installed_aiohttp_takes_the_arguments_that_the_proxy_gives(part: Callable[..., Any]) -> None:
     own = () if isinstance(part, type) else ("self",)
-    inspect.signature(part).bind(**dict.fromkeys((*own, *PARTS[part])))
+    inspect.signature(part).bind(**dict.fromkeys((*own, *(PARTS | OF_POOL)[part])))
+
+
+def test_an_aiohttp_that_takes_other_arguments_costs_time_and_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.PARTS, ClientRequest, ("method", "gone"))  # type: ignore[arg-type]
+    connections._fits.cache_clear()
+    with RawUpstream(lambda _: [answer(b"{}")]) as upstream, capture_logs() as logs:
+
+        async def run() -> list[int]:
+            statuses = []
+            for _ in range(2):
+                to = Connections(upstream.url, "main")
+                statuses.append((await _sent(to, upstream.url))[0])
+                await to.aclose()
+            return statuses
+
+        assert asyncio.run(run()) == [200, 200]
+    connections._fits.cache_clear()
+    assert [line["event"] for line in logs] == ["upstream.express_off"]
+    assert "ClientRequest" in logs[0]["reason"]
 
 
 @pytest.mark.parametrize(
