@@ -18,7 +18,7 @@ from tests.kit.raw_upstream import Arrived, End, RawUpstream, Step, answer, chun
 from tests.kit.watched import CONTENT, ROLE
 
 MB = 1_000_000
-STREAMS = 20
+STREAMS = 10
 LIMIT = 2_500_000
 """Bytes of memory for bodies: two of these fit."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from proxy.recall.tool import NAME, TAG
+from tests.kit.combinations import combined
 from tests.kit.front_door import Front, archive_id, front
 from tests.kit.injected_conversation import PLACES, POISONED, conversation
 from tests.kit.injected_orders import payloads, pieces
@@ -39,7 +40,9 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
         yield door
 
 
-@pytest.mark.parametrize("parts", [*payloads(MARK), *((one,) for one in OWN)], ids=lambda parts: str(parts)[:30])
+@pytest.mark.parametrize(
+    "parts", combined(2, [*payloads(MARK), *((one,) for one in OWN)]), ids=lambda parts: str(parts)[:30]
+)
 def test_an_instruction_stays_in_its_quote(door: Front, parts: tuple[str, ...]) -> None:
     messages = conversation(parts)
     for message in messages:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.compaction.summary_message import TAG
+from tests.kit.combinations import combined
 from tests.kit.compacting import rules, send
 from tests.kit.conversations import turns
 from tests.kit.injected_orders import CLOSE, parts, payloads
@@ -37,7 +38,7 @@ def poisoned(*results: str) -> list[Any]:
     return messages
 
 
-@pytest.mark.parametrize("payload", PAYLOADS, ids=range(len(PAYLOADS)))
+@pytest.mark.parametrize("payload", combined(2, PAYLOADS), ids=range(len(PAYLOADS)))
 def test_an_order_in_a_result_stays_quoted(tmp_path: Path, payload: tuple[str, ...]) -> None:
     upstream = StandIn(window=16_000, summariser=obedient)
     with protected(upstream, tmp_path, 16_000) as caller:

@@ -27,7 +27,8 @@ ADOPT = 36
 MESSAGE = 1_000_000
 """Bytes of a request, at most."""
 READY = b"adopted"
-AT_START = ("PYTHON", "PROMETHEUS_", "SSL_CERT_")
+AT_START = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+WHEN_IMPORTED = ("PROMETHEUS_", "SSL_CERT_")
 """Beginnings of variables that modules read when they are imported."""
 
 
@@ -77,10 +78,11 @@ def fork(
 ) -> Fork | None:
     """Start the program with these files as input, output, and errors.
 
-    Return ``None`` if forks aren't possible, or if a variable matters to imports.
+    Return ``None`` if forks aren't possible, or if a variable matters to the interpreter or to imports.
     """
-    own = {name: value for name, value in environment.items() if name.startswith(AT_START)}
-    if sys.platform != "linux" or own.items() - _BEFORE.items() - {("PYTHONPATH", str(ROOT))}:
+    own = {(name, value) for name, value in environment.items() if name.startswith("PYTHON")}
+    other = own - AT_START.items() - {("PYTHONPATH", str(ROOT))}
+    if sys.platform != "linux" or other or any(name.startswith(WHEN_IMPORTED) for name in environment):
         return None
     with _LOCK:
         parent = _parent()
@@ -97,7 +99,6 @@ def fork(
 
 
 _LOCK = threading.Lock()
-_BEFORE = dict(os.environ)
 
 
 @functools.cache
@@ -106,7 +107,8 @@ def _parent() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         command = [sys.executable, "-m", "tests.kit.forks", str(theirs.fileno())]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", *WHEN_IMPORTED))}
+        environment = {**kept, **AT_START, "PYTHONPATH": str(ROOT)}
         started = subprocess.Popen(
             command, cwd=ROOT, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )

@@ -128,7 +128,14 @@ def entrance(providers: Providers, folder: Path) -> Iterator[httpx.Client]:
             yield caller
 
 
-@pytest.mark.parametrize(("lane", "api"), [(lane, api) for lane, orders in ORDERS.items() for api in orders])
+OFTEN = [("native", "chat"), ("native", "messages"), ("translated", "responses")]
+"""Each lane and each API. The others run with ``--full``."""
+EVERY = [(lane, api) for lane, orders in ORDERS.items() for api in orders]
+
+
+@pytest.mark.parametrize(
+    ("lane", "api"), [pytest.param(*case, marks=() if case in OFTEN else pytest.mark.full) for case in EVERY]
+)
 def test_no_request_is_refused_and_each_server_gets_back_what_it_attached(lane: str, api: str, tmp_path: Path) -> None:
     providers = Providers(lenient=api == "chat")
     with entrance(providers, tmp_path) as caller:

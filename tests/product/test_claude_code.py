@@ -61,7 +61,9 @@ def session(upstream: StrictMessages, profile: dict[str, Any], model: str, tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("window", "counts_output"), [(34_000, True), (41_000, False), (64_000, True)])
+@pytest.mark.parametrize(
+    ("window", "counts_output"), [(34_000, True), (41_000, False), pytest.param(64_000, True, marks=pytest.mark.full)]
+)
 def test_a_session_in_a_small_window(window: int, counts_output: bool, tmp_path: Path) -> None:
     """The proxy assumes 1.27 tokens for each that this upstream counts, until the usage shows its ratio."""
     upstream = StrictMessages(window, check="off", script=calls(), counts_output=counts_output)

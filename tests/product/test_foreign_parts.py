@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.any_api import Upstream
+from tests.kit.combinations import combined
 from tests.kit.other_forms import Units
 from tests.product.test_same_conversation import WINDOW, sending
 
@@ -105,7 +106,7 @@ def unpaired(units: Units) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", combined(2, CASES))
 def test_calls_stay_with_their_results(tmp_path: Path, case: str) -> None:
     api, turn = CASES[case]
     upstream, verdicts = Upstream(), []

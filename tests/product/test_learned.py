@@ -121,7 +121,7 @@ def test_another_process_knows_and_so_does_the_command(tmp_path: Path) -> None:
     assert "Nothing has been learned" in shown(tmp_path, "another")
 
 
-@pytest.mark.parametrize("ratio", [0.7, 1.6])
+@pytest.mark.parametrize("ratio", [pytest.param(0.7, marks=pytest.mark.full), 1.6])
 def test_the_ratio_is_learned_after_five_turns_and_kept(ratio: float, tmp_path: Path) -> None:
     window = 16_000
     upstream = StandIn(window=window, max_output=2_000, ratio=ratio)

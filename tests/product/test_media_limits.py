@@ -145,7 +145,7 @@ def test_a_conversation_goes_on_past_the_limit(api: str, stream: bool, tmp_path:
     assert NOTE in json.dumps(units[-1])
 
 
-@pytest.mark.parametrize("wording", MEDIA_WORDINGS)
+@pytest.mark.parametrize("wording", combined(3, MEDIA_WORDINGS))
 def test_every_wording(wording: str, tmp_path: Path) -> None:
     upstream = Counting(wording)
     with behind(upstream, "chat", tmp_path) as send:

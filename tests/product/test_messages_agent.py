@@ -51,7 +51,10 @@ def test_an_agent_never_fails_at_16k(
     "policy",
     [
         {"pinned": ["part_7"]},
-        {"trigger": [{"messages": 6, "fraction": 0.5}, {"fraction": 0.9}], "keep": {"tokens": 300}},
+        pytest.param(
+            {"trigger": [{"messages": 6, "fraction": 0.5}, {"fraction": 0.9}], "keep": {"tokens": 300}},
+            marks=pytest.mark.full,
+        ),
         {"summary": {"max_tokens": 3_000}, "trigger": {"tokens": 2_000}, "keep": {"messages": 2}},
     ],
 )

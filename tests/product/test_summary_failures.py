@@ -15,6 +15,7 @@ from proxy.errors import ConfigurationError
 from proxy.server.loopback import serve
 from proxy.telemetry.metrics import REGISTRY
 from proxy.tokens import text as encodings
+from tests.kit.combinations import combined
 from tests.kit.scripted import PROFILE, behind, chat, client, key_hash, proxied, words
 from tests.kit.upstream import Reply, StandIn, ToolCall, faults
 
@@ -96,7 +97,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize("name", combined(2, FAILURES))
 def test_the_request_goes_through(name: str, tmp_path: Path) -> None:
     upstream = StandIn(window=WINDOW, max_output=15_000, summariser=lambda body: FAILURES[name])
     failed, digests = counted("failed"), counted("digest")

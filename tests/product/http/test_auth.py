@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
+from tests.kit.combinations import combined
 from tests.kit.raw_upstream import RawUpstream, answer
 
 KEY = "sk-team-search-0123456789"
@@ -153,9 +154,7 @@ PLACED: dict[str, Callable[[str], str]] = {
 LIMITED = {"/v1/messages": "messages", "/v1/responses": "input", CHAT: "messages"}
 
 
-@pytest.mark.parametrize("path", LIMITED)
-@pytest.mark.parametrize("place", PLACED)
-@pytest.mark.parametrize("form", DEFINED)
+@pytest.mark.parametrize(("form", "place", "path"), combined(3, DEFINED, PLACED, LIMITED))
 def test_models_of_a_team_hold_for_tools_in_the_conversation(
     keys: str, upstream: RawUpstream, form: str, place: str, path: str
 ) -> None:

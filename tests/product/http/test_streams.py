@@ -17,6 +17,7 @@ from proxy.dialects.apis import DIALECTS
 from proxy.server.loopback import serve
 from proxy.upstream import transport as opening
 from tests.kit.client import JSON, Got, StartProxy, ask, chat
+from tests.kit.combinations import combined
 from tests.kit.raw_upstream import Arrived, End, Stage, Step, answer, chunk, head, stream_head, streamed
 from tests.kit.three_apis import APIS, PATHS, Answer
 from tests.kit.upstream import Reply, StandIn
@@ -262,9 +263,7 @@ UPSTREAMS = {
 SILENT = ("after the head", "in the first event", "after the first event", "in a later event", "after content")
 
 
-@pytest.mark.parametrize("lane", UPSTREAMS)
-@pytest.mark.parametrize("api", APIS)
-@pytest.mark.parametrize("where", SILENT)
+@pytest.mark.parametrize(("lane", "api", "where"), combined(3, UPSTREAMS, APIS, SILENT))
 def test_a_silent_stream_begins_and_has_heartbeats(
     start_proxy: StartProxy, stage: Stage, monkeypatch: pytest.MonkeyPatch, lane: str, api: str, where: str
 ) -> None:

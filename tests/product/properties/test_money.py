@@ -263,9 +263,16 @@ def test_summaries_hidden_rounds_and_retries_are_counted(door: Door, api: str, u
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("store", "replicas"), [("sqlite", 1), ("sqlite", 2), ("redis", 2)])
 def test_many_requests_at_once_overspend_at_most_a_reservation(
-    tmp_path: Path, request: pytest.FixtureRequest, store: str, replicas: int, stream: bool
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    store: str,
+    replicas: int,
+    stream: bool,
 ) -> None:
-    """60 requests at once, and a budget of five."""
+    """60 requests at once, and a budget of five. A store that's slow on a busy machine would let requests through."""
+    monkeypatch.setattr("proxy.store.accounts.ADMIT_SECONDS", 30.0)
+    monkeypatch.setattr("proxy.store.guarded.READ_SECONDS", 30.0)
     upstream = BillingUpstream(lambda path, body: Manner(words(93, "o")))
     url = request.getfixturevalue("redis").url if store == "redis" else f"sqlite:///{tmp_path}/store.db"
     spend = {"tokens": 5_000, "per": "month"}

@@ -207,9 +207,7 @@ def test_what_is_in_effect_stays_until_it_ends(api: str, seed: int) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("listed", [False, True])
-@pytest.mark.parametrize("ends", [1, 2], ids=["the same", "two in turn"])
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("api", "ends", "listed"), combined(2, APIS, [1, 2], [False, True]))
 def test_shortened_results_keep_only_reminders_that_are_new(api: str, ends: int, *, listed: bool) -> None:
     client, prompts = Client(api), Prompts(api, rules())
     reminders = [reminder(f"Plan mode {n} is on.\nMARK-{n} {words(40, f'mode {n}')}") for n in range(ends)]

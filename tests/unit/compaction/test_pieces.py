@@ -3,7 +3,6 @@
 import re
 import threading
 from collections.abc import Callable
-from itertools import product
 
 import pytest
 
@@ -11,6 +10,7 @@ from proxy.compaction.identifiers import Part, collect
 from proxy.compaction.pieces import SEARCHED, begin_thread, pieces
 from proxy.compaction.summary_message import fenced
 from proxy.summary.prompt import Redaction, _without_base64
+from tests.kit.combinations import combined
 
 UNITS = [
     "a" * 399 + " ",
@@ -76,7 +76,7 @@ def test_pieces_are_the_whole_text(unit: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("unit", "end"),
-    list(product(["A" * 70, "A" * 399, "A" * 476, "data:a/b;base64," + "Q" * 40], ["\n", "\\n", " ", "=="])),
+    combined(2, ["A" * 70, "A" * 399, "A" * 476, "data:a/b;base64," + "Q" * 40], ["\n", "\\n", " ", "=="]),
 )
 def test_base64_in_pieces_is_that_of_the_whole_text(unit: str, end: str) -> None:
     for number, before in ((1, "x "), (5, ""), (5, "x "), (SEARCHED // 40, "")):

@@ -1,5 +1,7 @@
 """Test properties of every conversation, for any length, window, and policy."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import Any
 
