@@ -10,7 +10,7 @@ from bench.overflow.lines import Line
 from proxy.dialects.apis import DIALECTS
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.patterns import CODES, ROWS
-from proxy.overflow.silent import Finished, SentPrompt, counts_in_full, cut_prompt, silent_overflow
+from proxy.overflow.silent import EarlierPrompt, Finished, counts_in_full, cut_prompt, silent_overflow
 
 Recognizer = Callable[[Line], Overflow | None]
 
@@ -69,7 +69,7 @@ def silent(answer: Finished, counted: int, window: int | None) -> Overflow | Non
     if not counted or not answer.prompt or counts_in_full(counted, answer.prompt):
         return None
     grown = counted // 4
-    before = [SentPrompt(answer.prompt, grown), SentPrompt(answer.prompt, grown // 2)]
+    before = [EarlierPrompt(answer.prompt, grown), EarlierPrompt(answer.prompt, grown // 2)]
     return cut_prompt(answer, counted + grown, grown // 4, before, window)
 
 

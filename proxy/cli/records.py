@@ -36,7 +36,7 @@ from proxy.endpoints.presentation import (
 from proxy.endpoints.queries import days_of, labels, selected, summary_calls
 from proxy.endpoints.records import DEFAULT_LIMIT, of_team, request_json
 from proxy.errors import ConfigurationError, RequestError
-from proxy.pipeline.changes import Prompt, read_prompt
+from proxy.pipeline.changes import ChangedPrompt, read_prompt
 from proxy.pipeline.recorder import Tags
 from proxy.records import open_records, records_file
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums, RecordStore
@@ -80,7 +80,9 @@ def show(id: str, config: Path | None, *, messages: bool, as_json: bool) -> None
     """Print the record of a request. Raises ``ConfigurationError``."""
     settings = load(config, os.environ)
 
-    async def read(records: RecordStore, tags: Tags) -> tuple[RequestRecord, dict[str, Any], Prompt | None] | None:
+    async def read(
+        records: RecordStore, tags: Tags
+    ) -> tuple[RequestRecord, dict[str, Any], ChangedPrompt | None] | None:
         found = await records.get(id)
         if found is None:
             return None

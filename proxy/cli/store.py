@@ -38,7 +38,7 @@ from proxy.store.replicated_map import SharedValue
 from proxy.store.sqlite import tables_in
 
 FORMS: dict[str, type[SharedValue]] = {
-    **dict.fromkeys(KEPT, accounts.Entry),
+    **dict.fromkeys(KEPT, accounts.Balance),
     learned.KIND: learned.Limits,
     calibration.KIND: calibration.TokenRatios,
 }
@@ -277,9 +277,9 @@ class Migration:
             return
         store = self.target.stores[0]
         row, form, ours = (entry.tenant, entry.kind, entry.key), FORMS.get(entry.kind), entry.value
-        if form is accounts.Entry:
+        if form is accounts.Balance:
             with contextlib.suppress(*UNDECODABLE):
-                ours = msgspec.json.encode(msgspec.json.decode(ours, type=accounts.Entry).copy_from(self.name))
+                ours = msgspec.json.encode(msgspec.json.decode(ours, type=accounts.Balance).copy_from(self.name))
         found = await store.get(*row)  # a repeated run shouldn't send large entries that are already there
         if found is None:
             found = await store.add(*row, ours, entry.seconds)

@@ -25,7 +25,7 @@ Source = Literal["call", "said", "result"]
 """The place of a text: the arguments of a call, a message of the user or the assistant, or a result."""
 
 
-class Part(NamedTuple):
+class SourceText(NamedTuple):
     """A text of a message. ``file`` is the file whose content it is; empty if there is none or more than one."""
 
     source: Source
@@ -140,7 +140,7 @@ _AFTER_URLS = ".,;:!?"
 
 
 def collect(
-    messages: Iterable[Sequence[Part]],
+    messages: Iterable[Sequence[SourceText]],
     earlier: Names | None = None,
     files: Iterable[tuple[Access, str, int]] = (),
     start: int = 0,
@@ -179,7 +179,7 @@ class _Words:
         self._plain: set[str] = set(parameters)
         self._proper: set[str] = set()
 
-    def add(self, part: Part, position: int) -> None:
+    def add(self, part: SourceText, position: int) -> None:
         """Count the words of a text."""
         source, text, file = part
         mentions, plain = self._mentions, self._plain

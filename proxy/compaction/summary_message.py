@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from proxy.compaction import keeps
 from proxy.compaction.directives import ENOUGH, directives, heaviest, rule_lines
 from proxy.compaction.format import Format, TextCounter
-from proxy.compaction.identifiers import FILES, PIECE, Names, Part, Source, collect, ranking, search_in
+from proxy.compaction.identifiers import FILES, PIECE, Names, Source, SourceText, collect, ranking, search_in
 from proxy.compaction.index import index as index_of
 from proxy.compaction.named_files import (
     RULE_MARKS,
@@ -412,14 +412,14 @@ class Origins:
         # By the id of a call: its file, and whether its result is the file's content.
         self._targets: dict[str | None, tuple[str, bool]] = {}
 
-    def parts(self, position: int, turn: Turn) -> list[Part]:
+    def parts(self, position: int, turn: Turn) -> list[SourceText]:
         """Return the parts of a message."""
         text = self._format.text(turn.raw)
         if turn.facts.kind == "result":
             file, is_content = self._targets.get(turn.facts.answers, ("", False))
-            return [Part("result", text, file)] if is_content else parts_by_file("result", text, file)
+            return [SourceText("result", text, file)] if is_content else parts_by_file("result", text, file)
         called = self._format.arguments(turn.raw) if turn.facts.calls else []
-        found, targets = [Part("said", text)], []
+        found, targets = [SourceText("said", text)], []
         for tool, arguments in called:
             pause()
             value = parsed(arguments)
@@ -428,7 +428,7 @@ class Origins:
             targets.append((file, file != "" and handles_files(tool)))
             self.parameters |= parameters(value)
             self.files += [(access, path, position) for access, path in named_files(tool, value)]
-            found += [Part("call", inside, file)] if file else parts_by_file("call", inside)
+            found += [SourceText("call", inside, file)] if file else parts_by_file("call", inside)
         if len(called) == len(turn.facts.calls):  # the arguments of a provider's own tools are among them
             self._targets |= zip([call.id for call in turn.facts.calls], targets, strict=True)
         return found
@@ -450,14 +450,14 @@ def _without_prose(quoted: re.Match[str]) -> str:
     return "" if " " in quoted[0] else quoted[0]
 
 
-def parts_by_file(source: Source, text: str, file: str = "") -> list[Part]:
+def parts_by_file(source: Source, text: str, file: str = "") -> list[SourceText]:
     """Return the parts of a text by the files that its lines name. Lines that name none belong to ``file``."""
     if _HINT.search(text, 0, HINTED) is None:
-        return [Part(source, text, file)]
+        return [SourceText(source, text, file)]
     lines: dict[str, list[str]] = {}
     for found, line in _by_line(text):
         lines.setdefault(found or file, []).append(line)
-    return [Part(source, "\n".join(inside), found) for found, inside in lines.items()]
+    return [SourceText(source, "\n".join(inside), found) for found, inside in lines.items()]
 
 
 def _by_line(text: str) -> Iterator[tuple[str, str]]:

@@ -104,7 +104,7 @@ ITEM_BYTES = 200
 """About the bytes of rare parts, a name, a file that a call uses, or the key of a form, without long texts."""
 
 
-class Account:
+class SharedForms:
     """What a unit and its forms share: the bytes that a cache is charged for the forms, and names in the unit.
 
     ``cache`` is charged for whatever is made. It's ``None`` if no cache has the unit.
@@ -122,7 +122,7 @@ class Account:
             self.cache(self, size)
 
 
-Charge = Callable[[Account, int], None]
+Charge = Callable[[SharedForms, int], None]
 
 
 class Forms(dict[tuple[str, object], "Turn | None"]):
@@ -133,7 +133,7 @@ class Forms(dict[tuple[str, object], "Turn | None"]):
 
     __slots__ = ("account",)
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: SharedForms) -> None:
         super().__init__()
         self.account = account
 
@@ -193,7 +193,7 @@ class Facts:
     def forms(self) -> Forms:
         """Return the cache of the stages' output. Creating it for every unit would take much memory."""
         if self.made is None:
-            self.made = Forms(Account(self.cache))
+            self.made = Forms(SharedForms(self.cache))
         return self.made
 
     @property

@@ -16,7 +16,7 @@ from proxy.config import Policy, Settings
 from proxy.constants import DAY
 from proxy.dialects.apis import archived_text
 from proxy.endpoints.queries import KEYLESS, Viewer
-from proxy.pipeline.changes import Fate, Message, Prompt
+from proxy.pipeline.changes import ChangedPrompt, Fate, Message
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums
 from proxy.records.report import in_shadow, largest, money, report, sums_json
 from proxy.store.interface import UNSTORED_TENANT
@@ -196,7 +196,7 @@ def window_title(window: Mapping[str, int | None]) -> str:
     return f"The window has {size:,} tokens, as the proxy counts.{over}"
 
 
-def left_prompt(prompt: Prompt, record: RequestRecord, policy: Policy | None) -> Iterator[str]:
+def left_prompt(prompt: ChangedPrompt, record: RequestRecord, policy: Policy | None) -> Iterator[str]:
     """Yield sentences about what left a request's prompt, and where it is."""
     fates = {fate: [one for one in prompt.messages if one.fate == fate] for fate in get_args(Fate)}
     if gone := fates["summarized"]:
@@ -242,18 +242,18 @@ def why_unknown(record: RequestRecord, policy: Policy | None) -> str:
     )
 
 
-def summary_sections(prompt: Prompt) -> list[tuple[str, str]]:
+def summary_sections(prompt: ChangedPrompt) -> list[tuple[str, str]]:
     """Return the titles and texts of the summary message; none if the prompt has none, or the archive lacks it."""
     text = _summary(prompt)
     return sections_of(text) if text else []
 
 
-def _summary(prompt: Prompt) -> str:
+def _summary(prompt: ChangedPrompt) -> str:
     summary = prompt.summary
     return "" if summary is None or summary.sent is None else archived_text(summary.sent)[1]
 
 
-def runs(prompt: Prompt) -> Iterator[tuple[str, str, list[Message]]]:
+def runs(prompt: ChangedPrompt) -> Iterator[tuple[str, str, list[Message]]]:
     """Yield the fate of neighboring messages, their number and size, and the messages."""
     for fate, group in groupby(prompt.messages, key=lambda one: one.fate):
         messages = list(group)
@@ -295,7 +295,7 @@ def _number_of(messages: Sequence[Message]) -> str:
     return f"{len(messages):,} message{'' if len(messages) == 1 else 's'}" + (f" ({', '.join(about)})" if about else "")
 
 
-def text_lines(window: Mapping[str, int | None] | None, prompt: Prompt | None, *, texts: bool) -> Iterator[str]:
+def text_lines(window: Mapping[str, int | None] | None, prompt: ChangedPrompt | None, *, texts: bool) -> Iterator[str]:
     """Yield the window and the messages for a terminal; with ``texts``, also the summary and the stored messages."""
     if window is not None:
         yield window_title(window)

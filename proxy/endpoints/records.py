@@ -42,7 +42,7 @@ from proxy.errors import ArchiveUnavailable, MethodNotAllowed, NotFound, ProxyEr
 from proxy.http.request_body import answer_error, answer_json
 from proxy.limits.learned import LimitRecord
 from proxy.limits.stored import stored_limits
-from proxy.pipeline.changes import Message, Prompt, read_prompt
+from proxy.pipeline.changes import ChangedPrompt, Message, read_prompt
 from proxy.pipeline.exchange import begin_request
 from proxy.pipeline.runtime import Runtime
 from proxy.records.model import RECORD_LIMIT, LedgerLabels, LedgerSums
@@ -194,7 +194,7 @@ def _error(error: ProxyError) -> Response:
     return Response(error.body(), error.status, HEADERS | dict(error.retry_headers), media_type="application/json")
 
 
-def diff_json(id: str, prompt: Prompt) -> dict[str, Any]:
+def diff_json(id: str, prompt: ChangedPrompt) -> dict[str, Any]:
     """Return a request's changes. Messages keep their original bytes; unchanged ones are only counted."""
     changes: list[dict[str, Any]] = []
     after = [] if prompt.summary is None else [prompt.summary]

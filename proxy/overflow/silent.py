@@ -67,7 +67,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class SentPrompt:
+class EarlierPrompt:
     """An earlier prompt of a conversation, in the upstream's tokens."""
 
     reported: int  # its size, as the upstream reported it
@@ -175,7 +175,7 @@ def seems_full(answer: Finished, asked: int | None) -> bool:
     return answer.finish_reason in LENGTH_REASONS and answer.empty and output <= NOTHING_WRITTEN and not used_up
 
 
-def without_overstated(before: Sequence[SentPrompt], share: float) -> list[SentPrompt]:
+def without_overstated(before: Sequence[EarlierPrompt], share: float) -> list[EarlierPrompt]:
     """Return earlier prompts without those whose size was overstated, such as by counting a prompt for each search.
 
     A smaller share of a prompt was reported before them, and again now. A server that cuts prompts reports ever less.
@@ -190,7 +190,7 @@ def without_overstated(before: Sequence[SentPrompt], share: float) -> list[SentP
 
 
 def cut_prompt(
-    answer: Finished, counted: int, newest: int, before: Sequence[SentPrompt], window: int | None = None
+    answer: Finished, counted: int, newest: int, before: Sequence[EarlierPrompt], window: int | None = None
 ) -> Overflow | None:
     """Return the overflow if the upstream leaves out a part of a growing conversation; ``None`` if it doesn't.
 

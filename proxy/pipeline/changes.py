@@ -22,7 +22,7 @@ from proxy.telemetry.record import RequestRecord
 log = structlog.get_logger(__name__)
 
 
-class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+class SentPart(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of the prompt that was sent: received messages, or one new message."""
 
     start: int
@@ -38,7 +38,7 @@ class Changes(msgspec.Struct, frozen=True, omit_defaults=True):
     head: int
     cut: int  # a summary replaced the messages from `head` to here
     removed: str | None  # their archive id
-    parts: list[Part]
+    parts: list[SentPart]
     shortened: dict[int, str]  # the archive ids of other replaced messages, by position
     sizes: list[int] = []  # tokens of each received message
     kinds: str = ""  # the first letter of each message's `Kind`, or a space
@@ -54,22 +54,22 @@ def removed_by(work: CompactionJob, rendered: RenderedConversation) -> list[Remo
     case, places = work.case, {id(turn): index for index, turn in enumerate(work.turns)}
     new: dict[str, Removed] = {}
     shortened: dict[int, str] = {}
-    parts: list[Part] = []  # neighboring unchanged messages are one
+    parts: list[SentPart] = []  # neighboring unchanged messages are one
     for piece in rendered.pieces:
         turn, place = piece.turn, None if piece.turn is None else places.get(id(piece.turn))
         if turn is not None and place is not None and not piece.changed:
             if parts and parts[-1].new is None and parts[-1].end == place:
-                parts[-1] = Part(parts[-1].start, place + 1)
+                parts[-1] = SentPart(parts[-1].start, place + 1)
             else:
-                parts.append(Part(place, place + 1))
+                parts.append(SentPart(place, place + 1))
             continue
         key = hashlib.sha256(b"sent" + piece.raw).hexdigest()[:20]
         new[key] = Removed(key, (piece.raw,))
         if turn is None or place is None:
-            parts.append(Part(work.head, work.head, key, piece.tokens))
+            parts.append(SentPart(work.head, work.head, key, piece.tokens))
         else:
             shortened[place] = turn.facts.id
-            parts.append(Part(place, place + 1, key, piece.tokens))
+            parts.append(SentPart(place, place + 1, key, piece.tokens))
     cut = work.head + work.plan.cut
     chain = archive_id(work.checkpoints(work.plan.checkpoints)[-1]) if work.plan.cut else None
     sizes = [turn.facts.tokens for turn in work.turns]
@@ -114,7 +114,7 @@ class Message(msgspec.Struct):
         return "" if self.position is None else str(self.position + 1)
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class ChangedPrompt(msgspec.Struct, frozen=True):
     """The messages of a changed request in their order, without the summary message."""
 
     messages: list[Message]
@@ -122,7 +122,7 @@ class Prompt(msgspec.Struct, frozen=True):
     archived: str | None = None  # the archive id of the summarized messages
 
 
-async def read_prompt(archive: Archive, record: RequestRecord) -> Prompt | None:
+async def read_prompt(archive: Archive, record: RequestRecord) -> ChangedPrompt | None:
     """Return how a request was changed; ``None`` if the archive doesn't have it. Raises ``StoreFailed``."""
     changes = await _changes(archive, record)
     if changes is None:
@@ -148,7 +148,7 @@ async def read_prompt(archive: Archive, record: RequestRecord) -> Prompt | None:
         message.sent_size, message.sent = part.tokens, new.messages[0] if new else None
     summary = own.pop(0) if own and changes.removed is not None else None
     messages[changes.cut : changes.cut] = own
-    return Prompt(messages, summary, changes.removed)
+    return ChangedPrompt(messages, summary, changes.removed)
 
 
 _KINDS = {kind[0]: kind for kind in get_args(Kind) if kind}

@@ -30,7 +30,7 @@ from proxy.pipeline.job import (
     Explanation,
     Forecast,
     Outcome,
-    Prompt,
+    PromptDigests,
     Received,
     SummaryUse,
     any_trigger,
@@ -344,9 +344,9 @@ def _judged(
     return case, replace(outcome, reason=any_trigger(case, before, turns)), False
 
 
-def _prompt(turns: Sequence[Turn]) -> Prompt:
+def _prompt(turns: Sequence[Turn]) -> PromptDigests:
     answers = tuple(index for index, turn in enumerate(turns) if turn.facts.kind == "assistant")
-    return Prompt(tuple(turn.facts.digest for turn in turns), answers)
+    return PromptDigests(tuple(turn.facts.digest for turn in turns), answers)
 
 
 def _reached(case: CompactionInput, tokens: int, turns: Sequence[Turn]) -> bool:

@@ -33,7 +33,7 @@ from cachetools import LRUCache
 from msgspec import structs
 
 from proxy.compaction.pieces import begin_thread
-from proxy.compaction.turn import Account, Facts, Turn, loading
+from proxy.compaction.turn import Facts, SharedForms, Turn, loading
 from proxy.dialects.counting import Counter
 from proxy.dialects.request import Request
 from proxy.store.tenant_cache import SLACK, CacheCapacity
@@ -64,7 +64,7 @@ class _Part:
 
     __slots__ = ("charge", "facts", "keys", "weight")
 
-    def __init__(self, charge: Callable[[_Part, Account, int], None]) -> None:
+    def __init__(self, charge: Callable[[_Part, SharedForms, int], None]) -> None:
         """``charge`` gets the bytes of short forms that are made later."""
         self.charge = partial(charge, self)
         self.facts: dict[bytes, Facts] = {}
@@ -110,7 +110,7 @@ class FactsMemory:
                 part.keys.append(key)
                 self._grow(part, facts.bytes)
 
-    def _charge(self, part: _Part, account: Account, size: int) -> None:
+    def _charge(self, part: _Part, account: SharedForms, size: int) -> None:
         with self._lock:
             if account.cache is not None:
                 account.bytes += size

@@ -55,7 +55,7 @@ class Forecast(msgspec.Struct, frozen=True):
     written: int = 0  # tokens of that summary
 
 
-class Prompt(msgspec.Struct, eq=False, frozen=True):
+class PromptDigests(msgspec.Struct, eq=False, frozen=True):
     """The digests of the messages to send, without reasoning, and the places of answers in the client's request."""
 
     digests: tuple[bytes, ...]
@@ -97,7 +97,7 @@ class Outcome(msgspec.Struct, eq=False, frozen=True):
     summary: SummaryUse = NO_SUMMARY
     parts: Mapping[str, int] = msgspec.field(default_factory=dict)  # the sizes of what is sent, if compacted
     forecast: Forecast | None = None  # in shadow mode
-    prompt: Prompt | None = None  # if it matters for reasoning that is bound to the messages to send
+    prompt: PromptDigests | None = None  # if it matters for reasoning that is bound to the messages to send
     checkpoints: int = 0  # the number that the conversation has passed
     reason: Reason | None = None  # the condition that made the proxy compact
     replacement: int = 0  # tokens of the summary message

@@ -14,7 +14,7 @@ import xxhash
 from cachetools import LRUCache
 
 from proxy.constants import DAY
-from proxy.pipeline.job import Prompt
+from proxy.pipeline.job import PromptDigests
 from proxy.store import Store, StoreFailed
 from proxy.store.interface import UNSTORED_TENANT
 from proxy.store.tenant_cache import Codec, Place, TenantCache
@@ -74,7 +74,7 @@ class SentPrompts(TenantCache[SentPrompt]):
         last = self._prompts.get(conversation)
         return last is not None and last.changed
 
-    async def find(self, conversation: Conversation, prompt: Prompt | None = None) -> None:
+    async def find(self, conversation: Conversation, prompt: PromptDigests | None = None) -> None:
         """Read what another process sent, unless this one sent the prompt before."""
         last = self._prompts.get(conversation)
         if conversation[0] == UNSTORED_TENANT or (last is not None and prompt is not None and _follows(last, prompt)):
@@ -86,7 +86,7 @@ class SentPrompts(TenantCache[SentPrompt]):
         if stored is not None and (last is None or stored.messages > last.messages):
             self._prompts[conversation] = stored
 
-    def continues(self, conversation: Conversation, prompt: Prompt) -> bool:
+    def continues(self, conversation: Conversation, prompt: PromptDigests) -> bool:
         """Return whether a prompt begins with the one before. True if the one before isn't known."""
         last = self._prompts.get(conversation)
         if last is None or not _follows(last, prompt):
@@ -95,7 +95,7 @@ class SentPrompts(TenantCache[SentPrompt]):
         return last.digest is not None and len(first) == last.length and _digest(first) == last.digest
 
     def sent(
-        self, conversation: Conversation, messages: int, mark: str, prompt: Prompt | None, *, changed: bool
+        self, conversation: Conversation, messages: int, mark: str, prompt: PromptDigests | None, *, changed: bool
     ) -> None:
         """Record a prompt that was answered. ``messages`` is the number of the client's messages, ``mark`` their mark.
 
@@ -113,7 +113,7 @@ class SentPrompts(TenantCache[SentPrompt]):
         return SIZE
 
 
-def _follows(last: SentPrompt, prompt: Prompt) -> bool:
+def _follows(last: SentPrompt, prompt: PromptDigests) -> bool:
     """Return whether a request has exactly one answer more than a prompt that was sent."""
     return last.messages >= 0 and sum(place >= last.messages for place in prompt.answers) == 1
 

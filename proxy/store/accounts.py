@@ -74,7 +74,7 @@ class Reserved(msgspec.Struct, frozen=True, array_like=True):
     until: Time
 
 
-class Entry(SharedValue, frozen=True):
+class Balance(SharedValue, frozen=True):
     """The stored state of an account. ``until`` is when it expires, in seconds since 1970.
 
     ``copied`` has what was spent in other stores, by their names, when it was last copied from there and added here.
@@ -88,12 +88,12 @@ class Entry(SharedValue, frozen=True):
     copied: dict[str, Amount] = msgspec.field(default_factory=dict)
     origin: str = ""
 
-    def copy_from(self, name: str) -> Entry:
+    def copy_from(self, name: str) -> Balance:
         """Return a copy for another store. ``name`` is that of this store."""
         spent = Amount(self.tokens, self.money)
         return msgspec.structs.replace(self, copied={**self.copied, name: spent}, origin=name)
 
-    def merged(self, other: Entry) -> Entry:
+    def merged(self, other: Balance) -> Balance:
         spent = Amount(other.tokens, other.money)
         new = spent.minus(self.copied.get(other.origin, NOTHING))
         tokens, money = Amount(self.tokens, self.money).plus(new)
@@ -150,7 +150,7 @@ class Account:
         self._place = place
         self._clock = clock
         self._process = secrets.token_hex(4)
-        self._entry = Entry(until)
+        self._entry = Balance(until)
         self._read = store is None
         self._unwritten = NOTHING
         self._attempts: dict[int, Amount] = {}
@@ -352,13 +352,13 @@ class Account:
             self._entry, self._unwritten = new, self._unwritten.minus(unwritten)
         return written
 
-    def _decoded(self, raw: bytes | None) -> Entry:
+    def _decoded(self, raw: bytes | None) -> Balance:
         """Return the stored entry. If it has this process's last write, those amounts are written."""
         # What this process has read before the entry was lost or damaged still counts.
-        entry = Entry(self._entry.until, self._entry.tokens, self._entry.money)
+        entry = Balance(self._entry.until, self._entry.tokens, self._entry.money)
         if raw is not None:
             try:
-                found = msgspec.json.decode(raw, type=Entry)
+                found = msgspec.json.decode(raw, type=Balance)
                 tokens = found.tokens if found.tokens >= 0 else entry.tokens
                 entry = replace(found, tokens=tokens, money=found.money if found.money >= 0 else entry.money)
             except UNDECODABLE as error:

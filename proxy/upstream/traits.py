@@ -284,7 +284,7 @@ def known(family: str) -> tuple[Edit, ...]:
     return tuple(edit for pattern, edits in _KNOWN if pattern.search(family.lower()) for edit in edits)
 
 
-class Refused(NamedTuple):
+class RefusedRequest(NamedTuple):
     """An upstream's own refusal, and the body that it refused."""
 
     status: int

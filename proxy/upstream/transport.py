@@ -12,7 +12,7 @@ import msgspec
 
 from proxy.http.headers import Credential
 from proxy.http.headers import Headers as Headers
-from proxy.upstream.traits import Edit, Refused
+from proxy.upstream.traits import Edit, RefusedRequest
 
 CHAT_PATH = "/chat/completions"
 MESSAGES_PATH = "/messages"
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, eq=False):
     close: Callable[[], Awaitable[None]]  # ends the upstream's request at once, at any time, and twice
     keeps_request: bool = False  # the request stays in memory until the answer ends
     start_time: float | None = None  # when the head arrived, by the loop's clock, if the transport waited since
-    refused: Refused | None = None  # set if the upstream refused the proxy's own words
+    refused: RefusedRequest | None = None  # set if the upstream refused the proxy's own words
     edited: tuple[str, ...] = ()  # that of the request
 
     @classmethod

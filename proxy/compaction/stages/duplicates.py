@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import Part, collect, ranking
+from proxy.compaction.identifiers import SourceText, collect, ranking
 from proxy.compaction.named_files import handles_files, named_files, parsed
 from proxy.compaction.reminders import split_notes
 from proxy.compaction.shorten import listed_names
@@ -87,7 +87,7 @@ class _Duplicates(Stage):
         if read.event == "read":
             return note
         text = self._format.text(turn.raw)
-        names = ranking(collect([[Part("result", text)]]))
+        names = ranking(collect([[SourceText("result", text)]]))
         most = min(int(len(text) * keeps.READ_NAMES_PART), keeps.READ_NAMES_CHARACTERS)
         listed = listed_names(names, most, text, note)
         return f"{note}\n{listed}".rstrip("\n")

@@ -17,7 +17,7 @@ from typing import ClassVar
 from proxy.compaction import keeps
 from proxy.compaction.directives import rule_lines
 from proxy.compaction.format import Format
-from proxy.compaction.identifiers import Part, collect, is_program, ranking
+from proxy.compaction.identifiers import SourceText, collect, is_program, ranking
 from proxy.compaction.named_files import handles_files
 from proxy.compaction.pieces import SEARCHED
 from proxy.compaction.shorten import middle_cut, notable_lines, without_base64
@@ -150,7 +150,7 @@ def shortened(turn: Turn, max_tokens: int, format: Format, marker: str, *, is_co
     # The tokens of several texts follow from their lengths.
     sizes = [tokens * len(text) // length for text in texts]
     most = room if len(texts) == 1 else common_level(sizes, room)
-    found = collect([[Part("result", "\n".join(texts))]]) if is_result else {}
+    found = collect([[SourceText("result", "\n".join(texts))]]) if is_result else {}
     names = ranking(found)
     if not turn.facts.names:  # otherwise this is a shorter form, with fewer names
         account = turn.facts.forms.account

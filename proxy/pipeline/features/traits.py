@@ -22,7 +22,7 @@ from proxy.pipeline.exchange import Exchange
 from proxy.pipeline.response_start import LARGE_REQUEST, ResponseStart, readable
 from proxy.pipeline.sending import REFUSALS
 from proxy.upstream.refusals import ROLES, read
-from proxy.upstream.traits import ALTERNATING, Edit, Memory, Refused
+from proxy.upstream.traits import ALTERNATING, Edit, Memory, RefusedRequest
 from proxy.upstream.transport import CHAT_PATH
 
 log = structlog.get_logger(__name__)
@@ -135,7 +135,7 @@ def _added(name: str) -> Edit:
     return Edit("added", name)
 
 
-async def _read(refused: Refused) -> tuple[Edit, ...]:
+async def _read(refused: RefusedRequest) -> tuple[Edit, ...]:
     def reading() -> tuple[Edit, ...]:
         return read(refused.said, msgspec.json.decode(refused.sent), refused.sent)
 

@@ -26,8 +26,8 @@ from proxy.overflow import Overflow
 from proxy.overflow.silent import (
     GROWN,
     SAME,
+    EarlierPrompt,
     Finished,
-    SentPrompt,
     asks_for_cuts,
     counts_in_full,
     cut_prompt,
@@ -313,7 +313,7 @@ class UsageFeedback:
         kept = await asyncio.to_thread(count) if sum(map(len, facts.messages)) > INLINE_BYTES else count()
         loose = [0, *accumulate(max(0, size - text - FRAME) for size, text in zip(sizes, kept, strict=True))]
         sent = [
-            SentPrompt(
+            EarlierPrompt(
                 one.turn.reported,
                 int(factor * (sum(kept[one.turn.messages + (not one.replaced) :]) - one.replaced)),
                 agreed,

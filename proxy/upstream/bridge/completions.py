@@ -444,7 +444,7 @@ def _is_object(text: str) -> bool:
         return False
 
 
-class Bounds:
+class StopFilter:
     """Passes choices on up to the first of their stop sequences. If it's ``single``, only the first call passes."""
 
     def __init__(self, stops: Sequence[str], *, single: bool) -> None:
@@ -487,7 +487,7 @@ class Bounded(AnswerBuilder):
 
     def __init__(self, builder: AnswerBuilder, stops: Sequence[str], *, single: bool) -> None:
         self._builder = builder
-        self._bounds = Bounds(stops, single=single)
+        self._bounds = StopFilter(stops, single=single)
 
     def feed(self, chunk: Mapping[str, Any]) -> Iterator[Event]:
         choices = chunk.get("choices")

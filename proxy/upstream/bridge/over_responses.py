@@ -14,7 +14,7 @@ import msgspec
 from proxy.dialects.units import encode
 from proxy.errors import RequestError, UpstreamInterrupted
 from proxy.http import sse
-from proxy.upstream.bridge.completions import Bounds
+from proxy.upstream.bridge.completions import StopFilter
 from proxy.upstream.bridge.returned import ITEM_IDS, fitted
 from proxy.upstream.bridge.transport import (
     BROKEN,
@@ -65,7 +65,7 @@ class ChatOverResponses(Translation):
     ``usage``: the last chunk of a stream has the usage. ``legacy``: calls are those of ``functions``.
     """
 
-    def __init__(self, model: str, bounds: Bounds, *, usage: bool, legacy: bool) -> None:
+    def __init__(self, model: str, bounds: StopFilter, *, usage: bool, legacy: bool) -> None:
         self._bounds = bounds
         self._usage = usage
         self._legacy = legacy
@@ -236,7 +236,7 @@ def _translate(request: Outgoing, translated: bool) -> tuple[Outgoing, Translati
     usage = bool((given.get("stream_options") or {}).get("include_usage"))
     stops = [given["stop"]] if isinstance(given.get("stop"), str) else given.get("stop") or []
     stops = [one for one in stops if isinstance(one, str) and one] if isinstance(stops, list) else []
-    bounds = Bounds(stops, single=single and "parallel_tool_calls" not in made)
+    bounds = StopFilter(stops, single=single and "parallel_tool_calls" not in made)
     return sent, ChatOverResponses(request.model, bounds, usage=usage, legacy="functions" in given)
 
 

@@ -28,7 +28,7 @@ from proxy.http.decompression import Unpacking
 from proxy.http.sse import EventSplitter, data_of, split_events
 from proxy.overflow import recognise
 from proxy.overflow.errors import page_text, read_errors
-from proxy.upstream.traits import Refused
+from proxy.upstream.traits import RefusedRequest
 from proxy.upstream.transport import EVENT_STREAM, JSON, Answer, Headers, Held, Outgoing, Transport, read_most
 
 log = structlog.get_logger(__name__)
@@ -242,7 +242,7 @@ class Bridge(Transport):
             status = 400 if recognise(status, raw, answer.headers) is not None else _stated(raw)
         body = msgspec.json.encode(self._translator.error(_error_fields(raw), status))
         made = Answer.whole(status, [JSON, *_kept(answer)], body)
-        made.refused = answer.refused or Refused(status, raw, request.body)
+        made.refused = answer.refused or RefusedRequest(status, raw, request.body)
         return made
 
     async def _stream(self, answer: Answer, translation: Translation, request: Outgoing) -> Answer:

@@ -39,7 +39,7 @@ from proxy.http import sse
 from proxy.overflow import recognise
 from proxy.overflow.patterns import excluded
 from proxy.upstream.litellm.request import CREDENTIAL_FROM_ENVIRONMENT, api_base, arguments
-from proxy.upstream.traits import Refused
+from proxy.upstream.traits import RefusedRequest
 from proxy.upstream.transport import EVENT_STREAM, HELD_SECONDS, JSON, Answer, Headers, Outgoing, Transport
 
 CLIENT_PROVIDERS = frozenset({"anthropic", "gemini", "vertex_ai", "vertex_ai_beta"})
@@ -105,7 +105,7 @@ class LiteLLMTransport(Transport):
             # the client gets a 400 or 502.
             refusal = refusal_of(error, hidden=hidden_texts(self._base_url, self._api_key, key))
             made = Answer.whole(refusal.status, refusal.headers, refusal.body)
-            made.edited, made.refused = edited, Refused(refusal.status, refusal.body, msgspec.json.encode(sent))
+            made.edited, made.refused = edited, RefusedRequest(refusal.status, refusal.body, msgspec.json.encode(sent))
             return made
         finally:
             self._busy -= 1
@@ -371,7 +371,7 @@ def _present(value: Any) -> Any:
     return value
 
 
-class Refusal(NamedTuple):
+class ErrorAnswer(NamedTuple):
     """An error status with headers and body, in OpenAI's format."""
 
     status: int
@@ -379,7 +379,7 @@ class Refusal(NamedTuple):
     body: bytes
 
 
-def refusal_of(error: Exception, *, hidden: tuple[str, ...]) -> Refusal:
+def refusal_of(error: Exception, *, hidden: tuple[str, ...]) -> ErrorAnswer:
     """Return the provider's error response in a LiteLLM exception.
 
     ``hidden`` are texts to hide from clients: keys and addresses. Raises ``UpstreamUnreachable``, ``UpstreamTimeout``,
@@ -395,7 +395,7 @@ def refusal_of(error: Exception, *, hidden: tuple[str, ...]) -> Refusal:
     code = reply.code or code
     if _is_overflow(error, status, message):
         status, (kind, code) = (400 if status >= 500 else status), (_CLIENT_KIND[0], OVERFLOW_CODE)
-    return Refusal(status, answer_headers(headers), error_body(message, type=kind, code=code))
+    return ErrorAnswer(status, answer_headers(headers), error_body(message, type=kind, code=code))
 
 
 def _raise_network_error(error: BaseException) -> None:
@@ -425,14 +425,14 @@ def drop_tracebacks(error: BaseException) -> None:
             waiting += [one.__cause__, one.__context__, *vars(one).values()]
 
 
-def _without_provider(error: Exception, hidden: tuple[str, ...]) -> Refusal:
+def _without_provider(error: Exception, hidden: tuple[str, ...]) -> ErrorAnswer:
     """Return the response if LiteLLM itself failed: on the request (400), or on the provider's response (502)."""
     log.error("translation.failed", of="request or response", errors=[type(cause).__name__ for cause in _chain(error)])
     if getattr(error, "status_code", 500) in (400, 422):
         reason = _hide(_provider_message(error).message, hidden)[:200]
         message = f"{UNTRANSLATABLE}: {reason}" if " " in reason else f"{UNTRANSLATABLE}. Check its messages and tools."
-        return Refusal(400, [JSON], error_body(message, type=_CLIENT_KIND[0], code="untranslatable_request"))
-    return Refusal(502, [JSON], UpstreamError(UNUSABLE).body())
+        return ErrorAnswer(400, [JSON], error_body(message, type=_CLIENT_KIND[0], code="untranslatable_request"))
+    return ErrorAnswer(502, [JSON], UpstreamError(UNUSABLE).body())
 
 
 def answer_headers(headers: Mapping[str, str]) -> Headers:

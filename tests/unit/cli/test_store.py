@@ -13,7 +13,7 @@ from proxy.cli.store import Deployment, Migration
 from proxy.records import open_records
 from proxy.records.model import RecordQuery
 from proxy.store import ManagedStore, open_store
-from proxy.store.accounts import Entry
+from proxy.store.accounts import Balance
 from proxy.store.forgetting import ALLOWANCE as KIND
 from proxy.store.forgetting import forget
 from proxy.store.sqlite import SqliteStore
@@ -74,7 +74,7 @@ async def filled(store: ManagedStore, count: int = 30) -> None:
         await store.put(f"team:{number % 3}", "summary", f"s{number}", b"S%d" % number, 60 * (number + 10))
         await store.put(f"team:{number % 3}", "archive", f"a{number}", b"A%d" % number, 60 * (number + 10))
     await store.put("team:0", "making", "k", b"token", 60)
-    await store.put("team:0", KIND, "b", msgspec.json.encode(Entry(UNTIL, 5)), 600)
+    await store.put("team:0", KIND, "b", msgspec.json.encode(Balance(UNTIL, 5)), 600)
 
 
 @pytest.fixture(params=["sqlite-redis", "redis-sqlite", "sqlite-sqlite"])
@@ -102,7 +102,7 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         await records.aclose()
         newer = open_store(target, [NEW])
         await newer.put("team:0", "summary", "s0", b"the target's", 900)
-        await newer.put("team:0", KIND, "b", msgspec.json.encode(Entry(UNTIL, 3)), 600)
+        await newer.put("team:0", KIND, "b", msgspec.json.encode(Balance(UNTIL, 3)), 600)
         await newer.aclose()
 
         def wanted() -> Deployment:
@@ -116,7 +116,7 @@ def test_everything_is_copied_once_with_its_lifetime_and_under_the_keys_of_the_t
         assert found["team:1", "summary", "s1"] == (b"S1", 11)
         assert found["team:0", "summary", "s0"] == (b"the target's", 15)
         assert found["team:1", "item", "plain"] == (b"I", 10)
-        assert msgspec.json.decode(found["team:0", KIND, "b"][0], type=Entry).tokens == 8
+        assert msgspec.json.decode(found["team:0", KIND, "b"][0], type=Balance).tokens == 8
         assert not [row for row in found if row[1] == "making"]
 
         again = (await migrated(place(source, [OLD], every=True), wanted())).copied
@@ -154,8 +154,8 @@ def test_a_run_that_is_killed_anywhere_is_continued(tmp_path: Path) -> None:
         copied = await everything(place(f"sqlite:///{tmp_path}/two.db"))
         account, _ = copied.pop(row := ("team:0", KIND, "b"))
         assert (
-            msgspec.json.decode(account, type=Entry).tokens
-            == msgspec.json.decode(wanted.pop(row)[0], type=Entry).tokens
+            msgspec.json.decode(account, type=Balance).tokens
+            == msgspec.json.decode(wanted.pop(row)[0], type=Balance).tokens
         )
         assert copied == wanted
 

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.identifiers import MOST, PIECE, Mention, Names, Part, collect, is_program, ranking, search_in
+from proxy.compaction.identifiers import (
+    MOST,
+    PIECE,
+    Mention,
+    Names,
+    SourceText,
+    collect,
+    is_program,
+    ranking,
+    search_in,
+)
 from proxy.compaction.named_files import argument_text, parsed, portable
 from proxy.compaction.summary_message import fenced, target
 from proxy.compaction.summary_message import parts_by_file as parts
@@ -16,7 +26,7 @@ from tests.kit.conversations import FORMAT, result, turn
 
 
 def in_results(*texts: str, file: str = "") -> Names:
-    return collect([Part("result", text, file)] for text in texts)
+    return collect([SourceText("result", text, file)] for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -59,16 +69,18 @@ def test_what_is_found(text: str, kind: str, names: list[str]) -> None:
 
 
 def test_mentions_are_counted_by_their_place_and_added_to_earlier_ones() -> None:
-    first = collect([[Part("said", "getUser? getUser!"), Part("call", "getUser")], [Part("result", "getUser")]])
+    first = collect(
+        [[SourceText("said", "getUser? getUser!"), SourceText("call", "getUser")], [SourceText("result", "getUser")]]
+    )
     assert first == {"getUser": Mention("name", 4, 3, 1, 1, 1)}
-    both = collect([[Part("result", "getUser other_name")]], first, start=2)
+    both = collect([[SourceText("result", "getUser other_name")]], first, start=2)
     assert both == {"getUser": Mention("name", 5, 4, 1, 1, 2), "other_name": Mention("name", 1, 1, 0, 0, 2)}
     assert first["getUser"].count == 4
 
 
 def test_capitals_at_the_start_of_a_sentence_make_no_name() -> None:
     said = "Please ask Yusuf Rossi. Stop! Total: 5\nIt was Maria, we go on. Is Ann here?"
-    assert list(collect([[Part("said", said)], [Part("result", "Saved by Olga. Done with Piotr")]])) == [
+    assert list(collect([[SourceText("said", said)], [SourceText("result", "Saved by Olga. Done with Piotr")]])) == [
         "Yusuf", "Rossi", "Maria",
     ]  # fmt: skip
 
@@ -84,7 +96,7 @@ def test_escapes_in_embedded_json_are_no_part_of_names() -> None:
 
 def test_words_of_a_file_come_before_others_and_its_figures_last() -> None:
     text = "inFile https://example.org/x 12345 AB-123"
-    found = collect([[Part("result", text, "src/a.py"), Part("result", "inLog src/b.py AB-124")]])
+    found = collect([[SourceText("result", text, "src/a.py"), SourceText("result", "inLog src/b.py AB-124")]])
     assert ranking(found) == ["AB-124", "inFile", "src/b.py", "inLog", "AB-123", "https://example.org/x", "12345"]
 
 
@@ -138,7 +150,7 @@ def regex_users() -> dict[str, Callable[[str], object]]:
         "lines": lambda text: parts("result", f"a:1: {text}"),
         "targets": lambda text: target("run", {}, text[:2000]),
         "paths of Windows": portable,
-        "proper names": lambda text: collect([[Part("said", text)]]),
+        "proper names": lambda text: collect([[SourceText("said", text)]]),
         "summary fence": fenced,
         "transcript fence": transcript.fenced,
         "base64": lambda text: transcript.entries([turn(result("a", text))], FORMAT),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.identifiers import Access, Names, Part, collect
+from proxy.compaction.identifiers import Access, Names, SourceText, collect
 from proxy.compaction.index import index
 from tests.kit.conversations import text_tokens
 
@@ -13,7 +13,7 @@ Files = list[tuple[Access, str]]
 
 def in_results(*texts: str, file: str = "", files: Files | None = None) -> Names:
     used = [(access, name, position) for position, (access, name) in enumerate(files or [])]
-    return collect(([Part("result", text, file)] for text in texts), None, used)
+    return collect(([SourceText("result", text, file)] for text in texts), None, used)
 
 
 def listing(found: Names, tokens: int = 500, shown: str = "") -> list[str]:
@@ -21,8 +21,8 @@ def listing(found: Names, tokens: int = 500, shown: str = "") -> list[str]:
 
 
 def test_names_that_cannot_be_guessed_are_listed_even_if_they_occurred_once() -> None:
-    often = [Part("call", f"{name}Common src/{name}.py") for name in "abcdefghijklmnopqrst"]
-    once = [Part("result", "AB-1 in load_123 of /a/b456/once.py"), Part("result", "load_789", "src/a.py")]
+    often = [SourceText("call", f"{name}Common src/{name}.py") for name in "abcdefghijklmnopqrst"]
+    once = [SourceText("result", "AB-1 in load_123 of /a/b456/once.py"), SourceText("result", "load_789", "src/a.py")]
     listed = " ".join(listing(collect([once, often, often]), 60)).split()
     # A word of a file can be read again there, and the digits of a folder don't make a file rare.
     assert [name in listed for name in ("AB-1", "load_123", "load_789", "once.py")] == [True, True, False, False]
@@ -44,10 +44,16 @@ def test_the_same_file_of_windows_is_listed_once_below_its_folder() -> None:
 
 def test_a_relative_path_is_the_same_file_as_the_longer_one() -> None:
     whole = "/home/ann/shop/api/a1.py"
-    found = collect([[Part("call", whole), Part("result", "api/a1.py ./api/a1.py a1.py a2.py ../shop/api/a1.py")]])
+    found = collect(
+        [[SourceText("call", whole), SourceText("result", "api/a1.py ./api/a1.py a1.py a2.py ../shop/api/a1.py")]]
+    )
     assert listing(found) == ["- /home/ann/shop/api/: a1.py", "- ./: a2.py"]
-    imports = [Part("result", "import '../lib/a2' './b3.js'", "src/a1.ts"), Part("call", "'../c4.js'", "src/a1.ts")]
-    assert listing(collect([imports, [Part("call", "run ./d5.js", "./d5.js"), Part("said", "../e6.js")]])) == [
+    imports = [
+        SourceText("result", "import '../lib/a2' './b3.js'", "src/a1.ts"),
+        SourceText("call", "'../c4.js'", "src/a1.ts"),
+    ]
+    others = [SourceText("call", "run ./d5.js", "./d5.js"), SourceText("said", "../e6.js")]
+    assert listing(collect([imports, others])) == [
         "- ../: e6.js", "- ./: d5.js",
     ]  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.compaction.identifiers import Part, collect
+from proxy.compaction.identifiers import SourceText, collect
 from proxy.compaction.pieces import SEARCHED, begin_thread, pieces
 from proxy.compaction.summary_message import fenced
 from proxy.summary.prompt import Redaction, _without_base64
@@ -62,8 +62,8 @@ def pauses(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize("unit", UNITS)
 def test_collecting_names_pauses_in_proportion(unit: str) -> None:
     text = text_of(unit)
-    assert pauses(lambda: collect([[Part("said", text)]])) >= len(text) // SEARCHED
-    assert pauses(lambda: collect([[Part("said", "short")]])) < 5
+    assert pauses(lambda: collect([[SourceText("said", text)]])) >= len(text) // SEARCHED
+    assert pauses(lambda: collect([[SourceText("said", "short")]])) < 5
 
 
 @pytest.mark.parametrize("unit", UNITS)

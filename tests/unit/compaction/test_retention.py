@@ -1,13 +1,13 @@
 """Test the counts of names that a prompt still has."""
 
-from proxy.compaction.identifiers import Mention, Part, collect
+from proxy.compaction.identifiers import Mention, SourceText, collect
 from proxy.compaction.summary_message import MOST_NAMES, retention
 
 TEXT = "src/app/main.py calls loadUserTable and save_user_table for order 4711223, raises ParseError and TS2304"
 
 
 def test_names_are_counted_by_kind() -> None:
-    names = collect([[Part("result", TEXT)]])
+    names = collect([[SourceText("result", TEXT)]])
     prompt = ["- src/app/: main.py", "saveIt, ParseError, order 4711223, and loadUserTable"]
     assert retention([names], prompt, archived=True) == {
         "files": (1, 0, 0),

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.compaction.identifiers import Part, collect
+from proxy.compaction.identifiers import SourceText, collect
 from proxy.compaction.rules import SectionLimits
 from proxy.compaction.summary_message import SummaryParts, summary_message, with_index
 from proxy.dialects.foreign_summaries import WORDINGS
@@ -177,7 +177,7 @@ def test_the_programs_own_summary_gives_the_users_messages_back() -> None:
     dropped = turns([user(said[0]), assistant("I look."), user(said[1]), user(said[2])])
     caps = SectionLimits(summary=500, users=2000, newest=2000, system=2000, words=200, index=200, group=None)
     message = summary_message(SummaryParts(dropped, BODY), caps, rules(), FORMAT)
-    raw = with_index(message, collect([[Part("result", "src/a.py")]]), (), caps, FORMAT)
+    raw = with_index(message, collect([[SourceText("result", "src/a.py")]]), (), caps, FORMAT)
     found = recognised(decode(raw))
     assert found is not None
     assert found.tool == "compaction proxy"

@@ -8,7 +8,7 @@ from proxy.compaction.summary_message import INDEX_TITLE, USERS_TITLE, sections_
 from proxy.config.settings import Settings
 from proxy.constants import DAY
 from proxy.endpoints import presentation as shown
-from proxy.pipeline.changes import Message, Prompt
+from proxy.pipeline.changes import ChangedPrompt, Message
 from proxy.telemetry.record import RequestRecord, UpstreamCall
 
 POLICY = Settings().policies["default"]
@@ -63,7 +63,7 @@ def test_messages_without_sizes_or_texts_are_counted_only() -> None:
         Message("shortened", 3, "result", 900, b'{"role": "tool", "content": "long"}', 90, b'{"content": "lo"}'),
         Message("left out", 4),
     ]
-    prompt = Prompt(messages, Message("added", sent_size=40), "0" * 20)
+    prompt = ChangedPrompt(messages, Message("added", sent_size=40), "0" * 20)
     assert list(shown.left_prompt(prompt, record(), None)) == [
         "2 messages (numbers 2 to 3, 100 tokens) left the prompt. A summary of 40 tokens replaces them.",
         "1 message (number 4, 900 tokens) became shorter, and took 90 tokens.",

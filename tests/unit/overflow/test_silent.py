@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from proxy.overflow import Overflow
 from proxy.overflow.silent import (
+    EarlierPrompt,
     Filled,
     Finished,
-    SentPrompt,
     cut_prompt,
     empty_stream,
     output_tokens,
@@ -83,20 +83,36 @@ def test_answers(answer: Finished, counted: int, known: dict[str, Any]) -> None:
 
 # One row: the case, the reported size, our count, that of the newest messages, the earlier turns, the published window,
 # and the limit.
-CUT: list[tuple[str, int, int, int, list[SentPrompt], int | None, int]] = [
-    ("to a power of two", 8_192, 25_000, 900, [SentPrompt(8_192, 1_700), SentPrompt(8_192, 900)], None, 8_192),
-    ("under a window", 4_050, 20_000, 900, [SentPrompt(4_060, 1_800), SentPrompt(4_060, 900)], 128_000, 4_060),
-    ("three times the same", 11_111, 16_000, 900, [SentPrompt(11_150, 2_400), SentPrompt(11_100, 1_200)], None, 11_150),
+CUT: list[tuple[str, int, int, int, list[EarlierPrompt], int | None, int]] = [
+    ("to a power of two", 8_192, 25_000, 900, [EarlierPrompt(8_192, 1_700), EarlierPrompt(8_192, 900)], None, 8_192),
+    ("under a window", 4_050, 20_000, 900, [EarlierPrompt(4_060, 1_800), EarlierPrompt(4_060, 900)], 128_000, 4_060),
+    (
+        "three times the same",
+        11_111,
+        16_000,
+        900,
+        [EarlierPrompt(11_150, 2_400), EarlierPrompt(11_100, 1_200)],
+        None,
+        11_150,
+    ),
     (
         "after it was counted in full",
         3_333,
         4_800,
         400,
-        [SentPrompt(2_000, 2_800, True), SentPrompt(3_340, 800), SentPrompt(3_335, 400)],
+        [EarlierPrompt(2_000, 2_800, True), EarlierPrompt(3_340, 800), EarlierPrompt(3_335, 400)],
         32_000,
         3_340,
     ),
-    ("another size in between", 8_192, 25_000, 900, [SentPrompt(8_192, 1_900), SentPrompt(7_000, 900)], None, 8_192),
+    (
+        "another size in between",
+        8_192,
+        25_000,
+        900,
+        [EarlierPrompt(8_192, 1_900), EarlierPrompt(7_000, 900)],
+        None,
+        8_192,
+    ),
 ]
 
 
@@ -104,23 +120,23 @@ CUT: list[tuple[str, int, int, int, list[SentPrompt], int | None, int]] = [
     ("reported", "counted", "newest", "before", "window", "limit"), [r[1:] for r in CUT], ids=[r[0] for r in CUT]
 )
 def test_cut_prompts(
-    reported: int, counted: int, newest: int, before: list[SentPrompt], window: int | None, limit: int
+    reported: int, counted: int, newest: int, before: list[EarlierPrompt], window: int | None, limit: int
 ) -> None:
     assert cut_prompt(stopped(reported), counted, newest, before, window) == silent(limit)
 
 
-NOT_CUT: list[tuple[str, Finished, int, int, list[SentPrompt], int | None]] = [
+NOT_CUT: list[tuple[str, Finished, int, int, list[EarlierPrompt], int | None]] = [
     ("the first turn", stopped(8_192), 25_000, 900, [], None),
-    ("another size before", stopped(8_192), 25_000, 900, [SentPrompt(7_000, 900)], None),
+    ("another size before", stopped(8_192), 25_000, 900, [EarlierPrompt(7_000, 900)], None),
     (
         "the template drops the reasoning of earlier turns",
         stopped(6_000),
         9_000,
         900,
-        [SentPrompt(8_900, 1_900, True, 4_000), SentPrompt(5_500, 900, False, 4_000)],
+        [EarlierPrompt(8_900, 1_900, True, 4_000), EarlierPrompt(5_500, 900, False, 4_000)],
         None,
     ),
-    ("the newest text alone", stopped(1_024), 20_000, 1_000, [SentPrompt(1_024, 1_000)], None),
+    ("the newest text alone", stopped(1_024), 20_000, 1_000, [EarlierPrompt(1_024, 1_000)], None),
 ]
 
 
@@ -128,7 +144,7 @@ NOT_CUT: list[tuple[str, Finished, int, int, list[SentPrompt], int | None]] = [
     ("answer", "counted", "newest", "before", "window"), [r[1:] for r in NOT_CUT], ids=[r[0] for r in NOT_CUT]
 )
 def test_prompts_that_may_be_whole(
-    answer: Finished, counted: int, newest: int, before: list[SentPrompt], window: int | None
+    answer: Finished, counted: int, newest: int, before: list[EarlierPrompt], window: int | None
 ) -> None:
     assert cut_prompt(answer, counted, newest, before, window) is None
 
@@ -137,11 +153,11 @@ def test_prompts_that_may_be_whole(
     st.integers(256, 200_000),
     st.integers(0, 400_000),
     st.integers(0, 100_000),
-    st.lists(st.builds(SentPrompt, st.integers(1, 200_000), st.integers(0, 200_000), st.booleans()), max_size=8),
+    st.lists(st.builds(EarlierPrompt, st.integers(1, 200_000), st.integers(0, 200_000), st.booleans()), max_size=8),
     st.none() | st.integers(1_000, 1_000_000),
 )
 def test_a_cut_takes_repetition_and_its_limit_was_taken(
-    reported: int, counted: int, newest: int, before: list[SentPrompt], window: int | None
+    reported: int, counted: int, newest: int, before: list[EarlierPrompt], window: int | None
 ) -> None:
     """Check that the limit is a reported size, and at least this one."""
     told = cut_prompt(stopped(reported), counted, newest, before, window)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.pipeline.job import Prompt
+from proxy.pipeline.job import PromptDigests
 from proxy.pipeline.sent_prompts import SentPrompts
 from proxy.store import Guarded, open_store
 
@@ -14,8 +14,8 @@ A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 TALK = ("team", "talk")
 
 
-def prompt(*digests: bytes, answers: tuple[int, ...] = (1, 3)) -> Prompt:
-    return Prompt(digests, answers)
+def prompt(*digests: bytes, answers: tuple[int, ...] = (1, 3)) -> PromptDigests:
+    return PromptDigests(digests, answers)
 
 
 def with_store(test: Callable[[SentPrompts, Guarded], Awaitable[None]], folder: Path) -> None:

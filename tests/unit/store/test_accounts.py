@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from proxy.store import Store, StoreFailed, accounts
-from proxy.store.accounts import LEASE_SECONDS, Account, Amount, Entry
+from proxy.store.accounts import LEASE_SECONDS, Account, Amount, Balance
 from proxy.store.sqlite import SqliteStore
 from tests.kit.stores import Clock
 
@@ -148,7 +148,7 @@ def test_an_entry_with_impossible_figures_neither_ends_the_work_nor_gives_a_budg
         assert not await reserve(of, "b", 1, 100)
         assert await reserve(of, "c", 1, 250)
         await of.aclose()
-        written = msgspec.json.decode(await store.get(*PLACE) or b"", type=Entry)
+        written = msgspec.json.decode(await store.get(*PLACE) or b"", type=Balance)
         assert 0 <= written.until < 1e11
         await store.aclose()
 
