@@ -129,7 +129,7 @@ async def _at_rest(watcher: Watcher, before: Sample) -> Sample:
     """
     for _ in range(FINAL_SAMPLES):
         after = await watcher.sample()
-        if after.others <= before.others and after.tasks <= before.tasks:
+        if after.others <= before.others and after.in_flight <= before.in_flight:
             break
         await asyncio.sleep(0.5)
     return after
@@ -227,7 +227,10 @@ def report(found: Found, minutes: float) -> int:
         ("crashes in the log", str(len(found.crashes)), "0", not found.crashes),
         ("edits, valid and invalid", f"{edits['right']}, {edits['wrong']}", "", True),
         ("invalid edits in the log", str(found.reported), f"{edits['wrong']}", found.reported >= edits["wrong"]),
-        *(_no_more(name, getattr(before, name), getattr(after, name)) for name in ("tasks", "sockets", "descriptors")),
+        *(
+            _no_more(name, getattr(before, name), getattr(after, name))
+            for name in ("in_flight", "sockets", "descriptors")
+        ),
         ("memory, MB", f"{before.memory / 1e6:.0f}, {after.memory / 1e6:.0f}", "", True),
         ("growth of memory, kB a minute", growth, "not above 0", flat),
     ]

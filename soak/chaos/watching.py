@@ -1,4 +1,4 @@
-"""Sample the memory, descriptors, sockets, and tasks of a process."""
+"""Sample the memory, descriptors, sockets, and requests in flight of a process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import psutil
 
 from bench.servers import Server
 
-_TASKS = re.compile(r"^compaction_tasks ([\d.e+]+)$", re.MULTILINE)
+_IN_FLIGHT = re.compile(r"^compaction_requests_in_flight(?:\{.*\})? ([\d.e+]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sample: seconds since the start, resident bytes, and the number of descriptors, sockets, and tasks."""
+    """A sample: seconds since the start, resident bytes, and the numbers of descriptors, sockets, and open requests."""
 
     at: float
     memory: int
     descriptors: int
     sockets: int
-    tasks: int
+    in_flight: int
 
     @property
     def others(self) -> int:
@@ -46,14 +46,14 @@ class Watcher:
     async def sample(self) -> Sample:
         """Take a sample."""
         async with aiohttp.ClientSession(trust_env=False) as http, http.get(f"{self._url}/metrics") as answer:
-            tasks = _TASKS.search(await answer.text())
+            in_flight = sum(float(found[1]) for found in _IN_FLIGHT.finditer(await answer.text()))
         with self._process.oneshot():
             sample = Sample(
                 time.monotonic() - self._begun,
                 self._process.memory_info().rss,
                 self._process.num_fds(),
                 len(self._process.net_connections()),
-                int(float(tasks[1])) if tasks else -1,
+                int(in_flight),
             )
         self.samples.append(sample)
         return sample

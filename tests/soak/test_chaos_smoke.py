@@ -26,7 +26,7 @@ def test_nothing_is_lost_and_nothing_is_left_over(tmp_path: Path) -> None:
     assert found.edits["wrong"] >= 1
     assert found.reported == found.edits["wrong"], found.log
     before, after = found.before, found.after
-    assert after.tasks <= before.tasks, (before, after)
+    assert after.in_flight <= before.in_flight, (before, after)
     # Idle connections stay open for a minute.
     assert after.others <= before.others, (before, after)
 
