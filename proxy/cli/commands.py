@@ -329,15 +329,16 @@ def store() -> None:
 @click.option(
     "--from", "source", required=True, help="The store to copy: its address, a backup, or the file of a configuration."
 )
+@click.option("--add", is_flag=True, help="Add a backup to a store that isn't empty, or continue an interrupted copy.")
 @CONFIG
-def migrate(source: str, config: Path | None) -> None:
+def migrate(source: str, add: bool, config: Path | None) -> None:
     """Copy a store or a backup to the store of the configuration. The servers of both may be running.
 
     If the command was interrupted, run it again. Exits with status 1 if some entries can't be read.
     """
     from proxy.cli.store import migrated
 
-    sys.exit(migrated(source, config))
+    sys.exit(migrated(source, config, add=add))
 
 
 @store.command()

@@ -50,10 +50,10 @@ SKIPPED = ("making",)  # kinds that aren't copied: leases
 ROWS = 200  # rows of the ledger per write
 
 
-def migrated(source: str, config: Path | None) -> int:
+def migrated(source: str, config: Path | None, *, add: bool) -> int:
     """Copy the ``source``: an address, a backup, or a configuration's file. Return the exit status.
 
-    Raises ``ConfigurationError``.
+    Unless ``add``, a backup needs an empty store. Raises ``ConfigurationError``.
     """
     target = load(config, os.environ)
     url, keys = target.store.url, target.store.encryption.keys
@@ -78,7 +78,8 @@ def migrated(source: str, config: Path | None) -> int:
         raise ConfigurationError("--from: this is the store of the configuration. Fix: pass the new one with --config")
     held = opened(target.store.url, target.store.encryption.keys)
     origin = _in_file(path, keys, every=True) if backup else opened(url, keys, every=True)
-    return asyncio.run(_copied(origin, held, url, target, "run the command again, which continues it"))
+    again = f"run the command again{' with --add' if backup else ''}, which continues it"
+    return asyncio.run(_copied(origin, held, url, target, again, into_empty=backup and not add))
 
 
 def stored_budgets(settings: Settings, team: str | None = None) -> list[Budget]:
@@ -114,14 +115,19 @@ def location(url: str) -> str:
     return f"sqlite:///{path.resolve()}" if path is not None else re.sub(r"//[^/]*@", "//", url).partition("?")[0]
 
 
-async def _copied(source: Deployment, target: Deployment, url: str, settings: Settings, fix: str) -> int:
+async def _copied(
+    source: Deployment, target: Deployment, url: str, settings: Settings, fix: str, *, into_empty: bool = False
+) -> int:
     """Copy and close both deployments, and print the numbers. ``url`` is that of the source.
 
-    Raises ``ConfigurationError`` with the ``fix`` if the copy isn't complete.
+    Raises ``ConfigurationError`` with the ``fix`` if the copy isn't complete, or if the target must be empty and isn't.
     """
     name = hashlib.sha256(location(url).encode()).hexdigest()[:16]
     migration = Migration(source, target, name, settings.record_seconds, report=_progress())
     try:
+        if into_empty and not await target.is_empty():
+            remedy = "use an empty store, or pass --add unless the backup comes from this one"
+            raise ConfigurationError(f"store.url: isn't empty. Fix: {remedy}")
         copied = await migration.run()
         unread = await source.unreadable()
     except StoreFailed as error:
@@ -205,6 +211,13 @@ class Deployment:
         readable, counts = {"", *self.stores[0].codecs}, await self.stores[0].counts()
         others = sum(count for codec, count in counts.items() if codec not in readable)
         return others + sum(store.skipped for store in self.stores)
+
+    async def is_empty(self) -> bool:
+        for store in self.stores:
+            async for entries in store.pages():
+                if entries:
+                    return False
+        return not any([await records.select(RecordQuery(limit=1)) for records in self.records])
 
     async def aclose(self) -> None:
         for store in self.stores:

@@ -1,4 +1,4 @@
-"""`store backup` while requests run, `store restore` into an empty place, and `forget`."""
+"""`store backup` while requests run, `store migrate` into an empty place, and `forget`."""
 
 import contextlib
 import sqlite3
@@ -135,9 +135,12 @@ def test_a_backup_that_is_restored_twice_counts_once(tmp_path: Path, redis: Redi
             client.config_set("maxmemory", "1")
             failed = call(tmp_path, "store", "migrate", "--from", backup, "--config", str(other))
             client.config_set("maxmemory", "0")
-        assert (failed.returncode, "Fix: run the command again" in failed.stderr) == (2, True)
+        assert (failed.returncode, "Fix: run the command again with --add" in failed.stderr) == (2, True)
         for _ in range(2):
-            assert call(tmp_path, "store", "migrate", "--from", backup, "--config", str(other)).returncode == 0
+            assert call(tmp_path, "store", "migrate", "--from", backup, "--add", "--config", str(other)).returncode == 0
+        for file in (config, other):  # in the store that the backup comes from, everything would count twice
+            full = call(tmp_path, "store", "migrate", "--from", backup, "--config", str(file))
+            assert (full.returncode, "store.url: isn't empty. Fix: " in full.stderr) == (2, True)
         with proxied(settings(behind, {"url": redis.url}), tmp_path) as url:
             assert get(url, "/compaction/report")["total"]["requests"] == 1
             assert ask(url, 1).headers["x-compaction-budget-remaining"] == left, "the spending counts once"
