@@ -194,7 +194,11 @@ def _about_reasoning(text: str, sent: Mapping[str, Any], raw: bytes) -> Edit | N
         return Edit("without", effort)
     if next(_own(_NAMES_REASONING, text, raw), None) is None:
         return None
-    if "tool_choice" in text:  # a forced call that thinking excludes
+    if "tool_choice" in text and sent.get("tool_choice") not in (
+        None,
+        "auto",
+        "none",
+    ):  # thinking excludes forced calls
         return None if effort is None else Edit("without", effort)
     if _MISSING.search(text):
         return WITH_REASONING if _changes(sent, WITH_REASONING) else None

@@ -259,11 +259,8 @@ _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
     SIGNED_CALLS.kind: _each(_signed),
 }
 
-_OF_ITEMS = (
-    WITHOUT_REASONING,
-    LABELLED_MEDIA,
-    SHORT_IDS,
-)  # edits of messages that also fit the items of the Responses API
+_OF_ITEMS = (WITHOUT_REASONING, LABELLED_MEDIA, SHORT_IDS)
+"""Edits of messages that also fit the items of the Responses API."""
 
 # ---- Public habits
 

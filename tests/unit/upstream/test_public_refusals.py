@@ -329,6 +329,11 @@ CASES: Mapping[str, tuple[Any, dict[str, Any], tuple[Edit, ...]]] = {
         CHAT,
         (SHORT_IDS,),
     ),
+    "a list of fields that has tool_choice": (
+        _error("messages[5]: unknown field `reasoning_content`, expected one of `role`, `content`, `tool_choice`"),
+        CHAT,
+        (WITHOUT_REASONING,),
+    ),
     "forced calls that thinking excludes, Alibaba": (
         _error("The tool_choice parameter does not support being set to required or object in thinking mode"),
         {**CHAT, "tool_choice": "required"},
