@@ -1,7 +1,7 @@
 """Ask for the summaries that compaction inserts: stored ones, new ones from a writer, or digests.
 
 ``CheckpointSummaries`` decides which summary a request needs. ``summary.single_flight`` finds it, or has it made once
-for all requests that wait. Then ``_Wanted.make`` decides whether to ask a model, and makes the tries of the writers.
+for all requests that wait. Then ``_Order.make`` decides whether to ask a model, and makes the tries of the writers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proxy.summary import times
 from proxy.summary.extract import extract
 from proxy.summary.prompt import Redaction
 from proxy.summary.quality import SummaryFailed, SummaryRefused, SummaryRejected, SummaryUnasked
-from proxy.summary.single_flight import Lineage, NothingToAsk, Progress, Summaries, Wanted
+from proxy.summary.single_flight import Lineage, NothingToAsk, Progress, Summaries, SummaryOrder
 from proxy.summary.store import Cause, Origin, StoredSummary
 from proxy.summary.writer import SummaryTask, SummaryTry
 from proxy.telemetry.metrics import BREAKER, SUMMARIES
@@ -57,21 +57,21 @@ class CheckpointSummaries:
         wanted = positions and job.case.mode == "enforce" and job.case.stores_summaries
         # Without a model, there is nothing to do ahead of need, so don't take a lease and read the store.
         if wanted and any(writer.available for writer in job.case.writers):
-            self.summaries.begin(_Wanted(self, job, positions, ahead=True))
+            self.summaries.begin(_Order(self, job, positions, ahead=True))
 
     async def obtain(self, job: CompactionJob, *, may_ask: bool) -> tuple[StoredSummary, Origin]:
         """Return the summary of the last checkpoint and its origin. With ``may_ask`` false, don't wait for a model."""
         if not job.case.stores_summaries:
             # A model's summary that the proxy can't store would cost money in every turn.
             return await _Span(job, job.plan.cut).digest("not_stored", self.facts), "digest"
-        wanted = _Wanted(self, job, job.plan.checkpoints)
-        wanted.lineage.see(wanted.place[1])
+        order = _Order(self, job, job.plan.checkpoints)
+        order.lineage.see(order.place[1])
         if may_ask:
-            return await self.summaries.obtain(wanted)
-        stored = await self.summaries.stored(wanted.place)
+            return await self.summaries.obtain(order)
+        stored = await self.summaries.stored(order.place)
         if stored is not None:
             return stored, "digest" if stored.digest else "stored"
-        self.summaries.begin(wanted)
+        self.summaries.begin(order)
         return await _Span(job, job.plan.cut).digest("waiting", self.facts), "digest"
 
     async def expected_size(self, job: CompactionJob) -> int:
@@ -99,7 +99,7 @@ class CheckpointSummaries:
         return self.summaries.lineage(job.case.tenant, job.case.request, marks)
 
 
-class _Wanted(Wanted):
+class _Order(SummaryOrder):
     """The summary of the last of these positions of a request. It's ``ahead`` of need if no request waits for it."""
 
     def __init__(
@@ -115,7 +115,7 @@ class _Wanted(Wanted):
             writer.models.keep_conditions(case.body)
 
     async def make(self, previous: StoredSummary | None, start: int, progress: Progress) -> StoredSummary:
-        """See ``Wanted``. Without a text of a model, make a digest, or ahead of need, raise ``NothingToAsk``."""
+        """See ``SummaryOrder``. Without a text of a model, make a digest, or ahead of need, raise ``NothingToAsk``."""
         job, case, allowance = self._job, self._job.case, self._job.case.allowance
         position, keys = self.checkpoints[-1].position, [one.key for one in self.checkpoints]
         span, replaced, tries = _Span(job, position, previous, start), job.plan.replaced, list[SummaryTry]()

@@ -38,7 +38,7 @@ FAILED = 5_000  # checkpoints whose failures are remembered
 
 
 @dataclass
-class Wanted(ABC):
+class SummaryOrder(ABC):
     """A summary that requests need: that of the last of a tenant's ``checkpoints``.
 
     A request waits ``seconds`` for one try to write it.
@@ -171,39 +171,39 @@ class Summaries:
             # Another caller may have made it during the read.
             return self.cache.get(*place)
 
-    async def obtain(self, wanted: Wanted) -> tuple[StoredSummary, Origin]:
+    async def obtain(self, order: SummaryOrder) -> tuple[StoredSummary, Origin]:
         """Return the entry for the last checkpoint. If there is none, make it from the latest earlier one.
 
         Concurrent callers for one checkpoint share the same task. It continues after the last of them disconnects or
         has waited long enough, within its own times, so that the conversation's next request finds the summary.
         """
-        entry = await self.stored(wanted.place)
+        entry = await self.stored(order.place)
         if entry is not None:
             return entry, "digest" if entry.digest else "stored"
-        late = self.cache.peek(wanted.place)
+        late = self.cache.peek(order.place)
         if late is not None and late.late:  # no request waits for this model again
-            self.begin(wanted)
+            self.begin(order)
             return late, "digest"
         while True:
             try:
-                made = await self._made(wanted, skips=True) or await self._late_digest(wanted)
+                made = await self._made(order, skips=True) or await self._late_digest(order)
             except NothingToAsk:  # this request joined a task ahead of need
                 continue
             return made, "digest" if made.digest else "made"
 
-    def begin(self, wanted: Wanted) -> None:
+    def begin(self, order: SummaryOrder) -> None:
         """Make an entry in the background, ahead of need or after the model was too slow.
 
         Once it takes longer than a request waits, it counts toward the summaries that nobody waits for.
         """
-        place = wanted.place
+        place = order.place
         if place in self._flights or self.cache.get(*place) is not None or self._unaskable.get(place, 0) > now():
             return
 
         async def ahead() -> None:
             if await self.stored(place) is None:
                 try:
-                    await self._made(wanted, skips=False)
+                    await self._made(order, skips=False)
                 except NothingToAsk:
                     self._unaskable[place] = now() + times.DIGEST
 
@@ -211,18 +211,18 @@ class Summaries:
         self._background.add(task)
         task.add_done_callback(self._ended)
 
-    def given_up(self, wanted: Wanted) -> bool:
+    def given_up(self, order: SummaryOrder) -> bool:
         """Return whether summaries of a conversation failed so often that the proxy stops calling models for it.
 
         The count includes all checkpoints since the last one with a summary. An edited conversation has other
         checkpoints, so its count starts at zero.
         """
         failures = 0
-        for checkpoint in reversed(wanted.checkpoints):
-            entry = self.cache.peek((wanted.tenant, checkpoint.key))
+        for checkpoint in reversed(order.checkpoints):
+            entry = self.cache.peek((order.tenant, checkpoint.key))
             if entry is not None and not entry.digest:
                 break
-            failures += self._failures.get((wanted.tenant, checkpoint.key), 0)
+            failures += self._failures.get((order.tenant, checkpoint.key), 0)
         return failures >= FAILURES
 
     def forget(self, forgotten: Callable[[str], bool]) -> set[str]:
@@ -265,23 +265,23 @@ class Summaries:
             for task in late:
                 task.cancel()
 
-    async def _made(self, wanted: Wanted, *, skips: bool) -> StoredSummary | None:
+    async def _made(self, order: SummaryOrder, *, skips: bool) -> StoredSummary | None:
         """Return the entry that one task makes for all its callers. Start the task if none is in progress.
 
         Return ``None`` if a try takes longer than a request waits. The task continues. With ``skips``, first skip each
         such try, except the last one.
         """
-        place = wanted.place
+        place = order.place
         flight = self._flights.get(place)
         if flight is None or flight.task.done():  # a task that has just failed is removed in the next pass of the loop
             progress = Progress()
-            flight = self._flights[place] = InFlight(asyncio.ensure_future(self._make(wanted, progress)), progress)
+            flight = self._flights[place] = InFlight(asyncio.ensure_future(self._make(order, progress)), progress)
             flight.task.add_done_callback(partial(self._landed, place))
         flight.waiting += 1
         joined, disconnected = now(), True
         try:
             while not flight.task.done():
-                left = max(joined, flight.progress.began if skips else 0) + wanted.seconds - now()
+                left = max(joined, flight.progress.began if skips else 0) + order.seconds - now()
                 if left > 0:
                     # Unlike wait_for and shield, this doesn't cancel the task, and adds no future that holds its error.
                     await asyncio.wait({flight.task}, timeout=left)
@@ -323,24 +323,24 @@ class Summaries:
         if flight.waiting == 0 and error is not None and not isinstance(error, NothingToAsk):
             log.error("summary.background_failed", error=type(error).__name__, exc_info=error)
 
-    async def _make(self, wanted: Wanted, progress: Progress) -> StoredSummary:
+    async def _make(self, order: SummaryOrder, progress: Progress) -> StoredSummary:
         """Make the entry, or wait for the worker that is making it."""
-        place, checkpoints = wanted.place, wanted.checkpoints
+        place, checkpoints = order.place, order.checkpoints
         lease = Lease(self._store, *place)
         while not await lease.take():
             if (entry := await self._made_elsewhere(lease, place)) is not None:
                 return entry
         try:
             # Another worker may have stored the entry just before this one took the lease.
-            previous, position = await self._latest(wanted, checkpoints if lease.held else checkpoints[:-1])
+            previous, position = await self._latest(order, checkpoints if lease.held else checkpoints[:-1])
             if previous is not None and position == checkpoints[-1].position:
                 return previous
-            entry = await wanted.make(previous, position, progress)
+            entry = await order.make(previous, position, progress)
             if entry.digest:
                 # Another worker may have taken over while this one was paused.
                 if lease.held and (stored := await self.stored(place)) is not None and not stored.digest:
                     return stored
-                return self._keep_digest(wanted, entry)
+                return self._keep_digest(order, entry)
             self._failures.pop(place, None)
             if (shown := self.cache.peek(place)) is not None:
                 entry = replace(entry, replaced=shown.cause or UNSET)
@@ -388,29 +388,29 @@ class Summaries:
         finally:
             lease.lapse()
 
-    async def _latest(self, wanted: Wanted, checkpoints: Sequence[Checkpoint]) -> tuple[StoredSummary | None, int]:
+    async def _latest(self, order: SummaryOrder, checkpoints: Sequence[Checkpoint]) -> tuple[StoredSummary | None, int]:
         """Return the latest summary and its position, only from memory if the store fails or is slow."""
         try:
             async with asyncio.timeout(times.LOOKING):
                 for checkpoint in reversed(checkpoints):
-                    entry = await self.cache.find((wanted.tenant, checkpoint.key))
+                    entry = await self.cache.find((order.tenant, checkpoint.key))
                     if entry is not None and not entry.digest:
                         return entry, checkpoint.position
         except (StoreFailed, TimeoutError) as failure:
             log.warning("store.read_failed", reason=str(failure) or f"took over {times.LOOKING:g} s")
         for checkpoint in reversed(checkpoints):
-            entry = self.cache.get(wanted.tenant, checkpoint.key)
+            entry = self.cache.get(order.tenant, checkpoint.key)
             if entry is not None and not entry.digest:
                 return entry, checkpoint.position
         return None, 0
 
-    async def _late_digest(self, wanted: Wanted) -> StoredSummary:
+    async def _late_digest(self, order: SummaryOrder) -> StoredSummary:
         """Return the digest for requests that have waited long enough, or the summary if it's just been made."""
-        entry = await wanted.digest(*await self._latest(wanted, wanted.checkpoints[:-1]))
-        if (shown := await self.stored(wanted.place)) is not None:  # also the digest of another request that waited
+        entry = await order.digest(*await self._latest(order, order.checkpoints[:-1]))
+        if (shown := await self.stored(order.place)) is not None:  # also the digest of another request that waited
             return shown
-        log.warning("summary.timed_out", seconds=wanted.seconds)
-        return self._keep_late(wanted.place, entry)
+        log.warning("summary.timed_out", seconds=order.seconds)
+        return self._keep_late(order.place, entry)
 
     def _keep_late(self, place: Place, entry: StoredSummary) -> StoredSummary:
         """Keep a digest in place of a slow model's summary. After its lifetime, the proxy calls a model again."""
@@ -418,14 +418,14 @@ class Summaries:
         self.cache.remember(place, entry)
         return entry
 
-    def _keep_digest(self, wanted: Wanted, entry: StoredSummary) -> StoredSummary:
+    def _keep_digest(self, order: SummaryOrder, entry: StoredSummary) -> StoredSummary:
         """Keep a digest in this process for its lifetime, or without limit after too many failures."""
         if entry.cause == "unused":
             return entry  # a later request may have it made
-        place, known = wanted.place, self.given_up(wanted)
+        place, known = order.place, self.given_up(order)
         if entry.cause in ("failed", "timeout"):
             self._failures[place] = self._failures.get(place, 0) + 1
-        given_up = self.given_up(wanted)
+        given_up = self.given_up(order)
         if given_up and not known:
             GIVEN_UP.inc()
             log.warning("summary.given_up", failures=FAILURES)

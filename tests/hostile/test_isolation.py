@@ -35,7 +35,7 @@ from tests.kit.client import CHAT, JSON, StartProxy, ask, chat
 from tests.kit.raw_upstream import Stage, answer
 from tests.kit.scripted import behind, key_hash
 from tests.kit.scripted import chat as conversation
-from tests.kit.summary_conversation import Factory, Simply
+from tests.kit.summary_conversation import Factory, SimpleOrder
 from tests.kit.upstream import Reply, StandIn
 
 PREFIX = "sk-the-same-twenty-chars-and-more-"
@@ -191,7 +191,7 @@ def test_another_tenants_entries_take_no_time() -> None:
         summaries = Summaries(store)
         for number in range(200):
             entry = StoredSummary("text", b"{}" * 2_000, {})
-            wanted = Simply("team:a", [Checkpoint(1, f"{number:064}", "content")], _returning(entry))
+            wanted = SimpleOrder("team:a", [Checkpoint(1, f"{number:064}", "content")], _returning(entry))
             await summaries.obtain(wanted)
             await store.put("team:a", "summary", f"{number:064}", b"x" * 4_000, 60)
         hits: list[float] = []

@@ -7,7 +7,7 @@ import msgspec
 
 from proxy.compaction.turn import Turn
 from proxy.dialects.chat.units import ChatUnits
-from proxy.summary.single_flight import Progress, Wanted
+from proxy.summary.single_flight import Progress, SummaryOrder
 from proxy.summary.store import Checkpoint, StoredSummary
 
 
@@ -31,7 +31,7 @@ def calling(name: str, arguments: str, text: str | None = None) -> Turn:
 Factory = Callable[[StoredSummary | None, int, Progress], Awaitable[StoredSummary]]
 
 
-class Simply(Wanted):
+class SimpleOrder(SummaryOrder):
     """A summary that a function makes, or a digest "for now" after some seconds."""
 
     def __init__(self, tenant: str, checkpoints: Sequence[Checkpoint], make: Factory, seconds: float = 3600.0) -> None:

@@ -21,7 +21,7 @@ from proxy.summary.store import Checkpoint, StoredSummary
 from tests.kit.records import record
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import with_store
-from tests.kit.summary_conversation import Simply
+from tests.kit.summary_conversation import SimpleOrder
 
 KEYS = [
     (),
@@ -57,7 +57,7 @@ def test_each_version_has_its_own_summary_and_both_are_forgotten(
         store = store_of(version)
         replica = Summaries(store)
         try:
-            return (await replica.obtain(Simply("team:a", [Checkpoint(1, "k")], make)))[0].text
+            return (await replica.obtain(SimpleOrder("team:a", [Checkpoint(1, "k")], make)))[0].text
         finally:
             await replica.aclose()
             await store.aclose()

@@ -18,7 +18,7 @@ from proxy.summary.single_flight import NothingToAsk, Progress, Summaries
 from proxy.summary.store import LEASES, Checkpoint, Lease, StoredSummary
 from tests.kit.redis_server import RedisServer
 from tests.kit.stores import Clock, with_store
-from tests.kit.summary_conversation import Simply
+from tests.kit.summary_conversation import SimpleOrder
 
 ENCRYPTED = [
     False,
@@ -201,7 +201,7 @@ async def test_a_caller_may_arrive_at_any_moment_of_a_task_that_ends_without_a_r
             raise NothingToAsk
         return StoredSummary("made", b"{}", {})
 
-    wanted = Simply("t", [Checkpoint(1, "key")], make)
+    wanted = SimpleOrder("t", [Checkpoint(1, "key")], make)
     summaries.begin(wanted)
     while not calls:  # noqa: ASYNC110 - the task has no event
         await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from proxy.summary import single_flight, times
 from proxy.summary import store as module
 from proxy.summary.single_flight import NothingToAsk, Progress, Summaries
 from proxy.summary.store import KIND, LEASES, Cause, Checkpoint, StoredSummary
-from tests.kit.summary_conversation import Factory, Simply
+from tests.kit.summary_conversation import Factory, SimpleOrder
 
 pytestmark = pytest.mark.anyio
 
@@ -141,12 +141,12 @@ async def turns_of_the_loop(number: int = 5) -> None:
 
 async def test_made_once_and_stored(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker()
-    assert await summaries.obtain(Simply("t", [FIRST], make)) == (entry("made"), "made")
-    assert await summaries.obtain(Simply("t", [FIRST], make)) == (entry("made"), "stored")
+    assert await summaries.obtain(SimpleOrder("t", [FIRST], make)) == (entry("made"), "made")
+    assert await summaries.obtain(SimpleOrder("t", [FIRST], make)) == (entry("made"), "stored")
     assert make.calls == [(None, 0)]
     assert list(shelf.kept) == [("t", KIND, "k10")]
     # Another process, or this one after a restart.
-    assert await Summaries(shelf).obtain(Simply("t", [FIRST], make)) == (entry("made"), "stored")
+    assert await Summaries(shelf).obtain(SimpleOrder("t", [FIRST], make)) == (entry("made"), "stored")
     assert len(make.calls) == 1
 
 
@@ -158,9 +158,9 @@ async def test_a_checkpoints_summary_is_made_from_the_latest_one_that_is_stored(
     known: Sequence[Checkpoint], start: tuple[str | None, int], summaries: Summaries, shelf: Shelf
 ) -> None:
     for checkpoint in known:
-        await summaries.obtain(Simply("t", [checkpoint], Maker(checkpoint.key)))
+        await summaries.obtain(SimpleOrder("t", [checkpoint], Maker(checkpoint.key)))
     make = Maker()
-    await Summaries(shelf).obtain(Simply("t", [FIRST, SECOND, THIRD], make))
+    await Summaries(shelf).obtain(SimpleOrder("t", [FIRST, SECOND, THIRD], make))
     assert make.calls == [start]
 
 
@@ -169,7 +169,7 @@ async def test_who_leaves_does_not_end_it_for_those_who_stay(
     leaving: range, summaries: Summaries, shelf: Shelf
 ) -> None:
     make = Maker(held=True)
-    callers = [asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], make))) for _ in range(20)]
+    callers = [asyncio.ensure_future(summaries.obtain(SimpleOrder("t", [FIRST], make))) for _ in range(20)]
     await make.began.wait()
     for n in leaving:
         callers[n].cancel()
@@ -186,19 +186,19 @@ async def test_who_leaves_does_not_end_it_for_those_who_stay(
 
 async def test_it_goes_on_when_the_last_one_leaves(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker(held=True)
-    callers = [asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], make))) for _ in range(3)]
+    callers = [asyncio.ensure_future(summaries.obtain(SimpleOrder("t", [FIRST], make))) for _ in range(3)]
     await make.began.wait()
     for caller in callers:
         caller.cancel()
     await turns_of_the_loop()
-    again = asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], Maker("unused"))))
+    again = asyncio.ensure_future(summaries.obtain(SimpleOrder("t", [FIRST], Maker("unused"))))
     await turns_of_the_loop()
     again.cancel()
     await turns_of_the_loop()
     assert make.cancelled == 0
     make.go.set()
     await turns_of_the_loop(20)
-    assert await summaries.obtain(Simply("t", [FIRST], Maker("unused"))) == (entry("made"), "stored")
+    assert await summaries.obtain(SimpleOrder("t", [FIRST], Maker("unused"))) == (entry("made"), "stored")
     assert ("t", KIND, "k10") in shelf.kept
 
 
@@ -211,7 +211,7 @@ async def test_no_more_than_so_many_go_on_without_a_client(
 
     async def left(tenant: str, key: str) -> Maker:
         make = Maker(held=True)
-        caller = asyncio.ensure_future(summaries.obtain(Simply(tenant, [Checkpoint(1, key)], make)))
+        caller = asyncio.ensure_future(summaries.obtain(SimpleOrder(tenant, [Checkpoint(1, key)], make)))
         await make.began.wait()
         caller.cancel()
         await turns_of_the_loop()
@@ -223,7 +223,7 @@ async def test_no_more_than_so_many_go_on_without_a_client(
     assert [make.cancelled for make in mine] == [0, 0], "a stranger's makings don't end another tenant's"
     assert [make.cancelled for make in strangers] == [0, 0, 1, 1, 1]
     # A request that comes while the cancelled one is still ending doesn't join it.
-    assert (await summaries.obtain(Simply("s", [Checkpoint(1, "k2")], Maker("again"))))[0].text == "again"
+    assert (await summaries.obtain(SimpleOrder("s", [Checkpoint(1, "k2")], Maker("again"))))[0].text == "again"
 
 
 async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summaries, shelf: Shelf) -> None:
@@ -233,7 +233,7 @@ async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summari
         await go.wait()
         raise LookupError("a fault of ours")
 
-    caller = asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], broken)))
+    caller = asyncio.ensure_future(summaries.obtain(SimpleOrder("t", [FIRST], broken)))
     await turns_of_the_loop()
     caller.cancel()
     await turns_of_the_loop()
@@ -245,13 +245,13 @@ async def test_a_fault_in_a_making_without_a_client_is_logged(summaries: Summari
 
 async def test_who_lost_patience_gets_a_digest_that_the_summary_replaces(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker(held=True)
-    got, origin = await summaries.obtain(Simply("t", [FIRST], make, 0.05))
+    got, origin = await summaries.obtain(SimpleOrder("t", [FIRST], make, 0.05))
     assert (got.text, got.cause, origin) == ("for now", "timeout", "digest")
-    assert await summaries.obtain(Simply("t", [FIRST], make, 0.05)) == (got, "digest")
+    assert await summaries.obtain(SimpleOrder("t", [FIRST], make, 0.05)) == (got, "digest")
     assert not shelf.kept, "no digest is stored"
     make.go.set()
     await turns_of_the_loop(50)
-    got, origin = await summaries.obtain(Simply("t", [FIRST], make, 0.05))
+    got, origin = await summaries.obtain(SimpleOrder("t", [FIRST], make, 0.05))
     assert (got.text, got.replaced, origin) == ("made", "timeout", "stored")
     assert len(make.calls) == 1
 
@@ -259,36 +259,36 @@ async def test_who_lost_patience_gets_a_digest_that_the_summary_replaces(summari
 @pytest.mark.usefixtures("no_digests")
 async def test_no_request_waits_for_the_next_call_after_a_late_one(summaries: Summaries) -> None:
     late = Maker(held=True)
-    first, _ = await summaries.obtain(Simply("t", [FIRST], late, 0.05))
+    first, _ = await summaries.obtain(SimpleOrder("t", [FIRST], late, 0.05))
     late.digest = True
     late.go.set()
     await turns_of_the_loop(50)
     summaries.cache.remember(("t", FIRST.key), first)  # as if the call had ended late, too
     again = Maker("again", held=True)
-    got, origin = await summaries.obtain(Simply("t", [FIRST], again, 3600.0))
+    got, origin = await summaries.obtain(SimpleOrder("t", [FIRST], again, 3600.0))
     assert (got.message, origin) == (first.message, "digest")
     await again.began.wait()
     again.go.set()
     await turns_of_the_loop(50)
-    assert (await summaries.obtain(Simply("t", [FIRST], again)))[0].text == "again"
+    assert (await summaries.obtain(SimpleOrder("t", [FIRST], again)))[0].text == "again"
 
 
 async def test_a_late_digest_does_not_hide_the_summary_of_another_worker(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker(held=True)
-    await summaries.obtain(Simply("t", [FIRST], make, 0.05))
+    await summaries.obtain(SimpleOrder("t", [FIRST], make, 0.05))
     shelf.kept["t", KIND, FIRST.key] = msgspec.msgpack.encode(entry("of another"))
-    assert (await summaries.obtain(Simply("t", [FIRST], make, 0.05)))[0].text == "of another"
+    assert (await summaries.obtain(SimpleOrder("t", [FIRST], make, 0.05)))[0].text == "of another"
 
 
 async def test_forgetting_a_tenant_ends_summaries_that_nobody_waits_for(summaries: Summaries, shelf: Shelf) -> None:
     make, others = Maker(held=True), Maker(held=True)
-    await summaries.obtain(Simply("t", [FIRST], make, 0.05))
-    await summaries.obtain(Simply("other", [FIRST], others, 0.05))
+    await summaries.obtain(SimpleOrder("t", [FIRST], make, 0.05))
+    await summaries.obtain(SimpleOrder("other", [FIRST], others, 0.05))
     summaries.forget(lambda tenant: tenant == "t")
     await turns_of_the_loop(50)
     assert (make.cancelled, others.cancelled) == (1, 0)
     assert not shelf.kept
-    assert not summaries.given_up(Simply("t", [FIRST], make))
+    assert not summaries.given_up(SimpleOrder("t", [FIRST], make))
 
 
 async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(summaries: Summaries) -> None:
@@ -306,7 +306,7 @@ async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(su
         ended.set()
         return entry("by the second")
 
-    got, _ = await summaries.obtain(Simply("t", [FIRST], two, 0.05))
+    got, _ = await summaries.obtain(SimpleOrder("t", [FIRST], two, 0.05))
     assert got.text == "for now"
     await ended.wait()
     assert skipped == [True, False]
@@ -320,7 +320,7 @@ async def test_a_try_is_skipped_for_a_request_that_waits_but_not_the_last_one(su
 async def test_an_entry_that_cannot_be_read_is_made_anew(value: bytes, summaries: Summaries, shelf: Shelf) -> None:
     shelf.kept["t", KIND, "k10"] = shelf.kept["t", KIND, "k20"] = value
     make = Maker()
-    assert await summaries.obtain(Simply("t", [FIRST, SECOND], make)) == (entry("made"), "made")
+    assert await summaries.obtain(SimpleOrder("t", [FIRST, SECOND], make)) == (entry("made"), "made")
     assert make.calls == [(None, 0)]
     assert msgspec.msgpack.decode(shelf.kept["t", KIND, "k20"], type=StoredSummary) == entry("made")
 
@@ -330,12 +330,12 @@ async def test_a_digest_stands_in_for_a_while_and_is_never_stored_nor_built_upon
 ) -> None:
     failing = Maker("digest", digest=True)
     for origin in ("digest", "digest"):
-        found, said = await summaries.obtain(Simply("t", [FIRST], failing))
+        found, said = await summaries.obtain(SimpleOrder("t", [FIRST], failing))
         assert (found.text, found.digest, said) == ("digest", True, origin)
     assert len(failing.calls) == 1
     assert shelf.kept == {}
     later = Maker("later")
-    await summaries.obtain(Simply("t", [FIRST, SECOND], later))
+    await summaries.obtain(SimpleOrder("t", [FIRST, SECOND], later))
     assert later.calls == [(None, 0)]
 
 
@@ -347,8 +347,8 @@ async def test_a_store_that_fails_for_an_earlier_summary_leaves_what_is_in_memor
     monkeypatch.setattr(times, "LOOKING", 0.05)
     shelf.trouble[SECOND.key] = trouble
     first, third = Maker("first"), Maker("third")
-    await summaries.obtain(Simply("t", [FIRST], first))
-    assert await summaries.obtain(Simply("t", [FIRST, SECOND, THIRD], third)) == (entry("third"), "made")
+    await summaries.obtain(SimpleOrder("t", [FIRST], first))
+    assert await summaries.obtain(SimpleOrder("t", [FIRST, SECOND, THIRD], third)) == (entry("third"), "made")
     assert third.calls == [("first", 10)]
 
 
@@ -357,27 +357,27 @@ async def test_an_error_reaches_all_who_wait_and_the_next_one_tries_again(summar
         await asyncio.sleep(0)
         raise LookupError("a fault of ours")
 
-    callers = [asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], broken))) for _ in range(3)]
+    callers = [asyncio.ensure_future(summaries.obtain(SimpleOrder("t", [FIRST], broken))) for _ in range(3)]
     outcomes = await asyncio.gather(*callers, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [LookupError] * 3
-    assert (await summaries.obtain(Simply("t", [FIRST], Maker())))[1] == "made"
+    assert (await summaries.obtain(SimpleOrder("t", [FIRST], Maker())))[1] == "made"
 
 
 async def test_made_ahead_in_the_background_once(summaries: Summaries, shelf: Shelf) -> None:
     make = Maker(held=True)
     for _ in range(5):
-        summaries.begin(Simply("t", [FIRST], make))
+        summaries.begin(SimpleOrder("t", [FIRST], make))
     await make.began.wait()
-    summaries.begin(Simply("t", [FIRST], make))
-    caller = asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], make)))
+    summaries.begin(SimpleOrder("t", [FIRST], make))
+    caller = asyncio.ensure_future(summaries.obtain(SimpleOrder("t", [FIRST], make)))
     await turns_of_the_loop()
     # A request that leaves doesn't end a summary that was begun early.
     caller.cancel()
     await turns_of_the_loop()
     make.go.set()
     await turns_of_the_loop(20)
-    assert await summaries.obtain(Simply("t", [FIRST], make)) == (entry("made"), "stored")
-    summaries.begin(Simply("t", [FIRST], make))
+    assert await summaries.obtain(SimpleOrder("t", [FIRST], make)) == (entry("made"), "stored")
+    summaries.begin(SimpleOrder("t", [FIRST], make))
     await turns_of_the_loop()
     assert len(make.calls) == 1
 
@@ -398,18 +398,18 @@ async def test_without_a_model_nothing_is_made_ahead(
     ahead = Unaskable()
     with capture_logs() as logs:
         for _ in range(2):
-            summaries.begin(Simply("t", [FIRST], ahead))
+            summaries.begin(SimpleOrder("t", [FIRST], ahead))
             await turns_of_the_loop(20)
     assert (len(ahead.calls), shelf.leases, logs) == (calls, {}, [])
-    found, origin = await summaries.obtain(Simply("t", [FIRST], Maker("digest", digest=True)))
+    found, origin = await summaries.obtain(SimpleOrder("t", [FIRST], Maker("digest", digest=True)))
     assert (found.text, origin) == ("digest", "digest")
 
 
 async def test_a_request_that_waits_for_a_task_ahead_makes_its_own_digest(summaries: Summaries, shelf: Shelf) -> None:
     ahead, own = Unaskable(held=True), Maker("digest", digest=True)
-    summaries.begin(Simply("t", [FIRST], ahead))
+    summaries.begin(SimpleOrder("t", [FIRST], ahead))
     await ahead.began.wait()
-    callers = [asyncio.ensure_future(summaries.obtain(Simply("t", [FIRST], own))) for _ in range(3)]
+    callers = [asyncio.ensure_future(summaries.obtain(SimpleOrder("t", [FIRST], own))) for _ in range(3)]
     await turns_of_the_loop()
     with capture_logs() as logs:
         ahead.go.set()
@@ -431,14 +431,14 @@ async def test_a_digest_without_a_call_is_no_failure_and_a_success_resets_the_co
     failing = Maker("digest", digest=True)
     makes: list[Factory] = [failing, failing, *[unasked] * 5]
     for make in makes:
-        assert not (await summaries.obtain(Simply("t", [FIRST], make)))[0].given_up
-    assert (await summaries.obtain(Simply("t", [FIRST], Maker())))[1] == "made"
-    assert (await summaries.obtain(Simply("t", [SECOND], Maker())))[1] == "made", (
+        assert not (await summaries.obtain(SimpleOrder("t", [FIRST], make)))[0].given_up
+    assert (await summaries.obtain(SimpleOrder("t", [FIRST], Maker())))[1] == "made"
+    assert (await summaries.obtain(SimpleOrder("t", [SECOND], Maker())))[1] == "made", (
         "which drops the first one from memory"
     )
     shelf.kept.clear()
     for _ in range(2):
-        assert not (await summaries.obtain(Simply("t", [FIRST], failing)))[0].given_up
+        assert not (await summaries.obtain(SimpleOrder("t", [FIRST], failing)))[0].given_up
     await summaries.aclose()
 
 
@@ -447,8 +447,8 @@ async def test_the_number_of_remembered_failures_is_bounded(shelf: Shelf, monkey
     monkeypatch.setattr(single_flight, "FAILED", 3)
     summaries = Summaries(shelf)
     for _ in range(2):
-        await summaries.obtain(Simply("t", [FIRST], Maker(digest=True)))
+        await summaries.obtain(SimpleOrder("t", [FIRST], Maker(digest=True)))
     for n in range(3):
-        await summaries.obtain(Simply("t", [Checkpoint(1, f"k{n}")], Maker(digest=True)))
-    assert not (await summaries.obtain(Simply("t", [FIRST], Maker(digest=True))))[0].given_up
+        await summaries.obtain(SimpleOrder("t", [Checkpoint(1, f"k{n}")], Maker(digest=True)))
+    assert not (await summaries.obtain(SimpleOrder("t", [FIRST], Maker(digest=True))))[0].given_up
     await summaries.aclose()
