@@ -95,21 +95,19 @@ class Compactor:
         background for the next turn. If everything but the wait for a summary takes ``seconds``, the request stays
         unchanged. If ``newly_stale`` finds invalid reasoning in the outcome, compact once more without it.
         """
-        outcome = await self._within(seconds, case, may_ask=may_ask)
-        if newly_stale is not None and (stale := await newly_stale(case, outcome)):
-            return await self._within(seconds, replace(case, stale_reasoning=stale), may_ask=may_ask)
-        return outcome
-
-    async def _within(self, seconds: float, case: CompactionInput, *, may_ask: bool) -> Outcome:
-        limit = asyncio.timeout(seconds)
-        try:
-            async with limit:
-                return await self._compact(case, limit, may_ask=may_ask)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            log.warning("compaction.too_slow", seconds=seconds)
-            return Outcome("failed")
+        while True:
+            outcome, limit = Outcome("failed"), asyncio.timeout(seconds)
+            try:
+                async with limit:
+                    outcome = await self._compact(case, limit, may_ask=may_ask)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                log.warning("compaction.too_slow", seconds=seconds)
+            stale = 0 if newly_stale is None else await newly_stale(case, outcome)
+            if not stale:
+                return outcome
+            case, newly_stale = replace(case, stale_reasoning=stale), None
 
     async def _compact(self, case: CompactionInput, limit: asyncio.Timeout, *, may_ask: bool) -> Outcome:
         turns, fixed, before = await self._measure(case)
@@ -125,13 +123,35 @@ class Compactor:
             self._summaries.prepare(work)
             return outcome
         checkpoints = len(work.plan.checkpoints)
-        received = outcome.received and replace(outcome.received, shared=_shared(turns, fixed))
+        # The conversation's last request had all messages before its answer, which is the last assistant message.
+        newest = next((index for index in range(len(turns) - 1, -1, -1) if turns[index].facts.kind == "assistant"), 0)
+        shared = fixed + sum(turn.facts.tokens for turn in turns[:newest])
+        received = outcome.received and replace(outcome.received, shared=shared)
         outcome = replace(outcome, reason=reason, checkpoints=checkpoints, received=received)
         if case.mode == "shadow":
             size = await self._summaries.expected_size(work)
             forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work, size), case.tenant)
             return replace(outcome, forecast=forecast)
-        return await self._carry_out(work, outcome, limit, may_ask=may_ask)
+        entry: StoredSummary | None = None
+        if work.plan.cut:
+            began = perf_counter()
+            with _paused(limit):
+                entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
+            waited = round((perf_counter() - began) * 1000, 3)
+            used = SummaryUse(origin, entry.cause, entry.replaced or None, entry.blocked, waited)
+            outcome = replace(outcome, summary=used)
+        if work.plan.upcoming is not None:
+            self._summaries.prepare(work)
+        heavy = work.plan.clips or len(work.turns) > MANY or not work.has_cached(entry)
+        finish = partial(self._finished, work, entry, outcome)
+        outcome, rendered = await self._facts.run_if(bool(heavy), finish, *work.workload)
+        if rendered is not None:
+            outcome = replace(outcome, archive=self._keep(work, rendered))
+        if outcome.messages is not None and outcome.prompt is not None:
+            sent = await self._facts.turns(outcome.messages, case.counter, case.tenant)
+            prompt = replace(outcome.prompt, digests=tuple(turn.facts.digest for turn in sent))
+            outcome = replace(outcome, prompt=prompt)
+        return outcome
 
     async def without_reasoning(self, case: CompactionInput) -> Outcome:
         """Return the messages without the reasoning in the first ``stale_reasoning`` ones, and otherwise unchanged."""
@@ -170,12 +190,12 @@ class Compactor:
 
     async def sizes(self, body: Request, counter: Counter, tenant: str) -> tuple[int, list[int]]:
         """Return the tokens of tools and framing, and those of each message, of a request as received."""
-        turns = await self._turns(body, counter, tenant)
+        turns = await self._facts.turns_of(body, counter, tenant)
         return await self._facts.overhead(body, counter, tenant), [turn.facts.tokens for turn in turns]
 
     async def turns(self, case: CompactionInput) -> list[Turn]:
         """Return the messages of a request with their facts."""
-        return await self._turns(case.body, case.counter, case.tenant)
+        return await self._facts.turns_of(case.body, case.counter, case.tenant)
 
     async def media(self, case: CompactionInput, outcome: Outcome) -> list[str]:
         """Return the kind of each image, audio, video, and file of a request as the proxy sent it."""
@@ -191,13 +211,9 @@ class Compactor:
 
     async def _measure(self, case: CompactionInput) -> tuple[list[Turn], int, int]:
         """Return the messages with their facts, the tokens of tools and framing, and those of the whole request."""
-        turns = await self._turns(case.body, case.counter, case.tenant)
+        turns = await self._facts.turns_of(case.body, case.counter, case.tenant)
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
-
-    async def _turns(self, body: Request, counter: Counter, tenant: str) -> list[Turn]:
-        turns = await self._facts.turns(body.units, counter, tenant)
-        return await self._facts.with_loaded(turns, body, counter, tenant)
 
     async def _work(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
         if len(turns) > MANY:
@@ -209,31 +225,6 @@ class Compactor:
         slow = len(case.body.raw) > SLOW_BYTES if repair else any(size > SLOW_BYTES for size in accumulate(cold))
         work = partial(planned, case, turns, fixed, before, repair)
         return await self._facts.run_if(slow, work, case.tenant, len(case.body.raw))
-
-    async def _carry_out(
-        self, work: CompactionJob, outcome: Outcome, limit: asyncio.Timeout, *, may_ask: bool
-    ) -> Outcome:
-        entry: StoredSummary | None = None
-        if work.plan.cut:
-            began = perf_counter()
-            with _paused(limit):
-                entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
-            waited = round((perf_counter() - began) * 1000, 3)
-            used = SummaryUse(origin, entry.cause, entry.replaced or None, entry.blocked, waited)
-            outcome = replace(outcome, summary=used)
-        if work.plan.upcoming is not None:
-            self._summaries.prepare(work)
-        heavy = work.plan.clips or len(work.turns) > MANY or not work.has_cached(entry)
-        finish = partial(self._finished, work, entry, outcome)
-        outcome, rendered = await self._facts.run_if(bool(heavy), finish, *work.workload)
-        if rendered is not None:
-            outcome = replace(outcome, archive=self._keep(work, rendered))
-        case = work.case
-        if outcome.messages is not None and outcome.prompt is not None:
-            sent = await self._facts.turns(outcome.messages, case.counter, case.tenant)
-            prompt = replace(outcome.prompt, digests=tuple(turn.facts.digest for turn in sent))
-            outcome = replace(outcome, prompt=prompt)
-        return outcome
 
     def _finished(
         self, work: CompactionJob, entry: StoredSummary | None, outcome: Outcome
@@ -301,12 +292,6 @@ def _forecast(work: CompactionJob, size: int) -> Forecast | None:
     return Forecast(rendered.tokens + work.fixed, rendered.steps, summarized, work.plan.limits_at(last).summary)
 
 
-def _shared(turns: Sequence[Turn], fixed: int) -> int:
-    """Return the tokens that the conversation's last request had: all before its answer, the last assistant message."""
-    newest = next((index for index in range(len(turns) - 1, -1, -1) if turns[index].facts.kind == "assistant"), 0)
-    return fixed + sum(turn.facts.tokens for turn in turns[:newest])
-
-
 @contextmanager
 def _paused(limit: asyncio.Timeout) -> Iterator[None]:
     """Don't count the time of a part of the work."""
@@ -336,7 +321,11 @@ def _judged(
     )
     if last is not None and case.largest_budget is not None and hopeless(case, last, stays):
         case = replace(case, budget=case.largest_budget)
-    if last is None or not _reached(case, before, turns):
+    rules, messages = case.rules, len(turns)
+    # Only the bound on messages matters here. Bytes are mostly images, which the proxy removes without a summary.
+    near = bool(rules.prepare) and rules.bounds.reached(messages, 0, keeps.NEARING)
+    prepares = case.mode == "enforce" and (near or any_met(rules.prepare, before, messages, case.budget))
+    if last is None or not (prepares or any_trigger(case, before, turns)):
         return case, outcome, False
     if not hopeless(case, last, stays):
         return case, outcome, True
@@ -347,14 +336,6 @@ def _judged(
 def _prompt(turns: Sequence[Turn]) -> PromptDigests:
     answers = tuple(index for index, turn in enumerate(turns) if turn.facts.kind == "assistant")
     return PromptDigests(tuple(turn.facts.digest for turn in turns), answers)
-
-
-def _reached(case: CompactionInput, tokens: int, turns: Sequence[Turn]) -> bool:
-    rules, budget, messages = case.rules, case.budget, len(turns)
-    prepare = any_met(rules.prepare, tokens, messages, budget)
-    # Only the bound on messages matters here. Bytes are mostly images, which the proxy removes without a summary.
-    prepare = prepare or (bool(rules.prepare) and rules.bounds.reached(messages, 0, keeps.NEARING))
-    return (prepare and case.mode == "enforce") or any_trigger(case, tokens, turns) is not None
 
 
 def within_hope(case: CompactionInput, turns: Sequence[Turn], fixed: int) -> CompactionInput:

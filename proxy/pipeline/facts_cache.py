@@ -134,56 +134,33 @@ class FactsMemory:
         self._weight = sum(weights.values())
 
 
-class CounterFacts:
-    """Facts by digest, for one counter."""
-
-    def __init__(self, counter: Counter, memory: FactsMemory | None = None) -> None:
-        self.counter = counter
-        self._memory = memory or FactsMemory()
-        self._key = counter.key
-
-    def look_up(self, raws: Sequence[bytes], tenant: str = "") -> tuple[list[Facts | None], list[bytes]]:
-        """Return a tenant's cached facts of messages (``None``: not cached), and the digests of all messages."""
-        seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
-        keys = list(map(xxhash.xxh3_128_digest, raws, repeat(seed)))
-        return list(map(self._memory.known(self._key, tenant).get, keys)), keys
-
-    def learn(self, raw: bytes, key: bytes, tenant: str = "") -> Facts:
-        """Read and count a message, unless it's cached by now."""
-        known = self._memory.known(self._key, tenant).get(key)
-        if known is not None:
-            return known
-        facts = self.counter.format.read(raw)
-        self._memory.add(self._key, tenant, key, facts)
-        return facts
-
-
 class FactsCache:
     """The caches of all counters, and the threads that count new messages."""
 
     def __init__(self, most: int = CacheCapacity().facts) -> None:
         """``most`` is the bytes of facts."""
         self._facts = FactsMemory(most)
-        self._memories: dict[object, CounterFacts] = {}
         self._overheads: LRUCache[Hashable, int] = LRUCache(OVERHEADS)
         self._thread = CountingThread()
         self._loadable: LRUCache[Hashable, Mapping[str, int]] = LRUCache(LOADABLE)
-
-    def memory(self, counter: Counter) -> CounterFacts:
-        """Return the cache for a counter. Counters with the same key share one."""
-        return self._memories.setdefault(counter.key, CounterFacts(counter, self._facts))
 
     async def turns(self, raws: Sequence[bytes], counter: Counter, tenant: str = "") -> list[Turn]:
         """Return a tenant's messages with their facts.
 
         Many messages, and large unknown ones, are read and counted off the event loop.
         """
-        memory = self.memory(counter)
         many = len(raws) > MANY
-        found, keys = await self.run_if(many, lambda: memory.look_up(raws, tenant), tenant)
+        seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), _SEED)
+
+        def look_up() -> tuple[list[Facts | None], list[bytes]]:
+            keys = list(map(xxhash.xxh3_128_digest, raws, repeat(seed)))
+            return list(map(self._facts.known(counter.key, tenant).get, keys)), keys
+
+        found, keys = await self.run_if(many, look_up, tenant)
         if size := sum(len(raw) for raw, facts in zip(raws, found, strict=True) if facts is None):
             slow = size > INLINE_BYTES or not counter.ready
-            await self.run_if(slow, partial(_learn, memory, raws, keys, found, tenant), tenant, size)
+            learn = partial(_learn, self._facts, counter, raws, keys, found, tenant)
+            await self.run_if(slow, learn, tenant, size)
         if counter.profile.escapes:  # the provider counts results differently that are one of several calls'
             places = await self.run_if(many, lambda: _among_several(found), tenant)
             size = sum(len(raws[index]) for index, facts in places if _PARALLEL not in facts.forms)
@@ -203,8 +180,9 @@ class FactsCache:
             self._overheads[key] = found
         return found
 
-    async def with_loaded(self, turns: list[Turn], body: Request, counter: Counter, tenant: str) -> list[Turn]:
-        """Return a request's turns with the tokens of the tools that they load."""
+    async def turns_of(self, body: Request, counter: Counter, tenant: str) -> list[Turn]:
+        """Return a request's messages with their facts. Those that load tools have the tokens of these tools, too."""
+        turns = await self.turns(body.units, counter, tenant)
         if not body.loads_tools:
             return turns
         key = ("loaded", counter.key, tenant, *map(xxhash.xxh3_128_digest, body.overhead, repeat(_SEED)))
@@ -227,15 +205,22 @@ class FactsCache:
 
 
 def _learn(
-    memory: CounterFacts,
+    memory: FactsMemory,
+    counter: Counter,
     raws: Sequence[bytes],
-    keys: list[bytes],
+    keys: Sequence[bytes],
     found: list[Facts | None],
     tenant: str,
 ) -> None:
+    """Read and count the messages that aren't cached, unless another request's job did."""
+    shared = counter.key
     for place, raw in enumerate(raws):
         if found[place] is None:
-            found[place] = memory.learn(raw, keys[place], tenant)
+            facts = memory.known(shared, tenant).get(keys[place])
+            if facts is None:
+                facts = counter.format.read(raw)
+                memory.add(shared, tenant, keys[place], facts)
+            found[place] = facts
 
 
 def _among_several(found: Sequence[Facts | None]) -> list[tuple[int, Facts]]:

@@ -212,7 +212,7 @@ class CompactionJob:
         The index omits the names in the messages that were kept when the checkpoint was made. The result is cached in
         the facts of the last one.
         """
-        forms, key = self._summary_forms(entry)
+        _, (forms, key) = self._forms(entry)
         form = forms.get(key)
         if form is None:
             format, position = self.case.counter.format, self.plan.cut
@@ -232,7 +232,7 @@ class CompactionJob:
         The counts are those of the first prompt after a checkpoint or another change of the plan. They're cached in the
         facts of a message before that prompt's end.
         """
-        forms, key = self._retention_forms(entry)
+        forms, key = self._forms(entry)[0]
         form = forms.get(key)
         if form is None:
             changed = [(p.raw, p.turn.facts) for p in rendered.pieces if p.turn and p.changed]
@@ -243,25 +243,26 @@ class CompactionJob:
 
     def has_cached(self, entry: StoredSummary | None) -> bool:
         """Return whether a summary's message and the counts of names are cached. Making them takes milliseconds."""
-        places = [self._retention_forms(entry), *([] if entry is None else [self._summary_forms(entry)])]
-        return all(key in forms for forms, key in places)
+        return all(key in forms for forms, key in self._forms(entry))
 
-    def _summary_forms(self, entry: StoredSummary) -> tuple[Forms, FormKey]:
-        cut = self.plan.cut
-        return self._forms("index", self.plan.seen[cut], entry.message, self.plan.limits_at(cut).index)
+    def _forms(self, entry: StoredSummary | None) -> list[tuple[Forms, FormKey]]:
+        """Return where the counts of names are cached and, with a summary, its message.
 
-    def _retention_forms(self, entry: StoredSummary | None) -> tuple[Forms, FormKey]:
-        plan = self.plan
+        Each is in the forms of the last message that it depends on. The key has all of them, which branches may share.
+        """
+        plan, cut, message = self.plan, self.plan.cut, None if entry is None else entry.message
         seen = [frontier.seen for frontier in plan.frontiers.values()] + [index + 1 for index in plan.clips]
-        seen += [plan.seen[plan.cut]] if plan.cut else []
+        last = max([*seen, plan.seen[cut]] if cut else seen, default=len(self.body))
         changes = (tuple(plan.frontiers.items()), tuple(plan.clips.items()))
-        last = max(seen, default=len(self.body))
-        return self._forms("retention", last, None if entry is None else entry.message, changes)
-
-    def _forms(self, name: str, seen: int, *parts: object) -> tuple[Forms, FormKey]:
-        """Return the forms of the last of ``seen`` messages, and a key with all of them, which branches may share."""
-        digests = b"".join([turn.facts.digest for turn in self.body[:seen]])
-        return self.body[seen - 1].facts.forms, (name, (hashlib.sha256(digests).digest(), *parts))
+        places: list[tuple[str, int, object]] = [("retention", last, changes)]
+        if entry is not None:
+            places.append(("index", plan.seen[cut], plan.limits_at(cut).index))
+        forms: list[tuple[Forms, FormKey]] = []
+        for name, end, more in places:
+            digests = b"".join([turn.facts.digest for turn in self.body[:end]])
+            key = (name, (hashlib.sha256(digests).digest(), message, more))
+            forms.append((self.body[end - 1].facts.forms, key))
+        return forms
 
     def _texts(self, rendered: RenderedConversation) -> Iterator[str]:
         format = self.case.counter.format

@@ -5,30 +5,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from proxy.compaction.turn import FACTS_BYTES, Facts
-from proxy.dialects.chat.counting import ChatCounter
-from proxy.limits.profiles import Profile
-from proxy.pipeline.facts_cache import CounterFacts, FactsCache, FactsMemory
+from proxy.pipeline.facts_cache import FactsCache, FactsMemory
 from tests.kit import engine
 from tests.kit.generator import SETTINGS
 from tests.kit.messages import assistant, call, result, user
-
-
-def results(count: int, id_length: int) -> list[bytes]:
-    """Tool results whose ids have a length."""
-    ids = (f"{n:04}".ljust(id_length, "x") for n in range(count))
-    return [json.dumps({"role": "tool", "tool_call_id": id_, "content": "ok"}).encode() for id_ in ids]
-
-
-def taught(messages: list[bytes], memory: CounterFacts, tenant: str = "") -> CounterFacts:
-    """A memory that has seen messages, one after the other."""
-    for message in messages:
-        _, keys = memory.look_up([message], tenant)
-        memory.learn(message, keys[0], tenant)
-    return memory
-
-
-def counted(most: int) -> CounterFacts:
-    return CounterFacts(ChatCounter(Profile("m")), FactsMemory(most))
 
 
 def conversation(number: int) -> list[bytes]:
@@ -45,7 +25,7 @@ def test_a_cache_charges_what_it_holds() -> None:
     requests = [engine.request(conversation(number), SETTINGS[0], 20_000) for number in range(4)]
     messages = [message for request in requests for message in request.messages]
     cache = FactsCache(most=10_000_000)
-    memory, running = cache.memory(engine.COUNTER), engine.Engine(cache)
+    running = engine.Engine(cache)
 
     def charged() -> int:
         parts = cache._facts._parts.values()
@@ -57,12 +37,12 @@ def test_a_cache_charges_what_it_holds() -> None:
         for request in requests:
             assert (await running.send(request)).verdict == "compacted"
 
-    taught(messages, memory, "t")
+    engine.run(cache.turns(messages, engine.COUNTER, "t"))
     counted = charged()
     assert counted < 1_200 * len(messages)
     engine.run(compacted())
     assert charged() > counted + 10_000
-    assert None not in memory.look_up(messages, "t")[0]
+    assert sum(len(part.facts) for part in cache._facts._parts.values()) >= len(set(messages))
     cache.close()
 
 
