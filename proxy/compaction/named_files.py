@@ -82,7 +82,9 @@ def named_files(tool: str, arguments: Any) -> Iterator[tuple[Access, str]]:
     """Yield the files in the ``parsed`` arguments of a call, with what the call did with them."""
     fields: Mapping[str, Any] = arguments if isinstance(arguments, dict) else {}
     name = plain_name(tool)
-    access = _access(name, fields)
+    access: Access = "written" if name in _WRITING else "file"
+    if name in _READING or (name in _WRITING and fields.get("command") in _VIEWING_COMMANDS):
+        access = "read"
     if name == "apply_patch":
         patch = arguments if isinstance(arguments, str) else fields.get("input", fields.get("patch"))
         if isinstance(patch, str):
@@ -102,12 +104,6 @@ def handles_files(tool: str) -> bool:
 def plain_name(tool: str) -> str:
     """Return the name of a tool in lower case, without the name of its MCP server or namespace."""
     return tool.rsplit("__", 1)[-1].rsplit(".", 1)[-1].lower().replace("-", "_")
-
-
-def _access(tool: str, fields: Mapping[str, Any]) -> Access:
-    if tool in _READING or (tool in _WRITING and fields.get("command") in _VIEWING_COMMANDS):
-        return "read"
-    return "written" if tool in _WRITING else "file"
 
 
 def _values(fields: Mapping[str, Any]) -> Iterator[Any]:

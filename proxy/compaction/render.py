@@ -67,12 +67,18 @@ def render(
     body = turns[head:]
     pieces = [OutgoingMessage(t.raw, t.facts.tokens, t) for t in turns[:head]]
     applied: set[str] = set()
+    live: list[tuple[int, OutgoingMessage]] = []
     if plan.cut:
         if summary is None:
             raise ValueError("a plan with a cut needs a summary")
         pieces.append(summary)
         applied.add(SUMMARY)
-    live = _in_effect(plan, rules, format)
+        # What was put into effect before the cut, without the messages that are kept as a whole.
+        kept = set(before_cut(plan))
+        units = [(index, turn) for index, turn in plan.state.units if index not in kept]
+        notice = unloaded(plan.state, rules.role, format)
+        units += [] if notice is None else [(plan.cut - 1, notice)]
+        live = [(index, OutgoingMessage(turn.raw, turn.facts.tokens, None, state=True)) for index, turn in units]
     stages: list[tuple[Stage, Frontier]] = []
     if plan.frontiers:
         stages = [(s, plan.frontiers[s.name]) for s in rules.applied_to(body, format) if s.name in plan.frontiers]
@@ -104,17 +110,6 @@ def render(
         pieces.append(OutgoingMessage(turn.raw, turn.facts.tokens, original))
     pieces += [piece for _, piece in live]
     return RenderedConversation(pieces, tuple(name for name in STEPS if name in applied))
-
-
-def _in_effect(plan: Plan, rules: Rules, format: Format) -> list[tuple[int, OutgoingMessage]]:
-    """Return what was put into effect before the cut, without the messages that are kept as a whole."""
-    if not plan.cut:
-        return []
-    kept = set(before_cut(plan))
-    live = [(index, turn) for index, turn in plan.state.units if index not in kept]
-    notice = unloaded(plan.state, rules.role, format)
-    live += [] if notice is None else [(plan.cut - 1, notice)]
-    return [(index, OutgoingMessage(turn.raw, turn.facts.tokens, None, state=True)) for index, turn in live]
 
 
 def _current(turn: Turn, index: int, plan: Plan, format: Format) -> Turn | None:

@@ -164,8 +164,9 @@ def find_summary(role: str, texts: Sequence[str], *, listed: bool) -> ForeignSum
     ``listed`` means that the texts are parts of a list. Only user messages have texts of the user. In a message of
     another role, text around the summary counts as part of it. An empty summary isn't recognized.
     """
+    wordings = [one for one in WORDINGS if role in one.roles and (listed or not one.parts_only)]
     for place, text in enumerate(texts):
-        wording = _wording(text, role, listed=listed)
+        wording = next((one for one in wordings if one.opening.match(text)), None)
         if wording is None:
             continue
         summary, beside = _split(wording, text)
@@ -175,13 +176,6 @@ def find_summary(role: str, texts: Sequence[str], *, listed: bool) -> ForeignSum
             beside = []
         kept = tuple(words for words in (text.strip() for text in beside) if words)
         return ForeignSummary(wording.tool, summary.strip(), kept) if summary.strip() else None
-    return None
-
-
-def _wording(text: str, role: str, *, listed: bool) -> SummaryWording | None:
-    for wording in WORDINGS:
-        if role in wording.roles and (listed or not wording.parts_only) and wording.opening.match(text):
-            return wording
     return None
 
 

@@ -53,10 +53,6 @@ PIECE = 65_536  # bytes of a large unit
 _SEED = secrets.randbits(64)
 
 
-def _hash(text: str) -> bytes:
-    return xxhash.xxh3_128_digest(text.encode("utf-8", "surrogatepass"), _SEED)
-
-
 def decode(raw: bytes) -> Message:
     """Return the message as a mapping, empty if the value isn't an object. Never raise.
 
@@ -304,7 +300,10 @@ class Units(Format, Generic[Unit]):
             facts.length = len(text)
             wide = self.COUNTS_WIDE and not text.isascii()
             content = self.result_content(unit)
-            facts.said = _hash(content) if isinstance(content, str) else digest(content, large=large)[:16]
+            if isinstance(content, str):
+                facts.said = xxhash.xxh3_128_digest(content.encode("utf-8", "surrogatepass"), _SEED)
+            else:
+                facts.said = digest(content, large=large)[:16]
         rare = Rare(
             estimated=estimated,
             foreign=kind == "user" and self.summary_in(unit) is not None,

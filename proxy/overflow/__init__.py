@@ -79,8 +79,12 @@ def recognise(
         for text in (text for error in errors for text in error.texts):
             if limit := _rate(text, request):
                 return limit.resolve()
-    if _tier_gate(status, errors, request):
-        return Overflow("input", TIER_LIMIT, "input", None, None, "compact", gate=True)
+    # An upstream may refuse a long prompt because of the caller's plan. The caller compares the count with the limit.
+    gates = status in (*RATE_STATUS, *FORBIDDEN_STATUS, 400)
+    if gates and request is not None and len(request) >= TIER_LIMIT // 2:
+        texts = (text for error in errors for text in error.texts)
+        if any(TIER_GATE.search((request.without(text) or text).lower()) for text in texts):
+            return Overflow("input", TIER_LIMIT, "input", None, None, "compact", gate=True)
     if status in NEVER_STATUS:
         return None
     named = {value.partition(":")[0].lower() for name, value in headers if name in _CODE_HEADERS}
@@ -98,14 +102,6 @@ def recognise(
         if length > MOST_TEXT:
             break
     return max(readings, key=lambda reading: reading.score).resolve() if readings else None
-
-
-def _tier_gate(status: int, errors: Iterable[ErrorInfo], request: EchoedRequest | None) -> bool:
-    """Return whether the upstream refuses a long prompt because of the caller's plan."""
-    if status not in (*RATE_STATUS, *FORBIDDEN_STATUS, 400) or request is None or len(request) < TIER_LIMIT // 2:
-        return False  # too few bytes for so many tokens; the caller compares the count
-    texts = (text for error in errors for text in error.texts)
-    return any(TIER_GATE.search((request.without(text) or text).lower()) for text in texts)
 
 
 def refuses_bytes(body: bytes) -> bool:

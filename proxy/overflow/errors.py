@@ -69,18 +69,17 @@ def read_errors(status: int, body: bytes) -> list[ErrorInfo]:
     ``body`` is a whole decompressed body, or the start of a stream of server-sent events. If the status is an error, a
     body that isn't JSON, an event, or HTML counts as one sentence.
     """
-    return list(islice(chain.from_iterable(map(_of_candidate, candidates(status, body))), MAX_ERRORS))
-
-
-def _of_candidate(candidate: Candidate) -> Iterator[ErrorInfo]:
-    text, value = candidate.text, candidate.value
-    if value is None:
-        yield from _of_text(text) if candidate.failed or says_error(text) else ()
-    elif candidate.failed:
-        yield from _walk(value, 0)
-        yield from _walk(further_errors(value), 0)
-    else:
-        yield from _walk(error_part(value), 0)
+    errors: list[ErrorInfo] = []
+    for candidate in candidates(status, body):
+        text, value = candidate.text, candidate.value
+        if value is None:
+            errors += _of_text(text) if candidate.failed or says_error(text) else ()
+        else:
+            parts = (value, further_errors(value)) if candidate.failed else (error_part(value),)
+            errors += islice(chain.from_iterable(_walk(part, 0) for part in parts), MAX_ERRORS)
+        if len(errors) >= MAX_ERRORS:
+            break
+    return errors[:MAX_ERRORS]
 
 
 def _of_text(text: str) -> list[ErrorInfo]:

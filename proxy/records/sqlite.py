@@ -226,20 +226,17 @@ class SqliteRecords(RecordStore):
         with db:
             db.execute("BEGIN IMMEDIATE")
             new = _not_stored(db, records) if repeated else records
-            self._insert(db, new, expires)
+            for start in range(0, len(new), ROWS):
+                some = new[start : start + ROWS]
+                values: list[object] = [expires, self._codec.ids[0]]
+                for record in some:
+                    names = self._codec.columns(record.tenant, record.team, record.policy, record.model)
+                    value = self._codec.record(record).value
+                    # For `bytes` and `None`, the module looks for an adapter, which takes longer than a copy.
+                    values += record.id, *names, record.verdict, record.kind, record.parent or "", bytearray(value)
+                db.execute(_PUT + ", ".join([_RECORD] * len(some)), values)
             for labels, sums in summed(new).items() if ledger else ():
                 self._add(db, labels, sums)
-
-    def _insert(self, db: sqlite3.Connection, records: Sequence[RequestRecord], expires: float) -> None:
-        for start in range(0, len(records), ROWS):
-            some = records[start : start + ROWS]
-            values: list[object] = [expires, self._codec.ids[0]]
-            for record in some:
-                names = self._codec.columns(record.tenant, record.team, record.policy, record.model)
-                value = self._codec.record(record).value
-                # For `bytes` and `None`, the module looks for an adapter, which takes longer than a copy.
-                values += record.id, *names, record.verdict, record.kind, record.parent or "", bytearray(value)
-            db.execute(_PUT + ", ".join([_RECORD] * len(some)), values)
 
     def _ledger_row(self, labels: LedgerLabels, sums: LedgerSums, source: str = "") -> tuple[object, ...]:
         key, sealed = self._codec.row(labels, source)

@@ -180,7 +180,9 @@ class WriteBehind(Generic[V]):
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + ROOM_SECONDS
-        while self._is_late() and loop.time() < until:
+        while self._waiting and not self._pause and loop.time() < until:
+            if loop.time() - next(iter(self._waiting.values())).since <= LATE_SECONDS:
+                return
             if not await self._progressed(STUCK_SECONDS):
                 return
 
@@ -225,12 +227,6 @@ class WriteBehind(Generic[V]):
         except TimeoutError:
             return False
         return True
-
-    def _is_late(self) -> bool:
-        if self._pause or not self._waiting:
-            return False
-        oldest = next(iter(self._waiting.values()))
-        return asyncio.get_running_loop().time() - oldest.since > LATE_SECONDS
 
     async def _write_all(self) -> None:
         try:

@@ -121,14 +121,6 @@ class Connections:
             response.close()
             await self._done()
             raise UpstreamInterrupted(f"The upstream answered with status {response.status}, which isn't valid.")
-        return Answer(
-            status=response.status,
-            headers=for_client(response.headers.items()),
-            body=_Chunks(response),
-            close=self._closer(response),
-        )
-
-    def _closer(self, response: Response) -> Callable[[], Awaitable[None]]:
         closed = False
 
         async def close() -> None:
@@ -139,7 +131,7 @@ class Connections:
                 closed = True
                 await self._done()
 
-        return close
+        return Answer(response.status, for_client(response.headers.items()), _Chunks(response), close)
 
     async def _done(self) -> None:
         self._busy -= 1

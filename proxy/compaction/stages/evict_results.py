@@ -120,7 +120,15 @@ class _Results(Stage):
 
     @cached_property
     def _names(self) -> dict[int, str]:
-        return _tool_names(self._body)
+        """The tool name of each result, by index. If an id occurs again, the latest call counts."""
+        names: dict[int, str] = {}
+        latest: dict[str, str] = {}
+        for index, turn in enumerate(self._body):
+            for call in turn.facts.calls:
+                latest[call.id] = call.name
+            if turn.facts.answers in latest:
+                names[index] = latest[turn.facts.answers]
+        return names
 
 
 def _changed(turn: Turn, change: Callable[[str], str], format: Format) -> Turn | None:
@@ -184,18 +192,6 @@ def common_level(sizes: Sequence[int], most: int) -> int:
             return share
         most -= size
     return max(sizes, default=0)
-
-
-def _tool_names(body: Sequence[Turn]) -> dict[int, str]:
-    """Return the tool name of each result, by index. If an id occurs again, the latest call counts."""
-    names: dict[int, str] = {}
-    latest: dict[str, str] = {}
-    for index, turn in enumerate(body):
-        for call in turn.facts.calls:
-            latest[call.id] = call.name
-        if turn.facts.answers in latest:
-            names[index] = latest[turn.facts.answers]
-    return names
 
 
 MOST_CHARACTERS = 1_000_000  # longer texts stay as they are
