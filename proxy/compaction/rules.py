@@ -18,8 +18,8 @@ from typing import TypeVar
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
 from proxy.compaction import keeps
+from proxy.compaction.effects import is_plan
 from proxy.compaction.format import Format
-from proxy.compaction.plans import is_plan
 from proxy.compaction.settings import (
     UNBOUNDED,
     Bounds,

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from proxy.compaction import keeps
+from proxy.compaction.effects import is_plan
 from proxy.compaction.format import Format
-from proxy.compaction.plans import is_plan
 from proxy.compaction.pressure import SUMMARY_BYTES, BytePressure, Gains, MessagePressure, kept_sizes
 from proxy.compaction.rules import Envelope, SectionLimits
 from proxy.compaction.settings import Clause, share_of

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from proxy.compaction import keeps
+from proxy.compaction.effects import COUNTER, NOTE
 from proxy.compaction.format import Format
-from proxy.compaction.reminders import COUNTER, NOTE
 from proxy.compaction.stages.evict_results import common_level, shortened
 from proxy.compaction.turn import Effect, Facts, Rare, Turn
 

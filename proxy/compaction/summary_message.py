@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from proxy.compaction import keeps
 from proxy.compaction.directives import ENOUGH, directives, heaviest, rule_lines
+from proxy.compaction.effects import newest_plan
 from proxy.compaction.format import Format, TextCounter
 from proxy.compaction.identifiers import FILES, PIECE, Names, Source, SourceText, collect, ranking, search_in
 from proxy.compaction.index import index as index_of
@@ -29,7 +30,6 @@ from proxy.compaction.named_files import (
     rules_read,
 )
 from proxy.compaction.pieces import SEARCHED, pause, pieces, sub
-from proxy.compaction.plans import newest_plan
 from proxy.compaction.rules import Rules, SectionLimits
 from proxy.compaction.shorten import middle_cut
 from proxy.compaction.turn import Turn

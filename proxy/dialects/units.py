@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import msgspec
 import xxhash
 
+from proxy.compaction.effects import counter, sparing, states_plan
 from proxy.compaction.format import Binding, ForeignSummary, Format, TextCounter
-from proxy.compaction.plans import states_plan
-from proxy.compaction.reminders import counter, sparing
 from proxy.compaction.turn import NOTHING_RARE, Call, Effect, Facts, Kind, Links, OutgoingMessage, Rare, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.foreign_summaries import find_summary

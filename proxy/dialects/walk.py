@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
-from proxy.compaction.reminders import may_ask, split_notes
+from proxy.compaction.effects import may_ask, split_notes
 from proxy.compaction.turn import NO_LINKS, OPENING, SHORT, Links
 from proxy.dialects.parts import OPAQUE, SILENT, Part, Table
 from proxy.tokens.media import MEDIA_LABELS

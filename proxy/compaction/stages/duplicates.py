@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from proxy.compaction import keeps
+from proxy.compaction.effects import split_notes
 from proxy.compaction.format import Format
 from proxy.compaction.identifiers import SourceText, collect, ranking
 from proxy.compaction.named_files import handles_files, named_files, parsed
-from proxy.compaction.reminders import split_notes
 from proxy.compaction.shorten import listed_names
 from proxy.compaction.stages.stage import Stage, StageRules, kept_as, repeated_reminders
 from proxy.compaction.turn import ITEM_BYTES, FileUse, Turn

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from proxy.compaction.effects import NOTE
 from proxy.compaction.format import Format
-from proxy.compaction.reminders import NOTE
 from proxy.compaction.settings import KEEP, TRIGGER, Clause, Trigger
 from proxy.compaction.turn import Facts, Turn
 

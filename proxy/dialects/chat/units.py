@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from sys import intern
 from typing import Any
 
+from proxy.compaction.effects import note_key
 from proxy.compaction.format import ForeignSummary, Rewrite, TextCounter
-from proxy.compaction.reminders import note_key
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Facts, Kind, Links, OutgoingMessage, Turn
 from proxy.dialects.chat.alternation import alternating
 from proxy.dialects.messages.units import MessagesUnits

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from sys import intern
 from typing import Any
 
+from proxy.compaction.effects import note_key, split_notes
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite, TextCounter
-from proxy.compaction.reminders import note_key, split_notes
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.dialects.foreign_summaries import find_summary
 from proxy.dialects.parts import MESSAGES

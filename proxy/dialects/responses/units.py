@@ -12,8 +12,8 @@ from sys import intern
 
 import msgspec
 
+from proxy.compaction.effects import note_key
 from proxy.compaction.format import Binding, ForeignSummary, Rewrite
-from proxy.compaction.reminders import note_key
 from proxy.compaction.turn import NO_LINKS, Call, Effect, Kind, Links, Turn
 from proxy.constants import UNDECODABLE
 from proxy.dialects.identity import meaning

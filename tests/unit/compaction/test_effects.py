@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.compaction.reminders import COUNTER, note_key, split_notes
+from proxy.compaction.effects import COUNTER, note_key, split_notes
 
 A, B = "<system-reminder>\nRule A.\n</system-reminder>", "<system_reminder>Rule B.</system_reminder>"
 CONTEXT = "# AGENTS.md instructions for /w\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>"
