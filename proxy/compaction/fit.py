@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from proxy.compaction import keeps
 from proxy.compaction.format import Format
@@ -56,7 +57,7 @@ def fit(
     """
     pieces = list(rendered.pieces)
     if room is not None:
-        limit = _Limit(room, _tokens, _same, keeps.FIT_TOKENS)
+        limit = _Limit(room, attrgetter("tokens"), _same, keeps.FIT_TOKENS)
         for rung in (_results, _arguments, _media, _texts, *_LAST):
             if limit.excess(pieces) <= 0:
                 break
@@ -111,10 +112,6 @@ def _with_labels(
         if not piece.changed and len(raw) <= REMEMBERED_BYTES:
             forms[key] = form
     return OutgoingMessage(form.raw, form.facts.tokens, turn)
-
-
-def _tokens(piece: OutgoingMessage) -> int:
-    return piece.tokens
 
 
 def _same(piece: OutgoingMessage, size: int) -> int:

@@ -185,7 +185,9 @@ class _Words:
         mentions, plain = self._mentions, self._plain
         self._proper.update(_proper(source, text))
         factor = 0 if not file else keeps.READ_WEIGHT if source == "result" else keeps.WRITTEN_WEIGHT
-        defined = _defined(text) if factor else ()
+        defined = set[str]()  # the names that a file probably defines
+        for piece in _pieces(f"\n{text}") if factor else ():
+            defined |= {match[1] for match in _DEFINITION.finditer(piece)}
         seen: set[str] = set()
         for piece in _pieces(text):
             pause()
@@ -194,7 +196,7 @@ class _Words:
             for word, count in counts.items():
                 mention = mentions.get(word)
                 if mention is None:
-                    if _is_plain(word):
+                    if (word.islower() and word.isalpha()) or len(word) < SHORTEST:  # most words
                         plain.add(word)
                         continue
                     mention = mentions[word] = Mention("")
@@ -241,11 +243,6 @@ def is_program(text: str) -> bool:
     )
 
 
-def _defined(text: str) -> Set[str]:
-    """Return the names that the text of a file probably defines."""
-    return {match[1] for piece in _pieces(f"\n{text}") for match in _DEFINITION.finditer(piece)}
-
-
 def _proper(source: Source, text: str) -> Iterator[str]:
     """Yield the capitalized words that don't only begin a sentence: those in prose, and the values of JSON."""
     if source == "result":
@@ -262,11 +259,6 @@ def _proper(source: Source, text: str) -> Iterator[str]:
             if start == end + 1 or before[:1].islower():
                 end = match.end()
                 yield match[0]
-
-
-def _is_plain(word: str) -> bool:
-    """Return whether a word is certainly not a name, as most words."""
-    return (word.islower() and word.isalpha()) or len(word) < SHORTEST
 
 
 def _words(piece: str) -> list[str]:

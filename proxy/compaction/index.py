@@ -107,7 +107,11 @@ class _Choice:
             if self._is_shown(name) and not repeats:
                 continue
             text = _split(name)[1] if is_file else name
-            cost = self._file_tokens(file) + (0 if is_file else self._count(f" {text}"))
+            cost = 0 if is_file else self._count(f" {text}")
+            if file and file not in self._files:
+                folder, last = _split(file)
+                is_new = (folder, self._found[file].kind) not in self._folders
+                cost += self._count(f" {last}") + (_FOLDER_TOKENS if is_new else 0)
             if self._tokens + cost > most or name in self._listed:
                 continue
             if file:
@@ -116,13 +120,6 @@ class _Choice:
             self._tokens += cost
             self._listed = f"{self._listed} {text}"
             self.names.append(name)
-
-    def _file_tokens(self, file: str) -> int:
-        if not file or file in self._files:
-            return 0
-        folder, name = _split(file)
-        is_new = (folder, self._found[file].kind) not in self._folders
-        return self._count(f" {name}") + (_FOLDER_TOKENS if is_new else 0)
 
     def lines(self) -> list[str]:
         """Return the lines of the index."""

@@ -10,7 +10,7 @@ Stages don't change the newest plan of an agent.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -89,20 +89,6 @@ class Pins:
 NO_PINS = Pins()
 
 
-def sparing_newest_plan(stages: Sequence[Stage], body: Sequence[Turn], more: Collection[str]) -> list[Stage]:
-    """Return the stages in a form that doesn't change the newest plan."""
-    places = [index for index, turn in enumerate(body) if turn.facts.calls and is_plan(turn.facts, more)]
-    if not places:
-        return list(stages)
-    following = dict(zip(places, [*places[1:], None], strict=True))
-    return [_sparing(stage, body, following) for stage in stages]
-
-
-def _sparing(stage: Stage, body: Sequence[Turn], following: Mapping[int, int | None]) -> Stage:
-    waiting = {index: later for index, later in following.items() if stage.reduce(index, body[index]) is not None}
-    return _Sparing(stage, waiting) if waiting else stage
-
-
 class _Sparing(Stage):
     """A stage that changes a plan only once there is a newer one."""
 
@@ -159,9 +145,15 @@ class Rules:
         return next((stage for stage in self.stages if isinstance(stage, kind)), None)
 
     def applied_to(self, body: Sequence[Turn], format: Format) -> list[Stage]:
-        """Return the stages that are on for a conversation, cheapest first."""
+        """Return the stages that are on for a conversation, cheapest first. None changes the newest plan."""
         stages = [stage.stage(body, format, archive=self.archive) for stage in self.stages]
-        return sparing_newest_plan(stages, body, self.keep_newest)
+        plans = [index for index, turn in enumerate(body) if turn.facts.calls and is_plan(turn.facts, self.keep_newest)]
+        following = dict(zip(plans, [*plans[1:], None], strict=True)) if plans else {}
+        for place, stage in enumerate(stages):
+            waiting = {at: later for at, later in following.items() if stage.reduce(at, body[at]) is not None}
+            if waiting:
+                stages[place] = _Sparing(stage, waiting)
+        return stages
 
     def shortest(self, body: Sequence[Turn], places: Iterable[int], format: Format) -> list[Turn]:
         """Return messages in the form that they have after all stages."""

@@ -156,7 +156,12 @@ def summary_message(parts: SummaryParts, limits: SectionLimits, rules: Rules, fo
     # Escaping tags may make the summary longer than its limit.
     summary = middle_cut(fenced(parts.summary.strip()), limits.summary, count, _SUMMARY_MARKER)
     room = limits.words - keeps.USER_FRAME_TOKENS
-    said = _last_words(parts.dropped, format) if room >= keeps.SMALLEST_QUOTE else ""
+    said = ""
+    for turn in reversed(parts.dropped) if room >= keeps.SMALLEST_QUOTE else ():
+        if turn.facts.kind == "assistant" and (text := format.text(turn.raw).strip()):
+            name = format.speaker(turn.raw)
+            said = f"{name}: {text}" if name else text
+            break
     words = middle_cut(fenced(said), room, count, _MESSAGE_MARKER) if said else ""
     first = _sections(((USERS_TITLE, users), (READ_TITLE, read)))
     plan = fenced(newest_plan(parts.dropped, rules.keep_newest, format))
@@ -201,15 +206,6 @@ def with_index(
     listed = fenced(index_of(found, shown, limits.index - keeps.INDEX_FRAME_TOKENS, format.text_tokens))
     section = _sections(((INDEX_TITLE, listed),))
     return format.with_text(message.raw, text[: message.index_at] + section + text[message.index_at :])
-
-
-def _last_words(turns: Sequence[Turn], format: Format) -> str:
-    """Return the assistant's newest visible text."""
-    for turn in reversed(turns):
-        if turn.facts.kind == "assistant" and (text := format.text(turn.raw).strip()):
-            name = format.speaker(turn.raw)
-            return f"{name}: {text}" if name else text
-    return ""
 
 
 def user_messages(
@@ -361,16 +357,11 @@ def retention(removed: Iterable[Names], texts: Iterable[str], *, archived: bool)
     for name in ranking(found)[:MOST_NAMES]:
         kind = found[name].kind
         kept = is_kept(name.rstrip("/").rpartition("/")[2] if kind in FILES else name)
-        counts[_group(kind, name)][0 if kept else 1 if archived else 2] += 1
+        group = "files" if kind in FILES else "numbers" if kind in _NUMBERS else "identifiers"
+        if kind == "error" or (kind not in FILES and name.endswith(_ERROR_ENDINGS)):
+            group = "errors"
+        counts[group][0 if kept else 1 if archived else 2] += 1
     return {kind: (kept, only, lost) for kind, (kept, only, lost) in counts.items() if kept or only or lost}
-
-
-def _group(kind: str, name: str) -> str:
-    if kind in FILES:
-        return "files"
-    if kind == "error" or name.endswith(_ERROR_ENDINGS):
-        return "errors"
-    return "numbers" if kind in _NUMBERS else "identifiers"
 
 
 _PATH = r"(?:[A-Za-z]:[\\/])?(?:[\w@.+~-]{1,100}+[\\/]|[\\/]){0,30}[\w@.+-]{1,100}\.[A-Za-z]\w{0,7}"

@@ -115,7 +115,10 @@ class Counter(ABC):
                 part, inside = self._without_media(part)
                 part, sealed = opened(part)
                 tokens, media = tokens + sealed, media + inside
-            text = _part_text(part)
+            texts: list[Any] = []
+            if isinstance(part, Mapping) and part.keys() <= _KNOWN_PART:
+                texts = [part[field] for field in TEXT_FIELDS if isinstance(part.get(field), str)]
+            text = str(texts[0]) if len(texts) == 1 else plain_json(part)  # the JSON of a part of an unknown form
             if (found := counts.get(text)) is None:
                 # An attack may repeat one short part very often.
                 found = counts[text] = count(self._encoding, escaped(text) if parallel else text)
@@ -149,16 +152,6 @@ class Counter(ABC):
 
 
 _KNOWN_PART: Set[str] = {"type", "cache_control", *TEXT_FIELDS}
-
-
-def _part_text(part: object) -> str:
-    """Return the text of a content part, or its JSON if its form is unknown."""
-    if isinstance(part, Mapping):
-        texts = [part[field] for field in TEXT_FIELDS if isinstance(part.get(field), str)]
-        known = part.keys() <= _KNOWN_PART
-        if len(texts) == 1 and known:
-            return str(texts[0])
-    return plain_json(part)
 
 
 def plain_json(value: object) -> str:

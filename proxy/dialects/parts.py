@@ -14,9 +14,11 @@ from typing import Literal
 
 from proxy.tokens.media import MEDIA_LABELS
 
-Plays = Literal["message", "text", "media", "call", "answer", "hosted", "reasoning", "reference", "prefix", "system"]
-"""``call`` and ``answer``: run by the client. ``hosted``: the assistant's, such as what the provider runs. ``prefix``:
-it replaces everything before it."""
+Plays = Literal[
+    "message", "text", "said", "media", "call", "answer", "hosted", "reasoning", "reference", "prefix", "system"
+]
+"""``text``: has its text in ``text``. ``said``: the user's words in another field. ``call`` and ``answer``: run by the
+client. ``hosted``: the assistant's, such as what the provider runs. ``prefix``: it replaces everything before it."""
 
 Effect = Literal["", "loads", "changes", "sets"]
 """``loads``: the part names tools that it makes available. ``changes``: it adds or removes one. ``sets``: each of its

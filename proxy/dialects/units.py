@@ -31,6 +31,7 @@ from proxy.dialects.walk import (
     opening_of,
     part_text,
     rewritten,
+    row_of,
     strings,
     without_notes,
 )
@@ -290,7 +291,11 @@ class Units(Format, Generic[Unit]):
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
             media=self.media_in(unit) if estimated else (),
-            opening=self._opening(unit, kind),
+            opening=counter(self.visible_text(unit))
+            if kind == "system"
+            else self.opening(unit)
+            if kind == "user"
+            else "",
         )
         if facts.media:
             facts.apart = max(0, facts.tokens - self._count(self.bare(unit)))
@@ -314,11 +319,6 @@ class Units(Format, Generic[Unit]):
         )
         facts.rare = NOTHING_RARE if rare == NOTHING_RARE else rare
         return facts
-
-    def _opening(self, unit: Unit, kind: Kind) -> str:
-        if kind == "system":
-            return counter(self.visible_text(unit))
-        return self.opening(unit) if kind == "user" else ""
 
     def tokens(self, raw: bytes, facts: Facts | None = None) -> int:
         return self._counter(facts)(self.decoded(raw))
@@ -522,8 +522,12 @@ def own_text(content: object, table: Table) -> tuple[str, str]:
     if isinstance(content, str):
         return without_notes(content), ""
     parts = content if isinstance(content, list) else []
-    said = [without_notes(part_text(part, table)) for part in parts if isinstance(part, str) or is_text(part, table)]
-    attached = [part for part in parts if isinstance(part, dict) and not is_text(part, table)]
+    said, attached = list[str](), list[Any]()
+    for part in parts:
+        if isinstance(part, str) or is_text(part, table) or row_of(part, table).plays == "said":
+            said.append(without_notes(part_text(part, table)))
+        elif isinstance(part, dict):
+            attached.append(part)
     counts = Counter(label_of(part)[:20] for part in attached)
     kinds = [f"{number} × {kind}" if number > 1 else kind for kind, number in counts.most_common(4)]
     if len(counts) > len(kinds):

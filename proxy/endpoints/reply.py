@@ -71,7 +71,9 @@ async def send_answer(
         if begun and (not start.is_stream or answer.status >= 400):
             await send({"type": "http.response.body", "body": _event(await _error_of(start, shape), shape)})
         elif start.complete:
-            await send({"type": "http.response.body", "body": _shown(start, hide)})
+            await send(
+                {"type": "http.response.body", "body": hide(start.first) if hide and start.is_stream else start.first}
+            )
         elif start.is_stream:
             await _send_events(send, start, tap, shape, hide, heartbeat)
         else:
@@ -142,10 +144,6 @@ async def _send_bytes(send: Send, start: ResponseStart, tap: Tap | None) -> None
         log.warning("upstream.interrupted", reason=error.message)
         return
     await send({"type": "http.response.body", "body": b""})
-
-
-def _shown(start: ResponseStart, hide: Hide | None) -> bytes:
-    return start.first if hide is None or not start.is_stream else hide(start.first)
 
 
 async def _send_events(

@@ -84,16 +84,12 @@ class Attempt(Departure, eq=False, frozen=True, kw_only=True):
 
     def describe(self, record: RequestRecord) -> None:
         super().describe(record)
-        record.window = self._window()
-
-    def _window(self) -> Window | None:
-        """Return the parts of the prompt; ``None`` if the proxy didn't count them."""
         received, budget = self.outcome.received, self.budget
-        if received is None or received.sizes is None:
-            return None
-        tools = received.sizes[0] - received.told + (0 if self.tool is None else self.tool.tokens)
-        size = None if budget.input is None else budget.input + budget.free
-        return Window(size, received.head + received.told, tools, self.outcome.replacement, budget.free)
+        if received is not None and received.sizes is not None:
+            tools = received.sizes[0] - received.told + (0 if self.tool is None else self.tool.tokens)
+            size = None if budget.input is None else budget.input + budget.free
+            replacement, system = self.outcome.replacement, received.head + received.told
+            record.window = Window(size, system, tools, replacement, budget.free)
 
 
 class RecallState(msgspec.Struct, eq=False):

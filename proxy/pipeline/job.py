@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -237,7 +237,10 @@ class CompactionJob:
         if form is None:
             changed = [(p.raw, p.turn.facts) for p in rendered.pieces if p.turn and p.changed]
             removed = [*([entry.names] if entry else []), *(facts.names for _, facts in changed)]
-            counts = retention(removed, self._texts(rendered), archived=self.case.rules.archive)
+            format, texts = self.case.counter.format, list[str]()
+            for p in rendered.pieces:
+                texts += [format.text(p.raw)] if p.turn is None else texts_of(Turn(p.raw, p.turn.facts), format)
+            counts = retention(removed, texts, archived=self.case.rules.archive)
             form = forms[key] = Turn(msgspec.json.encode(counts), Facts("", "", 0, b""))
         return msgspec.json.decode(form.raw, type=dict[str, Counts])
 
@@ -263,14 +266,6 @@ class CompactionJob:
             key = (name, (hashlib.sha256(digests).digest(), message, more))
             forms.append((self.body[end - 1].facts.forms, key))
         return forms
-
-    def _texts(self, rendered: RenderedConversation) -> Iterator[str]:
-        format = self.case.counter.format
-        for piece in rendered.pieces:
-            if piece.turn is None:
-                yield format.text(piece.raw)
-            else:
-                yield from texts_of(Turn(piece.raw, piece.turn.facts), format)
 
     def gains(self, rendered: RenderedConversation) -> bool:
         """Return whether these messages make the request smaller, in tokens or in an exceeded bound."""

@@ -198,15 +198,11 @@ def _uses(tool: str, arguments: str) -> Iterator[FileUse]:
     """Yield the files that a call writes, or the single file that it reads if its arguments are understood."""
     fields = parsed(arguments)
     files = list(dict.fromkeys(named_files(tool, fields)))
-    yield from (FileUse(_same(path), writes=True) for access, path in files if access == "written")
+    yield from (FileUse(path.removeprefix("./"), writes=True) for access, path in files if access == "written")
     reads = [path for access, path in files if access == "read"]
     if len(reads) == 1 and (span := _span(fields)) is not None:
         (start, end), rest = span
-        yield FileUse(_same(reads[0]), start=start, end=end, form=_form([tool, rest]))
-
-
-def _same(path: str) -> str:
-    return path.removeprefix("./")
+        yield FileUse(reads[0].removeprefix("./"), start=start, end=end, form=_form([tool, rest]))
 
 
 def _span(fields: Any) -> tuple[tuple[float, float], dict[str, Any]] | None:
