@@ -18,7 +18,7 @@ def test_conversations_are_answered_and_half_of_them_compacted(tmp_path: Path) -
 def series(memory: float, growth: float, cpu: float = 0.01, dearer: float = 0.0) -> list[Sample]:
     """Samples that grow by shares of the first one."""
     return [
-        Sample(2_000 * step, int(memory * (1 + growth * step / 30)), cpu * (1 + dearer * step / 30))
+        Sample(5_000 * step, int(memory * (1 + growth * step / 30)), cpu * (1 + dearer * step / 30))
         for step in range(1, 31)
     ]
 
@@ -30,7 +30,7 @@ def series(memory: float, growth: float, cpu: float = 0.01, dearer: float = 0.0)
         (series(300e6, 0.4), ["memory grew after it should be level"]),
         (series(460e6, 0), ["memory reached 460 MB, target: 450 MB"]),
         (series(300e6, 0, dearer=1.0), ["the CPU time of a request grew"]),
-        (series(300e6, 9)[: LEVEL_AFTER // 2_000], [f"memory reached 1200 MB, target: {MOST / 1e6:.0f} MB"]),
+        (series(300e6, 9)[: LEVEL_AFTER // 5_000], [f"memory reached 1200 MB, target: {MOST / 1e6:.0f} MB"]),
         ([], []),
     ],
 )
