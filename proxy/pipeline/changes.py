@@ -49,9 +49,9 @@ def changes_key(request: str, attempt: int) -> str:
     return f"{request}-{attempt}"
 
 
-def removed_by(work: CompactionJob, rendered: RenderedConversation) -> list[Removed]:
+def removed_by(job: CompactionJob, rendered: RenderedConversation) -> list[Removed]:
     """Return the archive entries that describe a compaction: the new messages, and the list of parts."""
-    case, places = work.case, {id(turn): index for index, turn in enumerate(work.turns)}
+    case, places = job.case, {id(turn): index for index, turn in enumerate(job.turns)}
     new: dict[str, Removed] = {}
     shortened: dict[int, str] = {}
     parts: list[SentPart] = []  # neighboring unchanged messages are one
@@ -66,15 +66,15 @@ def removed_by(work: CompactionJob, rendered: RenderedConversation) -> list[Remo
         key = hashlib.sha256(b"sent" + piece.raw).hexdigest()[:20]
         new[key] = Removed(key, (piece.raw,))
         if turn is None or place is None:
-            parts.append(SentPart(work.head, work.head, key, piece.tokens))
+            parts.append(SentPart(job.head, job.head, key, piece.tokens))
         else:
             shortened[place] = turn.facts.id
             parts.append(SentPart(place, place + 1, key, piece.tokens))
-    cut = work.head + work.plan.cut
-    chain = archive_id(work.checkpoints(work.plan.checkpoints)[-1]) if work.plan.cut else None
-    sizes = [turn.facts.tokens for turn in work.turns]
-    kinds = "".join([turn.facts.kind[:1] or " " for turn in work.turns])
-    changes = Changes(len(work.turns), work.head, cut, chain, parts, shortened, sizes, kinds)
+    cut = job.head + job.plan.cut
+    chain = archive_id(job.checkpoints(job.plan.checkpoints)[-1]) if job.plan.cut else None
+    sizes = [turn.facts.tokens for turn in job.turns]
+    kinds = "".join([turn.facts.kind[:1] or " " for turn in job.turns])
+    changes = Changes(len(job.turns), job.head, cut, chain, parts, shortened, sizes, kinds)
     key = changes_key(case.request, case.attempt)
     return [*new.values(), Removed(key, (msgspec.msgpack.encode(changes),))]
 

@@ -113,40 +113,40 @@ class Compactor:
         turns, fixed, before = await self._measure(case)
         told = await self._facts.overhead(case.body.instructions(), case.counter, case.tenant)
         told -= case.counter.overhead({})
-        judge = partial(_judged, case, turns, fixed, told)
+        judge = partial(_reached, case, turns, fixed, told)
         case, outcome, worth_it = await self._facts.run_if(len(turns) > MANY, judge, case.tenant)
         if not worth_it:
             return outcome
-        work = await self._work(case, turns, fixed, before)
+        job = await self._plan(case, turns, fixed, before)
         reason = any_trigger(case, before, turns)
         if reason is None:
-            self._summaries.prepare(work)
+            self._summaries.prepare(job)
             return outcome
-        checkpoints = len(work.plan.checkpoints)
+        checkpoints = len(job.plan.checkpoints)
         # The conversation's last request had all messages before its answer, which is the last assistant message.
         newest = next((index for index in range(len(turns) - 1, -1, -1) if turns[index].facts.kind == "assistant"), 0)
         shared = fixed + sum(turn.facts.tokens for turn in turns[:newest])
         received = outcome.received and replace(outcome.received, shared=shared)
         outcome = replace(outcome, reason=reason, checkpoints=checkpoints, received=received)
         if case.mode == "shadow":
-            size = await self._summaries.expected_size(work)
-            forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(work, size), case.tenant)
+            size = await self._summaries.expected_size(job)
+            forecast = await self._facts.run_if(len(turns) > MANY, lambda: _forecast(job, size), case.tenant)
             return replace(outcome, forecast=forecast)
         entry: StoredSummary | None = None
-        if work.plan.cut:
+        if job.plan.cut:
             began = perf_counter()
             with _paused(limit):
-                entry, origin = await self._summaries.obtain(work, may_ask=may_ask)
+                entry, origin = await self._summaries.obtain(job, may_ask=may_ask)
             waited = round((perf_counter() - began) * 1000, 3)
             used = SummaryUse(origin, entry.cause, entry.replaced or None, entry.blocked, waited)
             outcome = replace(outcome, summary=used)
-        if work.plan.upcoming is not None:
-            self._summaries.prepare(work)
-        heavy = work.plan.clips or len(work.turns) > MANY or not work.has_cached(entry)
-        finish = partial(self._finished, work, entry, outcome)
-        outcome, rendered = await self._facts.run_if(bool(heavy), finish, *work.workload)
+        if job.plan.upcoming is not None:
+            self._summaries.prepare(job)
+        heavy = job.plan.clips or len(job.turns) > MANY or not job.has_cached(entry)
+        finish = partial(self._finished, job, entry, outcome)
+        outcome, rendered = await self._facts.run_if(bool(heavy), finish, *job.workload)
         if rendered is not None:
-            outcome = replace(outcome, archive=self._keep(work, rendered))
+            outcome = replace(outcome, archive=self._keep(job, rendered))
         if outcome.messages is not None and outcome.prompt is not None:
             sent = await self._facts.turns(outcome.messages, case.counter, case.tenant)
             prompt = replace(outcome.prompt, digests=tuple(turn.facts.digest for turn in sent))
@@ -174,14 +174,14 @@ class Compactor:
         """Return the effect of compaction on a request. Don't send anything or call a model."""
         turns, fixed, before = await self._measure(case)
         case = within_hope(case, turns, fixed)
-        work = await self._work(case, turns, fixed, before)
-        size = await self._summaries.expected_size(work)
-        forecast = _forecast(work, size) if any_trigger(case, before, turns) else None
+        job = await self._plan(case, turns, fixed, before)
+        size = await self._summaries.expected_size(job)
+        forecast = _forecast(job, size) if any_trigger(case, before, turns) else None
         after, steps = (before, ()) if forecast is None else (forecast.after, forecast.steps)
         parts = parts_of(turns, fixed)
-        if live := work.plan.state.tokens:
+        if live := job.plan.state.tokens:
             parts["in effect, after the summary"] = live
-        return Explanation(before, after, len(turns), work.head, case.budget, steps, work.plan, parts)
+        return Explanation(before, after, len(turns), job.head, case.budget, steps, job.plan, parts)
 
     async def size(self, body: Request, counter: Counter, tenant: str) -> int:
         """Return the tokens of a request as received."""
@@ -215,7 +215,7 @@ class Compactor:
         fixed = await self._facts.overhead(case.body, case.counter, case.tenant)
         return turns, fixed, fixed + sum(turn.facts.tokens for turn in turns)
 
-    async def _work(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
+    async def _plan(self, case: CompactionInput, turns: list[Turn], fixed: int, before: int) -> CompactionJob:
         if len(turns) > MANY:
             plan = lambda: planned(case, turns, fixed, before, needs_repair(case, turns))  # noqa: E731
             return await self._facts.run(plan, case.tenant, len(case.body.raw))
@@ -227,50 +227,50 @@ class Compactor:
         return await self._facts.run_if(slow, work, case.tenant, len(case.body.raw))
 
     def _finished(
-        self, work: CompactionJob, entry: StoredSummary | None, outcome: Outcome
+        self, job: CompactionJob, entry: StoredSummary | None, outcome: Outcome
     ) -> tuple[Outcome, RenderedConversation | None]:
         """Return the complete outcome, and the messages to send, or ``None`` if the request stays unchanged."""
-        rendered = leaving = work.render(None if entry is None else work.summary_piece(entry))
-        if work.case.strict:
-            leaving = RenderedConversation(work.case.counter.format.alternating(rendered.pieces), rendered.steps)
-        if not work.gains(leaving):
+        rendered = leaving = job.render(None if entry is None else job.summary_piece(entry))
+        if job.case.strict:
+            leaving = RenderedConversation(job.case.counter.format.alternating(rendered.pieces), rendered.steps)
+        if not job.gains(leaving):
             return replace(outcome, summary=replace(outcome.summary, origin=None)), None
         found = faults([p.turn.facts for p in rendered.pieces if p.turn])
-        if found and found > faults([t.facts for t in work.turns]):
+        if found and found > faults([t.facts for t in job.turns]):
             log.error("compaction.invalid_outcome", steps=rendered.steps)
             return replace(outcome, verdict="failed", summary=replace(outcome.summary, origin=None)), None
         outcome = replace(
             outcome,
             verdict="compacted",
             messages=[piece.raw for piece in leaving.pieces],
-            after=leaving.tokens + work.fixed,
+            after=leaving.tokens + job.fixed,
             steps=leaving.steps,
-            parts=parts_of([p.turn for p in leaving.pieces if p.turn], work.fixed),
-            retention=work.retention(entry, rendered),
+            parts=parts_of([p.turn for p in leaving.pieces if p.turn], job.fixed),
+            retention=job.retention(entry, rendered),
             replacement=rendered.summary_tokens,
             state=rendered.state_tokens,
-            unloaded=unloaded_tools(work.plan.state) if rendered.state_tokens else (),
+            unloaded=unloaded_tools(job.plan.state) if rendered.state_tokens else (),
         )
         return outcome, rendered
 
-    def _keep(self, work: CompactionJob, rendered: RenderedConversation) -> tuple[str, ...]:
+    def _keep(self, job: CompactionJob, rendered: RenderedConversation) -> tuple[str, ...]:
         """Archive the messages before each checkpoint, and the originals of shortened messages.
 
         Return the ids of the newest checkpoint, which leads to the earlier ones, and of the shortened messages.
         """
-        archive = work.case.policy.archive
+        archive = job.case.policy.archive
         if archive is None:
             return ()
         removed: list[Removed] = []
         start, previous = 0, None
-        for checkpoint in work.checkpoints(work.plan.checkpoints):
-            messages = tuple([turn.raw for turn in work.body[start : checkpoint.position]])
+        for checkpoint in job.checkpoints(job.plan.checkpoints):
+            messages = tuple([turn.raw for turn in job.body[start : checkpoint.position]])
             removed.append(Removed(archive_id(checkpoint), messages, previous))
             start, previous = checkpoint.position, archive_id(checkpoint)
         shortened = [Removed(p.turn.facts.id, (p.turn.raw,)) for p in rendered.pieces if p.turn and p.changed]
         removed += shortened
-        removed += removed_by(work, rendered)
-        self._archive.keep(work.case.tenant, removed, archive.days * DAY)
+        removed += removed_by(job, rendered)
+        self._archive.keep(job.case.tenant, removed, archive.days * DAY)
         newest = () if previous is None else (previous,)
         return (*newest, *(one.id for one in shortened[:LISTED]))
 
@@ -279,17 +279,17 @@ LISTED = 50
 """Archive ids of shortened messages that a record lists."""
 
 
-def _forecast(work: CompactionJob, size: int) -> Forecast | None:
+def _forecast(job: CompactionJob, size: int) -> Forecast | None:
     """Predict the outcome of ``enforce``, with a summary message of ``size`` tokens."""
-    stand_in = OutgoingMessage(b"", size, None) if work.plan.cut else None
-    rendered = work.render(stand_in)
-    if not work.gains(rendered):
+    stand_in = OutgoingMessage(b"", size, None) if job.plan.cut else None
+    rendered = job.render(stand_in)
+    if not job.gains(rendered):
         return None
     if stand_in is None:
-        return Forecast(rendered.tokens + work.fixed, rendered.steps)
-    *_, earlier, last = (0, *work.plan.checkpoints)
-    summarized = sum(turn.facts.tokens for turn in work.body[earlier:last])
-    return Forecast(rendered.tokens + work.fixed, rendered.steps, summarized, work.plan.limits_at(last).summary)
+        return Forecast(rendered.tokens + job.fixed, rendered.steps)
+    *_, earlier, last = (0, *job.plan.checkpoints)
+    summarized = sum(turn.facts.tokens for turn in job.body[earlier:last])
+    return Forecast(rendered.tokens + job.fixed, rendered.steps, summarized, job.plan.limits_at(last).summary)
 
 
 @contextmanager
@@ -304,7 +304,7 @@ def _paused(limit: asyncio.Timeout) -> Iterator[None]:
         limit.reschedule(None if left is None else loop.time() + left)
 
 
-def _judged(
+def _reached(
     case: CompactionInput, turns: Sequence[Turn], fixed: int, told: int
 ) -> tuple[CompactionInput, Outcome, bool]:
     """Return the input to work on, the outcome so far, and whether there is something to do."""

@@ -330,11 +330,11 @@ def planned(case: CompactionInput, turns: list[Turn], fixed: int, before: int, r
     plan = make_plan(turns[head:], case.rules, envelope, case.counter.format)
     stale = case.stale_reasoning - head
     plan = dataclasses.replace(plan, stale_reasoning=0 if case.keeps_reasoning else max(plan.stale_reasoning, stale))
-    work = CompactionJob(case, turns, head, fixed, before, plan, list(filter(None, case.body.instructions().overhead)))
+    job = CompactionJob(case, turns, head, fixed, before, plan, list(filter(None, case.body.instructions().overhead)))
     for positions in (plan.checkpoints, (*plan.checkpoints, *([plan.upcoming] if plan.upcoming else []))):
         if positions:
-            work.checkpoints(positions)
-    return work
+            job.checkpoints(positions)
+    return job
 
 
 def tokens_at_most(case: CompactionInput) -> float:
