@@ -136,6 +136,8 @@ def test_figures_are_those_in_force() -> None:
         keeps.NEWEST_SHARE,
         keeps.WORDS_SHARE,
         keeps.INDEX_SHARE,
+        keeps.PLAN_SHARE,
+        keeps.STATE_SHARE,
         keeps.GROUP_SHARE,
     )
     assert list(shares.values()) == [f"{share * 100:g}" for share in in_force]
@@ -247,7 +249,16 @@ def archived(store_url: str) -> str:
 def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> None:
     paths = [span.split() for row in table(API, "path") for span in spans(row[0]) if "…" not in span]
     conversations = {"/v1/chat/completions", "/v1/responses", "/v1/messages"}
-    served = {*conversations, "/", "/v1/models", "/compaction/archive/{id}", "/livez", "/readyz", "/metrics"}
+    served = {
+        *conversations,
+        "/v1/compress",
+        "/",
+        "/v1/models",
+        "/compaction/archive/{id}",
+        "/livez",
+        "/readyz",
+        "/metrics",
+    }
     served |= {LINK_PATH, *PARAMETERS}
     assert {path for _, path in paths} == served
     id = archived(store_url)
@@ -259,7 +270,7 @@ def test_the_paths_in_the_table_are_served(entrance: str, store_url: str) -> Non
             answered = http.request(method, entrance + path.format(id=known), json=body)
             unchanged = path == DIFF and "no changed request" in answered.text
             assert answered.status_code == (404 if unchanged else 303 if path == "/" else 200), path
-            assert (answered.headers.get("x-compaction") == "none") is (path in conversations), path
+            assert (answered.headers.get("x-compaction") == "none") is (path in {*conversations, "/v1/compress"}), path
 
 
 def test_the_picture_stands_by_itself() -> None:
