@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 KIND = "archive.2"  # entries compressed by Zstandard, whose library compresses many of them in one call
 FIRST_KIND = "archive"  # Entries of version 0.1, compressed by zlib. The proxy only reads them.
 PENDING_BYTES = 64_000_000  # Maximum bytes of pending entries in memory. A single pending entry may be larger.
-REMEMBERED = 20_000  # entries that each process remembers as written
+REMEMBERED = 10_000  # entries that each process remembers as written
 _OVERHEAD = 50  # bytes of memory per message in addition to its text
 
 

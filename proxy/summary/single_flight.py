@@ -157,7 +157,7 @@ class Summaries:
         # The times until which no model is asked for these checkpoints ahead of need, because there was none to ask.
         self._unaskable: LRUCache[Place, float] = LRUCache(FAILED)
         # By tenant and mark of a conversation, see ``lineage``.
-        self._lineages: LRUCache[Place, Lineage] = LRUCache(4 * FAILED)
+        self._lineages: LRUCache[Place, Lineage] = LRUCache(2 * FAILED)
         self._flights: dict[Place, InFlight] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._releasing: set[asyncio.Task[None]] = set()
