@@ -48,7 +48,7 @@ def measure(scale: Scale, apis: Sequence[str], groups: Sequence[str]) -> list[Ro
     with (
         servers.pinned(client_core),
         tempfile.TemporaryDirectory(prefix="bench-") as name,
-        servers.upstream(client_core, Path(name)) as upstream,
+        servers.running(["bench.upstream"], Path(name, "upstream.log"), core=client_core) as upstream,
     ):
         place = servers.Place(server_core, upstream, Path(name))
         for group in groups:

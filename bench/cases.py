@@ -8,11 +8,9 @@ from functools import partial
 from itertools import repeat
 from statistics import median
 
-import uvloop
-
 from bench import bodies
 from bench.bodies import APIS, CHAT, Api
-from bench.client import Caller, Load, check, concurrent, request
+from bench.client import Load, ask, check, request
 from bench.rows import MILLI, Row, Scale
 from bench.servers import Place, Server
 
@@ -39,14 +37,6 @@ class Case:
     at_once: int = 1
     expected: tuple[str, str] = ("none", "")
     warm: int = WARM_UP
-
-    def warm_up(self, caller: Caller) -> bytes:
-        """Send the first requests. Return the last response."""
-        return [caller.ask(next(self.requests)) for _ in range(self.warm)][-1]
-
-    def load(self, server: Server) -> Load:
-        """Run one round on one server."""
-        return uvloop.run(concurrent(server, self.requests, self.times, self.at_once))
 
     def record(self, load: Load, *, ours: bool) -> None:
         """Add the figures of a round to the rows."""
@@ -102,16 +92,13 @@ def known(scale: Scale, apis: Sequence[str], *, large: bool) -> list[Case]:
 
 def measure(passthrough: Server, proxy: Server, chosen: Sequence[Case], rounds: int) -> list[Row]:
     """Return the rows of the cases. Raises ``Broken`` if the proxy's headers differ from those that a case expects."""
-    theirs, ours = Caller(passthrough), Caller(proxy)
     for case in chosen:
-        case.warm_up(theirs)
-        check(case.warm_up(ours), case.expected, case.rows[0].name)
+        ask(passthrough, case.requests, case.warm)
+        check(ask(proxy, case.requests, case.warm).last, case.expected, case.rows[0].name)
     for _ in range(rounds):
         for case in chosen:
-            case.record(case.load(passthrough), ours=False)
-            case.record(case.load(proxy), ours=True)
-    theirs.close()
-    ours.close()
+            for server in (passthrough, proxy):
+                case.record(ask(server, case.requests, case.times, case.at_once), ours=server is proxy)
     return [row for case in chosen for row in case.rows]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import cast
+
+import uvloop
 
 from bench.servers import Server
 
@@ -56,41 +57,21 @@ def check(answer: bytes, expected: tuple[str, str], name: str) -> None:
         raise Broken(f"{name}: the proxy reported {reported} instead of {expected}")
 
 
-class Caller:
-    """A persistent connection for one request at a time."""
-
-    def __init__(self, server: Server) -> None:
-        self._socket: socket.socket = server.connected()
-
-    def ask(self, sent: bytes) -> bytes:
-        """Send a request and return the complete response."""
-        try:
-            self._socket.sendall(sent)
-        except OSError as error:
-            raise Broken(f"the server stopped reading a request ({error})") from error
-        received = bytearray()
-        while not received or not whole(received):
-            data = self._socket.recv(262_144)
-            if not data:
-                raise Broken(f"the server closed the connection after {bytes(received[:300])!r}")
-            received += data
-        return bytes(received)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The seconds of each request at the client, and the server's CPU seconds per request."""
+    """The seconds of each request at the client, the server's CPU seconds per request, and a last response."""
 
     latencies: list[float]
     cpu: float
+    last: bytes
 
 
-async def concurrent(server: Server, requests: Iterator[bytes], times: int, at_once: int) -> Load:
+def ask(server: Server, requests: Iterator[bytes], times: int, at_once: int = 1) -> Load:
     """Send the next ``times`` requests over ``at_once`` connections. Each sends the next one after its response."""
+    return uvloop.run(_ask(server, requests, times, at_once))
+
+
+async def _ask(server: Server, requests: Iterator[bytes], times: int, at_once: int) -> Load:
     left = islice(requests, times)
     latencies: list[float] = []
     callers = [await connection(server, left, latencies) for _ in range(at_once)]
@@ -101,7 +82,7 @@ async def concurrent(server: Server, requests: Iterator[bytes], times: int, at_o
     cpu = (server.cpu - before) / times
     for caller in callers:
         caller.close()
-    return Load(latencies, cpu)
+    return Load(latencies, cpu, callers[0].last)
 
 
 class Asking(asyncio.Protocol):

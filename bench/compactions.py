@@ -12,14 +12,14 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, cycle, repeat, takewhile
+from itertools import count, cycle, islice, repeat, takewhile
 from statistics import median, quantiles
 
 import uvloop
 
 from bench import bodies, servers
 from bench.bodies import CHAT
-from bench.client import Caller, check, connection, request
+from bench.client import ask, check, connection, request
 from bench.quality.langchain import LangChain, langchain
 from bench.rows import MILLI, Row, Scale
 from bench.servers import Place, Server
@@ -50,15 +50,19 @@ class Size:
         """Return a request with a conversation that has no message in common with another seed's, except the last."""
         return request(CHAT.conversation(self.model, self.length, self.messages, seed=seed))
 
+    def conversations(self) -> Iterator[bytes]:
+        """Yield requests with new conversations."""
+        return map(self.conversation, _seeds)
+
 
 LARGE = (bodies.CONVERSATION_BYTES, bodies.CONVERSATION_MESSAGES)
+_seeds = count(10_000)
+
 SIZES = (
     Size("first compaction of 110 KB, window of 16K", "bench-16k", bodies.SHORT_BYTES, bodies.SHORT_MESSAGES),
     Size("first compaction of 1.1 MB, window of 64K", "bench-64k", *LARGE),
     Size("first count of 1.1 MB", "bench-1m", *LARGE, expected=("none", "")),
 )
-
-_seeds = count(10_000)
 
 
 def first(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
@@ -66,16 +70,15 @@ def first(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
     rows = []
     with contextlib.ExitStack() as stack:
         theirs, ours = stack.enter_context(place.both(summarizes=False))
-        callers = [(stack.enter_context(contextlib.closing(Caller(server))), server) for server in (theirs, ours)]
         with servers.pinned(place.core):  # LangChain's process inherits the core.
             other = stack.enter_context(langchain())
         for size, times in zip(SIZES, (*scale.compactions, scale.compactions[1]), strict=True):
-            check(callers[1][0].ask(size.conversation(next(_seeds))), size.expected, size.name)
+            check(ask(ours, size.conversations(), 1).last, size.expected, size.name)
             plain, compared = Row(f"{size.name}: CPU", "ms"), Row(f"{size.name}: CPU", "ms", compared="LangChain")
             for _ in range(scale.rounds):
                 seeds = [next(_seeds) for _ in range(times)]
-                for caller, server in callers:
-                    cpu = median(_cpu(server, caller, size.conversation(seed)) for seed in seeds)
+                for server in (theirs, ours):
+                    cpu = median(_cpu(server, size.conversation(seed)) for seed in seeds)
                     plain.add(MILLI * cpu, ours=server is ours)
                 if other is not None and size.expected[0] == "compacted":
                     compared.add(plain.proxy[-1], ours=True)
@@ -89,13 +92,12 @@ def beside(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
     rows = []
     with place.both(summarizes=False) as both:
         for server in both:
-            with contextlib.closing(Caller(server)) as caller:
-                for size in SIZES:
-                    caller.ask(size.conversation(next(_seeds)))
+            for size in SIZES:
+                ask(server, size.conversations(), 1)
         for size, times in zip(SIZES, (*scale.beside, scale.beside[1]), strict=True):
             made = [Row(f"small, next to {AT_ONCE} at once ({size.name}): {kind}", "ms") for kind in ("median", "p99")]
             for _ in range(scale.rounds):
-                sent = [size.conversation(next(_seeds)) for _ in range(times)]
+                sent = [*islice(size.conversations(), times)]
                 _round(both, size, [sent[start : start + AT_ONCE] for start in range(0, times, AT_ONCE)], made)
             rows += made
     return rows
@@ -145,10 +147,10 @@ def _during(bursts: Sequence[Sequence[bytes]]) -> Iterator[Sequence[bytes]]:
     return takewhile(lambda _: time.perf_counter() < latest, cycle(bursts))
 
 
-def _cpu(server: Server, caller: Caller, sent: bytes) -> float:
+def _cpu(server: Server, sent: bytes) -> float:
     """Return the CPU seconds of a request, until the server is idle again."""
     before = server.cpu
-    caller.ask(sent)
+    ask(server, iter([sent]), 1)
     latest = server.cpu
     while True:
         time.sleep(IDLE_SECONDS)

@@ -5,7 +5,6 @@ Both servers run below callgrind. It counts the instructions of all threads, so 
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
 import subprocess
@@ -15,11 +14,10 @@ from itertools import count
 from pathlib import Path
 
 import click
-import uvloop
 
 from bench.bodies import APIS
 from bench.cases import Case, known, small
-from bench.client import Caller, concurrent
+from bench.client import ask
 from bench.compactions import SIZES
 from bench.rows import Row, Scale
 from bench.servers import Place, Server
@@ -47,10 +45,7 @@ def measure(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
     cases = chosen(scale, apis)
     rows = [Row(f"{case.rows[0].name.removesuffix(': CPU')}: instructions", "thousand") for case in cases]
     before = [PROGRAM, "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={place.folder / 'counted'}"]
-    starts: tuple[contextlib.AbstractContextManager[Server], ...] = (
-        place.passthrough(before=before),
-        place.proxy(summarizes=False, before=before),
-    )
+    starts = place.passthrough(before=before), place.proxy(summarizes=False, before=before)
     for start, ours in zip(starts, (False, True), strict=True):
         with start as server:
             for row, case in zip(rows, cases, strict=True):
@@ -76,8 +71,7 @@ def _count(server: Server, case: Case, folder: Path) -> int:
 
 
 def _send(server: Server, requests: Iterator[bytes], times: int, at_once: int) -> None:
-    Caller(server).close()
-    uvloop.run(concurrent(server, requests, times, at_once))
+    ask(server, requests, times, at_once)
     before = -REST_SECONDS
     while (now := server.cpu) - before > REST_CPU:
         before = now
@@ -85,7 +79,7 @@ def _send(server: Server, requests: Iterator[bytes], times: int, at_once: int) -
 
 
 def _control(action: str, server: Server) -> None:
-    subprocess.run([CONTROL, action, str(server.pid)], check=True, capture_output=True)
+    subprocess.run([CONTROL, action, str(server.process.pid)], check=True, capture_output=True)
 
 
 def total(dump: str) -> int:

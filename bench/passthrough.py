@@ -1,4 +1,4 @@
-"""The reference: a minimal pass-through in Python. ``python -m bench.passthrough PORT UPSTREAM``.
+"""The reference: a minimal pass-through in Python. ``python -m bench.passthrough UPSTREAM PORT``.
 
 It has Starlette, uvicorn (httptools, uvloop, no access log), and one aiohttp session. It forwards the response with
 ``send``, because Starlette's ``StreamingResponse`` watches for disconnects, which costs a third more.
@@ -59,9 +59,9 @@ def Proxy(upstream: str) -> Starlette:
 
 if __name__ == "__main__":
     uvicorn.run(
-        Proxy(sys.argv[2]),
+        Proxy(sys.argv[1]),
         host="127.0.0.1",
-        port=int(sys.argv[1]),
+        port=int(sys.argv[2]),
         loop="uvloop",
         http="httptools",
         ws="none",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import yaml
 
 from bench import ROOT
 from bench.bodies import WINDOWS
+from tests.kit.waiting import until
 
 START_SECONDS = 400.0
 """Longest wait for a server that starts. Below callgrind on a busy machine it takes minutes."""
@@ -34,11 +36,10 @@ def cores() -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server. ``spawned`` is the start of its process, by ``time.perf_counter``. ``log`` has its output."""
+    """A running server. ``log`` has its output."""
 
     port: int
     process: subprocess.Popen[bytes]
-    spawned: float
     log: Path
 
     @property
@@ -47,92 +48,69 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self.process.pid
-
-    @property
     def cpu(self) -> float:
         """The CPU seconds of all its threads so far, including those that have ended."""
         # This clock id is the one of clock_getcpuclockid(3) for another process. /proc has a lower resolution.
-        return time.clock_gettime((~self.pid << 3) | 2)
+        return time.clock_gettime((~self.process.pid << 3) | 2)
 
     @property
     def memory(self) -> int:
         """The resident memory in bytes."""
-        return int(psutil.Process(self.pid).memory_info().rss)
-
-    def connected(self) -> socket.socket:
-        """Return a connection as soon as the server accepts one. Raises ``RuntimeError`` if it doesn't start."""
-        latest = time.perf_counter() + START_SECONDS
-        while time.perf_counter() < latest and self.process.poll() is None:
-            try:
-                made = socket.create_connection(("127.0.0.1", self.port), timeout=START_SECONDS)
-            except ConnectionRefusedError:
-                time.sleep(0.002)
-                continue
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return made
-        raise RuntimeError(f"the server on port {self.port} didn't start; see its output")
+        return int(psutil.Process(self.process.pid).memory_info().rss)
 
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str],
-    port: int,
+    module: Sequence[str],
     log: Path,
     *,
+    before: Sequence[str] = (),
     core: int | None = None,
     checkout: Path = ROOT,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
-    """Run a server until the block ends. If the block raises, print the end of its output.
+    """Run a Python module until the block ends, as soon as it accepts connections. Its last argument is the port.
 
-    It starts in ``checkout``, with ``environment`` added to the variables of this process.
+    ``before`` is a command that runs it. It starts in ``checkout``, with ``environment`` added to the variables of this
+    process. If it doesn't start, or if the block raises, print the end of its output.
     """
+    port = free_port()
+    command = [*before, sys.executable, "-m", *module, str(port)]
     with log.open("wb") as output:
         variables = {**os.environ, **(environment or {})}
         with pinned(core):  # The child inherits the core from its first instruction.
-            spawned = time.perf_counter()
             process = subprocess.Popen(command, cwd=checkout, env=variables, stdout=output, stderr=output)
         try:
-            yield Server(port, process, spawned, log)
+            until(lambda: process.poll() is not None or _accepts(port), START_SECONDS)
+            if not _accepts(port):
+                raise RuntimeError(f"{module[0]} didn't start; see its output")
+            yield Server(port, process, log)
         except BaseException:
             sys.stderr.write(tail(log))
             raise
         finally:
             process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
-@contextlib.contextmanager
-def proxy(settings: Mapping[str, Any], folder: Path, before: Sequence[str] = (), **options: Any) -> Iterator[Server]:
-    """Start the proxy with the public command, and wait until it accepts connections.
+def _accepts(port: int) -> bool:
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", port)) == 0
 
-    ``folder`` gets its configuration, its log, and unless the settings name another store, its store. ``before`` is a
-    command that runs the proxy. ``options`` are those of ``running``.
+
+def proxy(settings: Mapping[str, Any], folder: Path, **options: Any) -> AbstractContextManager[Server]:
+    """Start the proxy with the public command.
+
+    ``folder`` gets its configuration, its log, and unless the settings name another store, its store. ``options`` are
+    those of ``running``.
     """
-    file, port = folder / "config.yaml", free_port()
+    file = folder / "config.yaml"
     store = {"store": {"url": f"sqlite:///{folder}/store.db"}}
     file.write_text(yaml.safe_dump({**store, **settings}, sort_keys=False), encoding="utf-8")
-    command = [*before, sys.executable, "-m", "proxy", "serve", "--config", str(file), "--port", str(port)]
-    with running(command, port, folder / "proxy.log", **options) as server:
-        server.connected().close()
-        yield server
-
-
-@contextlib.contextmanager
-def upstream(core: int | None, folder: Path) -> Iterator[Server]:
-    """Start the benchmark's upstream."""
-    port = free_port()
-    command = [sys.executable, "-m", "bench.upstream", str(port)]
-    with running(command, port, folder / "upstream.log", core=core) as server:
-        server.connected().close()
-        yield server
+    return running(["proxy", "serve", "--config", str(file), "--port"], folder / "proxy.log", **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,22 +121,16 @@ class Place:
     upstream: Server
     folder: Path
 
-    @contextlib.contextmanager
-    def passthrough(self, before: Sequence[str] = (), **options: Any) -> Iterator[Server]:
-        """Start the minimal pass-through. ``before`` is a command that runs it."""
-        port = free_port()
-        command = [*before, sys.executable, "-m", "bench.passthrough", str(port), self.upstream.url]
-        with running(command, port, self.folder / "passthrough.log", core=self.core, **options) as server:
-            server.connected().close()
-            yield server
+    def passthrough(self, **options: Any) -> AbstractContextManager[Server]:
+        """Start the minimal pass-through."""
+        log = self.folder / "passthrough.log"
+        return running(["bench.passthrough", self.upstream.url], log, core=self.core, **options)
 
-    @contextlib.contextmanager
-    def proxy(self, *, summarizes: bool = True, **options: Any) -> Iterator[Server]:
+    def proxy(self, *, summarizes: bool = True, **options: Any) -> AbstractContextManager[Server]:
         """Start the proxy with an empty store. Unless it ``summarizes``, summaries are extracts."""
         folder = self.folder / str(time.monotonic_ns())
         folder.mkdir()
-        with proxy(_settings(self.upstream, summarizes), folder, core=self.core, **options) as server:
-            yield server
+        return proxy(_settings(self.upstream, summarizes), folder, core=self.core, **options)
 
     @contextlib.contextmanager
     def both(self, *, summarizes: bool = True, **options: Any) -> Iterator[tuple[Server, Server]]:

@@ -96,7 +96,7 @@ class Side:
 
     def _state(self) -> tuple[float, int, bool]:
         """Return the server's CPU seconds, the number of requests it sent upstream, and whether a thread runs."""
-        return self._server.cpu, len(self._upstream.arrived), _runs(self._server.pid)
+        return self._server.cpu, len(self._upstream.arrived), _runs(self._server.process.pid)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ class Watcher:
 
     def __init__(self, server: Server) -> None:
         self.samples: list[Sample] = []
-        self._process = psutil.Process(server.pid)
+        self._process = psutil.Process(server.process.pid)
         self._url = server.url
         self._begun = time.monotonic()
 
