@@ -7,9 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,15 +17,15 @@ from pathlib import Path
 import click
 
 from bench import DATA, ROOT
-from bench.quality.conversations import Conversation, Message, tool_loop
-from bench.quality.engine import TOKENIZER, Engine, running
+from bench.quality.child import Ask, child
+from bench.quality.conversations import Conversation, tool_loop
+from bench.quality.engine import Engine, running
 from bench.quality.need.case import KINDS, Case, Score, median_size, scored, summed, tokens
 from bench.quality.need.sources import SOURCES
 from bench.quality.text import OURS
 from bench.table import percent, table
 from proxy.endpoints.compress import in_rows
 from proxy.pipeline.job import CompactionInput
-from proxy.tokens.text import check
 
 ROWS, HEADROOM = f"{OURS}, rows", "Headroom"
 
@@ -43,33 +40,17 @@ ADAPTED: Mapping[str, Callable[[CompactionInput], CompactionInput]] = {
 Measured = tuple[Score, float]
 """The score of a prompt, and the CPU seconds that it took."""
 
-Compress = Callable[[Sequence[Message], int], tuple[list[Message], float]]
-"""Returns Headroom's messages for a window, and its CPU seconds."""
-
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @contextmanager
-def headroom(python: Path) -> Iterator[tuple[str, Compress]]:
-    """Yield Headroom's version and compressor until the block ends. It has the project's copy of the encoding."""
+def headroom(python: Path) -> Iterator[tuple[str, Ask]]:
+    """Yield Headroom's version, and a function that compresses messages for a window, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="headroom-") as folder:
         environment = dict.fromkeys(("HEADROOM_WORKSPACE_DIR", "HEADROOM_CONFIG_DIR"), folder)
         environment |= {"HEADROOM_TELEMETRY": "off", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
-        environment["TIKTOKEN_CACHE_DIR"] = str(check(TOKENIZER).parent)
-        command = [python, ROOT / "bench" / "quality" / "headroom_side.py"]
-        pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | environment) as process:
-            if process.stdin is None or process.stdout is None:
-                raise RuntimeError("the process has no pipes")
-            jobs, results = process.stdin, process.stdout
-
-            def compress(messages: Sequence[Message], window: int) -> tuple[list[Message], float]:
-                jobs.write(json.dumps({"messages": messages, "window": window}) + "\n")
-                jobs.flush()
-                result = json.loads(results.readline())
-                return result["messages"], result["cpu"]
-
-            yield json.loads(results.readline()), compress
+        with child([python, ROOT / "bench" / "quality" / "headroom_side.py"], environment) as started:
+            yield started
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,7 +66,7 @@ def main(python: Path, folder: Path, places: tuple[Path, ...]) -> None:
     click.echo(f"Headroom {version} without its local models. Sizes and CPU are medians.")
 
 
-async def measure(chosen: Mapping[str, Sequence[Case]], compress: Compress) -> list[list[str]]:
+async def measure(chosen: Mapping[str, Sequence[Case]], compress: Ask) -> list[list[str]]:
     """Return the table's rows. Each method has its own engine, because engines remember what they counted."""
     rows = []
     async with running() as full, running() as for_gateways:
@@ -103,15 +84,15 @@ async def measure(chosen: Mapping[str, Sequence[Case]], compress: Compress) -> l
     return rows
 
 
-async def _measured(engines: Mapping[str, Engine], compress: Compress, case: Case, window: int) -> dict[str, Measured]:
+async def _measured(engines: Mapping[str, Engine], compress: Ask, case: Case, window: int) -> dict[str, Measured]:
     found = {}
     for method, engine in engines.items():
         begun = time.process_time()
         prompt = await engine.last_prompt(Conversation(case.id, case.messages), window, ADAPTED[method])
         seconds = time.process_time() - begun
         found[method] = scored(case, prompt), seconds
-    made, seconds = compress(case.messages, window)
-    return {**found, HEADROOM: (scored(case, made), seconds)}
+    made = compress({"messages": case.messages, "window": window})
+    return {**found, HEADROOM: (scored(case, made["messages"]), made["cpu"])}
 
 
 def _cells(measured: Sequence[Measured], windows: Sequence[int]) -> list[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 Message = dict[str, Any]
 
@@ -52,24 +50,6 @@ class Outcome:
     prompts: list[list[int]] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
     archived: dict[str, list[dict[str, Any]]] | None = None
-
-
-class Prompts:
-    """Collect prompts from the bytes of their messages."""
-
-    def __init__(self) -> None:
-        self.outcome = Outcome()
-        self._places: dict[bytes, int] = {}
-
-    def add(self, raws: Sequence[bytes]) -> None:
-        """Add a prompt."""
-        self.outcome.prompts.append([self._place(bytes(raw)) for raw in raws])
-
-    def _place(self, raw: bytes) -> int:
-        place = self._places.setdefault(raw, len(self._places))
-        if place == len(self.outcome.messages):
-            self.outcome.messages.append(msgspec.json.decode(raw))
-        return place
 
 
 class _Writer:

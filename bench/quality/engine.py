@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from bench.quality.conversations import Conversation, Message, Outcome, Prompts
+from bench.quality.conversations import Conversation, Message, Outcome
 from bench.quality.judge import named_ids
 from bench.quality.summarizer import SUMMARIZERS, Summarizer
 from proxy.compaction.rules import Envelope, SectionLimits, section_limits
@@ -140,18 +140,21 @@ class Engine:
 
     async def replay(self, conversation: Conversation, window: int, summarizer: str) -> Outcome:
         """Return the prompts of the conversation's requests. Summaries in the background finish before the next one."""
-        prompts = Prompts()
+        replayed = Outcome()
         counter = self._counter(window)
-        model = _Model(counter, window, SUMMARIZERS[summarizer], prompts.outcome.reads)
+        model = _Model(counter, window, SUMMARIZERS[summarizer], replayed.reads)
         tenant = f"{conversation.name} {window} {summarizer}"
         raws = [msgspec.json.encode(message) for message in conversation.messages]
         models = _Models(model)
+        places: dict[bytes, int] = {}
         for end in conversation.requests():
             outcome = await self._compactor.compact(_case(raws[:end], window, counter, tenant, models))
-            prompts.add(raws[:end] if outcome.messages is None else outcome.messages)
+            prompt = raws[:end] if outcome.messages is None else outcome.messages
+            replayed.prompts.append([places.setdefault(bytes(raw), len(places)) for raw in prompt])
             await _settled()
-        prompts.outcome.archived = await self._looked_up(prompts.outcome, tenant)
-        return prompts.outcome
+        replayed.messages = [msgspec.json.decode(raw) for raw in places]
+        replayed.archived = await self._looked_up(replayed, tenant)
+        return replayed
 
     async def last_prompt(
         self, conversation: Conversation, window: int, adapted: Callable[[CompactionInput], CompactionInput] = _same

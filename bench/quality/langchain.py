@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import Any
 
 from bench import ROOT
+from bench.quality.child import Ask, child
 from bench.quality.conversations import Conversation, Message, Outcome
-from bench.quality.engine import TOKENIZER, shares
-from proxy.tokens.text import check
+from bench.quality.engine import shares
 
 PYTHON = ROOT / ".venv-bench" / "bin" / "python"
 """The interpreter of the environment with LangChain, which ``scripts/bench`` creates."""
@@ -21,19 +19,16 @@ MIDDLEWARE = "SummarizationMiddleware"
 TUNED = "SummarizationMiddleware, tuned"
 
 
+@dataclass(frozen=True)
 class LangChain:
     """A running process of ``langchain_side``. ``versions`` has the versions of its packages."""
 
-    def __init__(self, jobs: IO[str], outcomes: IO[str]) -> None:
-        self._jobs = jobs
-        self._outcomes = outcomes
-        self.versions: dict[str, str] = self._answer()
+    versions: dict[str, str]
+    ask: Ask
 
     def cpu(self, messages: Sequence[Any], window: int) -> float:
         """Return the CPU seconds of the first compaction of a conversation, with a model that answers at once."""
-        self._jobs.write(json.dumps({"method": "CPU", "messages": messages, "window": window}) + "\n")
-        self._jobs.flush()
-        return float(self._answer()["cpu"])
+        return float(self.ask({"method": "CPU", "messages": messages, "window": window})["cpu"])
 
     def replay(
         self, conversation: Conversation, window: int, method: str, summarizer: str, ends: Sequence[int] | None = None
@@ -47,9 +42,7 @@ class LangChain:
             "summarizer": summarizer,
             "summary_tokens": shares(window).summary,
         }
-        self._jobs.write(json.dumps(job) + "\n")
-        self._jobs.flush()
-        return Outcome(**self._answer())
+        return Outcome(**self.ask(job))
 
     def last_prompt(
         self, conversation: Conversation, window: int, method: str, ends: Sequence[int] | None = None
@@ -58,12 +51,6 @@ class LangChain:
         outcome = self.replay(conversation, window, method, "extract", ends)
         return [outcome.messages[place] for place in outcome.prompts[-1]]
 
-    def _answer(self) -> Any:
-        line = self._outcomes.readline()
-        if not line:
-            raise RuntimeError("LangChain's process ended; see its output above")
-        return json.loads(line)
-
 
 @contextmanager
 def langchain() -> Iterator[LangChain | None]:
@@ -71,16 +58,7 @@ def langchain() -> Iterator[LangChain | None]:
     if not PYTHON.exists():
         yield None
         return
-    # The encoding is the project's copy, and tracing is off.
-    environment = {"TIKTOKEN_CACHE_DIR": str(check(TOKENIZER).parent), "LANGSMITH_TRACING": "false"}
-    with subprocess.Popen(
-        [PYTHON, "-m", "bench.quality.langchain_side"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-    ) as process:
-        if process.stdin is None or process.stdout is None:
-            raise RuntimeError("the process has no pipes")
-        yield LangChain(process.stdin, process.stdout)
+    # Tracing is off.
+    environment = {"PYTHONPATH": str(ROOT), "LANGSMITH_TRACING": "false"}
+    with child([PYTHON, "-m", "bench.quality.langchain_side"], environment) as (versions, ask):
+        yield LangChain(versions, ask)
