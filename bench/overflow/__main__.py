@@ -47,8 +47,14 @@ def measure(of: list[Line]) -> list[Score]:
 
 
 def _cells(score: Score) -> list[str]:
-    shares = [percent(score.share(figure)) if score.reads_figures else NOTHING for figure in FIGURES]
-    counts = (score.overflows, percent(score.recall), score.others, len(score.alarms), len(score.trapped))
+    shares = [percent(score.right[figure].value) if score.reads_figures else NOTHING for figure in FIGURES]
+    counts = (
+        score.overflows,
+        percent(score.recall),
+        score.others,
+        len(score.alarms),
+        len(score.trapped),
+    )
     return [score.name, *map(str, counts), *shares]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.overflow.lines import Line
+from bench.table import Share
 from proxy.dialects.apis import DIALECTS
 from proxy.overflow import Overflow, recognise
 from proxy.overflow.patterns import CODES, ROWS
@@ -21,30 +22,29 @@ FIGURES = ("kind", "limit", "scope", "counted", "output", "remedy")
 class Score:
     """The score of a recognizer.
 
-    It recognized ``found`` of ``overflows`` lines, and of ``others`` wrongly those in ``alarms``. For each figure,
-    ``right`` has the number of correct lines and the number of recognized lines with this figure.
+    It ``found`` overflows, and of ``others`` wrongly those in ``alarms``. For each figure, ``right`` has the correct
+    ones of the recognized lines with this figure.
     """
 
     name: str
     reads_figures: bool = True
-    overflows: int = 0
     others: int = 0
     found: int = 0
     missed: list[str] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
     trapped: list[str] = field(default_factory=list)
     wrong: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in FIGURES})
-    right: dict[str, tuple[int, int]] = field(default_factory=lambda: dict.fromkeys(FIGURES, (0, 0)))
+    right: dict[str, Share] = field(default_factory=lambda: {name: Share() for name in FIGURES})
+
+    @property
+    def overflows(self) -> int:
+        """The number of overflows."""
+        return self.found + len(self.missed)
 
     @property
     def recall(self) -> float:
         """The share of overflows that were recognized."""
         return self.found / self.overflows if self.overflows else 0.0
-
-    def share(self, figure: str) -> float | None:
-        """Return the share of lines with the correct figure, or ``None`` if no line has it."""
-        right, total = self.right[figure]
-        return right / total if total else None
 
 
 def ours(line: Line) -> Overflow | None:
@@ -97,30 +97,23 @@ def score(name: str, lines: Sequence[Line], recognizer: Recognizer, *, reads_fig
     made = Score(name, reads_figures)
     for line in lines:
         read = recognizer(line)
-        if not line.overflow:
-            made.others += 1
-            if read is not None:
-                made.alarms.append(line.id)
-        else:
-            made.overflows += 1
-            if read is None:
+        made.others += not line.overflow
+        if read is None:
+            if line.overflow:
                 made.missed.append(line.id)
-            else:
-                made.found += 1
-        if read is not None and read.limit in line.traps:
+            continue
+        if read.limit in line.traps:
             made.trapped.append(line.id)
-        if line.overflow and read is not None:
-            _compare(made, line, read)
+        if not line.overflow:
+            made.alarms.append(line.id)
+            continue
+        made.found += 1
+        for figure, expected in _expected(line, read):
+            correct = getattr(read, figure) == expected
+            made.right[figure].add(correct, 1)
+            if not correct:
+                made.wrong[figure].append(line.id)
     return made
-
-
-def _compare(made: Score, line: Line, read: Overflow) -> None:
-    for figure, expected in _expected(line, read):
-        right, total = made.right[figure]
-        correct = getattr(read, figure) == expected
-        made.right[figure] = (right + correct, total + 1)
-        if not correct:
-            made.wrong[figure].append(line.id)
 
 
 def _expected(line: Line, read: Overflow) -> Iterable[tuple[str, object]]:

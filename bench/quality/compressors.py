@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median_high
 
 import click
 
@@ -20,10 +21,10 @@ from bench import DATA, ROOT
 from bench.quality.child import Ask, child
 from bench.quality.conversations import Conversation, tool_loop
 from bench.quality.engine import Engine, running
-from bench.quality.need.case import KINDS, Case, Score, median_size, scored, summed, tokens
+from bench.quality.need.case import Case, Score, cells, scored, tokens
 from bench.quality.need.sources import SOURCES
 from bench.quality.text import OURS
-from bench.table import percent, table
+from bench.table import table
 from proxy.endpoints.compress import in_rows
 from proxy.pipeline.job import CompactionInput
 
@@ -74,13 +75,14 @@ async def measure(chosen: Mapping[str, Sequence[Case]], compress: Ask) -> list[l
         # Load the encoding, and compile what the first use compiles.
         await _measured(engines, compress, Case("first", tool_loop(1, 40_000).messages, [], []), 16_384)
         for source, cases in chosen.items():
-            before = f"{sorted(tokens(case.messages) for case in cases)[len(cases) // 2]:,}"
+            before = f"{median_high(tokens(case.messages) for case in cases):,}"
             for window in SOURCES[source].windows:
                 used = [int(window * case.scale) for case in cases]
                 found = [await _measured(engines, compress, *one) for one in zip(cases, used, strict=True)]
                 for method in found[0]:
-                    cells = _cells([one[method] for one in found], used)
-                    rows.append([source, str(len(cases)), f"{max(used):,}", method, before, *cells])
+                    scores, seconds = zip(*(one[method] for one in found), strict=True)
+                    cpu = f"{median_high(seconds) * 1000:.0f} ms"
+                    rows.append([source, str(len(cases)), f"{max(used):,}", method, before, *cells(scores, used), cpu])
     return rows
 
 
@@ -93,14 +95,6 @@ async def _measured(engines: Mapping[str, Engine], compress: Ask, case: Case, wi
         found[method] = scored(case, prompt), seconds
     made = compress({"messages": case.messages, "window": window})
     return {**found, HEADROOM: (scored(case, made["messages"]), made["cpu"])}
-
-
-def _cells(measured: Sequence[Measured], windows: Sequence[int]) -> list[str]:
-    scores = [score for score, _ in measured]
-    too_long = sum(score.tokens > size for score, size in zip(scores, windows, strict=True))
-    shares = [percent(share, 0) for kind in KINDS for share in summed(scores, kind)]
-    seconds = sorted(seconds for _, seconds in measured)[len(measured) // 2]
-    return [f"{median_size(scores):,}", str(too_long), *shares, f"{seconds * 1000:.0f} ms"]
 
 
 if __name__ == "__main__":

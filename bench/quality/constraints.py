@@ -13,8 +13,8 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property
-from itertools import cycle, islice
+from functools import cache, cached_property
+from itertools import accumulate, cycle, islice, takewhile
 from pathlib import Path
 
 import click
@@ -53,25 +53,11 @@ class Session:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
-        self._fillers: dict[tuple[str, int], list[str]] = {}
 
     @cached_property
     def sizes(self) -> list[int]:
         """Return the tokens of each message's text."""
         return [tokens([message]) for message in self.messages]
-
-    def filler(self, role: str, most: int) -> list[str]:
-        """Return the first lines of messages with a role, about ``most`` tokens."""
-        if (role, most) not in self._fillers:
-            left, lines = most, []
-            for line in (line for one in self.messages if one["role"] == role for line in text_of(one).split("\n")):
-                if line.strip():
-                    left -= size(line) + 1
-                    if left < 0:
-                        break
-                    lines.append(line)
-            self._fillers[role, most] = lines
-        return self._fillers[role, most]
 
     def place(self, depth: float) -> int:
         """Return the index of the message after a share of the tokens, never that of a result."""
@@ -81,6 +67,14 @@ class Session:
             left -= self.sizes[place]
             place += 1
         return place
+
+
+@cache
+def filler(session: Session, role: str, most: int) -> list[str]:
+    """Return the first lines of messages with a role, about ``most`` tokens."""
+    said = (text_of(message) for message in session.messages if message["role"] == role)
+    lines = [line for text in said for line in text.split("\n") if line.strip()]
+    return lines[: sum(1 for _ in takewhile(most.__ge__, accumulate(size(line) + 1 for line in lines)))]
 
 
 def stated(form: str, demand: str, lines: Sequence[str]) -> list[Message]:
@@ -118,7 +112,7 @@ async def measure(
     sizes = cycle(FORMS[form])
     for place_of, depth, text in cases(texts, len(sessions), number):
         session = sessions[place_of]
-        around = session.filler("tool" if form == "longer message" else "assistant", next(sizes))
+        around = filler(session, "tool" if form == "longer message" else "assistant", next(sizes))
         place, inserted = session.place(depth), stated(form, text, around)
         messages = [*session.messages[:place], *inserted, *session.messages[place:]]
         conversation = Conversation(f"{place_of} {depth} {text}", messages)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter as Multiset
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
-from typing import Any
 
 from bench.quality.conversations import Conversation, Message, Outcome
+from bench.table import Share
 from proxy.compaction import keeps
+from proxy.compaction.named_files import parsed
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.units import arguments_of, calls_of, text_of
 from tests.kit.upstream import faults
@@ -27,22 +28,6 @@ SAMPLES = 12
 # The reference to the archive in the summary message and in the notes of shortened messages.
 _ARCHIVED_AS = re.compile(r"\bin the archive as ([0-9a-f]{20})\b")
 _LISTING = re.compile(r"^( *)- (?:in (\S*/):|(\S*)/(?: \((?:read|written)\))?: (.+))$", re.MULTILINE)
-
-
-@dataclass
-class Share:
-    """A part of a whole, both added up."""
-
-    part: float = 0
-    whole: float = 0
-
-    def add(self, part: float, whole: float) -> None:
-        self.part += part
-        self.whole += whole
-
-    @property
-    def value(self) -> float | None:
-        return self.part / self.whole if self.whole else None
 
 
 @dataclass
@@ -100,20 +85,19 @@ class Judge:
         figures.summaries.add(len(outcome.reads), 1)
         figures.read.add(sum(outcome.reads), 1)
         self._stays(figures.stays, sent, outcome.prompts)
-        reach = _Reach(outcome, conversation.facts)
+        through_archive = _through_archive(outcome, conversation.facts)
         for number in _spread(large):
             before = messages[: ends[number]]
-            reached = reach.through_archive(outcome.prompts[number])
+            reached = through_archive(outcome.prompts[number])
             if any(message.value.get("role") not in ("system", "developer") for message in prompts[number]):
                 found = faults({"messages": [message.value for message in prompts[number]]})
                 figures.invalid.add(bool(found), 1)
             _judge(figures, before, prompts[number], conversation.facts, self._in_budget(before, users), reached)
 
     def _size(self, read: _Read) -> int:
-        size = self._sizes.get(read.raw)
-        if size is None:
-            size = self._sizes[read.raw] = self._counter.message(read.value)
-        return size
+        if read.raw not in self._sizes:
+            self._sizes[read.raw] = self._counter.message(read.value)
+        return self._sizes[read.raw]
 
     def _in_budget(self, messages: Sequence[_Read], tokens: int) -> set[int]:
         """Return the first user message and the newest ones that fit ``tokens`` together."""
@@ -129,9 +113,7 @@ class Judge:
     def _stays(self, share: Share, sent: Sequence[_Read], prompts: Sequence[Sequence[int]]) -> None:
         for previous, current in pairwise(prompts):
             sizes = [self._size(sent[i]) for i in previous]
-            same = next((n for n, (a, b) in enumerate(zip(previous, current, strict=False)) if a != b), None)
-            if same is None:
-                same = min(len(previous), len(current))
+            same = _common(previous, current)
             part: float = sum(sizes[:same])
             if same < len(previous) and same < len(current):
                 one, other = sent[previous[same]].raw, sent[current[same]].raw
@@ -155,7 +137,7 @@ class _Read:
     def key(self) -> str:
         """A key that is equal for messages with the same content in different JSON."""
         calls = [(call.id, call.name) for call in calls_of(self.value)]
-        arguments = [_parsed(text) for _, text in arguments_of(self.value)]
+        arguments = [parsed(text) for _, text in arguments_of(self.value)]
         return repr((self.role, text_of(self.value), calls, arguments, self.value.get("tool_call_id")))
 
 
@@ -164,39 +146,22 @@ def named_ids(message: Message) -> set[str]:
     return set(_ARCHIVED_AS.findall(_Read(message).text))
 
 
-class _Reach:
-    """Find a conversation's facts in the archive. Caches ids by message and facts by id."""
+def _through_archive(outcome: Outcome, facts: Iterable[str]) -> Callable[[Sequence[int]], set[str] | None]:
+    """Return a function for the facts in the archive under an id in a prompt; ``None`` without an archive."""
+    archived = outcome.archived
+    if archived is None:
+        return lambda prompt: None
 
-    def __init__(self, outcome: Outcome, facts: Iterable[str]) -> None:
-        self._outcome = outcome
-        self._facts = list(facts)
-        self._ids: dict[int, set[str]] = {}
-        self._found: dict[str, set[str]] = {}
+    @cache
+    def ids(place: int) -> set[str]:
+        return named_ids(outcome.messages[place])
 
-    def through_archive(self, prompt: Sequence[int]) -> set[str] | None:
-        """Return the facts in the archive under an id in the prompt, or ``None`` without an archive."""
-        if self._outcome.archived is None:
-            return None
-        ids = set().union(*(self._ids_of(place) for place in prompt))
-        return set().union(*(self._facts_in(self._outcome.archived, id_) for id_ in ids))
+    @cache
+    def found(id_: str) -> set[str]:
+        text = "\n".join(_Read(message).text for message in archived.get(id_, ()))
+        return {fact for fact in facts if fact in text}
 
-    def _ids_of(self, place: int) -> set[str]:
-        if place not in self._ids:
-            self._ids[place] = named_ids(self._outcome.messages[place])
-        return self._ids[place]
-
-    def _facts_in(self, archived: dict[str, list[Message]], id_: str) -> set[str]:
-        if id_ not in self._found:
-            text = "\n".join(_Read(message).text for message in archived.get(id_, ()))
-            self._found[id_] = {fact for fact in self._facts if fact in text}
-        return self._found[id_]
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return lambda prompt: set().union(*map(found, set().union(*map(ids, prompt))))
 
 
 def _judge(
@@ -238,7 +203,7 @@ def _missing(before: Sequence[_Read], prompt: Sequence[_Read]) -> set[int]:
 def _paths(message: Message) -> Iterable[str]:
     """Yield the files named by a message's calls."""
     for _, text in arguments_of(message):
-        arguments = _parsed(text)
+        arguments = parsed(text)
         if isinstance(arguments, dict) and isinstance(arguments.get("path"), str):
             yield arguments["path"]
 
@@ -256,7 +221,7 @@ def readable_paths(paths: Iterable[str], text: str) -> set[str]:
     return {path for path in paths if path in text or any(f"/{one}".endswith(f"/{path}") for one in listed)}
 
 
-def _common(one: str, other: str) -> int:
+def _common(one: Sequence[object], other: Sequence[object]) -> int:
     """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ async def measure(case: Case, engine: Engine, other: LangChain | None) -> dict[s
     """Return the figures of a case by engine and summarizer."""
     judge = Judge(ChatCounter(Profile("bench", tokenizer=TOKENIZER)))
     found: dict[str, dict[str, Figures]] = {}
-    for name, summarizer in engines(case):
+    for summarizer, name in product(case.summarizers, (OURS, MIDDLEWARE, TUNED)):
         figures = Figures()
         for conversation in case.conversations:
             if name == OURS:
@@ -90,11 +91,3 @@ async def measure(case: Case, engine: Engine, other: LangChain | None) -> dict[s
             judge.add(figures, conversation, outcome, case.window, shares(case.window).users)
         found.setdefault(name, {})[summarizer] = figures
     return found
-
-
-def engines(case: Case) -> Iterator[tuple[str, str]]:
-    """Yield every engine with every summarizer."""
-    for summarizer in case.summarizers:
-        yield OURS, summarizer
-        yield MIDDLEWARE, summarizer
-        yield TUNED, summarizer

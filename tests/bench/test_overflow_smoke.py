@@ -89,8 +89,8 @@ def test_a_wrong_reading_counts_against_whoever_made_it(tmp_path: Path) -> None:
     assert (made.found, made.missed, made.alarms, made.trapped) == (2, ["ours"], ["rate"], ["rate"])
     assert made.wrong["limit"] == ["both", "cut"]
     assert made.wrong["counted"] == ["both"]
-    assert made.share("limit") == 0
-    assert made.share("output") is None
+    assert made.right["limit"].value == 0
+    assert made.right["output"].value is None
 
 
 def test_sources_are_told_apart() -> None:

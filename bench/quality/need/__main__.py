@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -17,7 +16,7 @@ from bench import DATA
 from bench.quality.conversations import Conversation
 from bench.quality.engine import Engine, running
 from bench.quality.langchain import MIDDLEWARE, TUNED, LangChain, langchain
-from bench.quality.need.case import KINDS, Case, Score, details, median_size, scored, summed
+from bench.quality.need.case import Case, Score, cells, details, scored
 from bench.quality.need.sources import SOURCES
 from bench.quality.text import LANGCHAIN, NEWEST, OURS, newest
 from bench.table import percent, table
@@ -28,50 +27,26 @@ COLUMNS = ("source", "cases", "window", "method", "tokens", "too long", "files",
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
-@dataclass(frozen=True)
-class Row:
-    """The scores of a method on a source's cases. ``windows`` has the scaled window of each case."""
-
-    source: str
-    windows: Sequence[int]
-    method: str
-    scores: Sequence[Score]
-
-    @property
-    def cells(self) -> list[str]:
-        """The cells of the table."""
-        most = max(self.windows)
-        window = f"{most:,}" if min(self.windows) == most else f"up to {most:,}"
-        # Prompts whose text alone exceeds the window.
-        too_long = sum(score.tokens > size for score, size in zip(self.scores, self.windows, strict=True))
-        shares = [percent(share, 0) for kind in KINDS for share in summed(self.scores, kind)]
-        sizes = [f"{median_size(self.scores):,}", str(too_long)]
-        ends = [percent(details(self.scores)[0], 0), percent(details(self.scores)[1], 1)]
-        return [self.source, str(len(self.scores)), window, self.method, *sizes, *shares, *ends]
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--source", type=click.Choice(list(SOURCES)), help="Measure one source only.")
 @click.option("--window", "windows", type=int, multiple=True, help="A window in tokens, instead of the source's own.")
 @click.option("--data", "folder", type=_FOLDER, default=DATA, show_default=False,
               help="The folder with prepared cases.")  # fmt: skip
 @click.option("--repository", "places", type=click.Path(exists=True, file_okay=False, path_type=Path), multiple=True,
               help="A folder with sessions of Codex or with tau-bench's conversations.")  # fmt: skip
-def main(source: str | None, windows: tuple[int, ...], folder: Path, places: tuple[Path, ...]) -> None:
+def main(windows: tuple[int, ...], folder: Path, places: tuple[Path, ...]) -> None:
     """Measure the share of the names in an agent's next calls that its prompt still has.
 
     Without recorded cases there is nothing to measure.
     """
-    read = {name: one.read(folder, places) for name, one in SOURCES.items() if source in (None, name)}
+    read = {name: one.read(folder, places) for name, one in SOURCES.items()}
     chosen = {name: cases for name, cases in read.items() if cases}
     if not chosen:
         click.echo("No recorded cases, so there is nothing to measure. Fix: --data FOLDER or --repository PATH.")
         return
-    rows = asyncio.run(measure(chosen, windows))
-    click.echo(table(COLUMNS, [row.cells for row in rows], left={"method"}))
+    click.echo(table(COLUMNS, asyncio.run(measure(chosen, windows)), left={"method"}))
 
 
-async def measure(chosen: Mapping[str, Sequence[Case]], windows: Sequence[int]) -> list[Row]:
+async def measure(chosen: Mapping[str, Sequence[Case]], windows: Sequence[int]) -> list[list[str]]:
     """Return the rows of each source in each window."""
     rows = []
     with langchain() as other:
@@ -80,7 +55,12 @@ async def measure(chosen: Mapping[str, Sequence[Case]], windows: Sequence[int]) 
                 for window in windows or SOURCES[source].windows:
                     used = [int(window * case.scale) for case in cases]
                     found = [await _scores(engine, other, *one) for one in zip(cases, used, strict=True)]
-                    rows += [Row(source, used, method, [one[method] for one in found]) for method in found[0]]
+                    named = f"{'up to ' if min(used) < max(used) else ''}{max(used):,}"
+                    for method in found[0]:
+                        scores = [one[method] for one in found]
+                        owned, words = details(scores)
+                        ends = percent(owned, 0), percent(words)
+                        rows.append([source, str(len(cases)), named, method, *cells(scores, used), *ends])
     return rows
 
 

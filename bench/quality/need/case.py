@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.quality.conversations import Message
-from bench.quality.judge import Share
 from bench.quality.need.files import ordinary, owners, with_files
 from bench.quality.text import divided, newest, size, text
+from bench.table import Share, percent
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ def details(scores: Sequence[Score]) -> tuple[float | None, float | None]:
     return owned.value, words.value
 
 
-def median_size(scores: Sequence[Score]) -> int:
-    """Return the median tokens of the prompts."""
-    return round(median(score.tokens for score in scores))
+def cells(scores: Sequence[Score], windows: Sequence[int]) -> list[str]:
+    """Return the cells with the median tokens, the prompts whose text alone exceeds their windows, and the shares."""
+    too_long = sum(score.tokens > window for score, window in zip(scores, windows, strict=True))
+    shares = [percent(share, 0) for kind in KINDS for share in summed(scores, kind)]
+    return [f"{round(median(score.tokens for score in scores)):,}", str(too_long), *shares]

@@ -431,11 +431,11 @@ def test_catalogue() -> None:
     assert whole.recall == 1
     assert (whole.alarms, whole.trapped) == ([], [])
     for figure in ("limit", "scope", "counted", "output", "remedy"):
-        assert (whole.share(figure) or 0) >= 0.99, (figure, whole.wrong[figure])
+        assert (whole.right[figure].value or 0) >= 0.99, (figure, whole.wrong[figure])
     unknown = score("left out", answers, leaving_out)
     assert unknown.recall >= 0.97, unknown.missed
     assert (unknown.alarms, unknown.trapped) == ([], [])
-    assert (unknown.share("limit") or 0) >= 0.98, unknown.wrong["limit"]
+    assert (unknown.right["limit"].value or 0) >= 0.98, unknown.wrong["limit"]
     for api in APIS:
         of_api = score(api, in_forms_of(api, answers), ours)
         assert of_api.recall >= 0.98, of_api.missed
