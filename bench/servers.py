@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench import ROOT
 from bench.bodies import WINDOWS
@@ -57,6 +59,14 @@ class Server:
     def memory(self) -> int:
         """The resident memory in bytes."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
+
+    def metric(self, name: str, label: str = "") -> int:
+        """Return the sum of a metric's samples, or of those with a label of this value."""
+        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+        return int(
+            sum(one.value for one in samples if one.name == name and (not label or label in one.labels.values()))
+        )
 
 
 @contextlib.contextmanager
@@ -108,9 +118,13 @@ def proxy(settings: Mapping[str, Any], folder: Path, **options: Any) -> Abstract
     those of ``running``.
     """
     file = folder / "config.yaml"
-    store = {"store": {"url": f"sqlite:///{folder}/store.db"}}
-    file.write_text(yaml.safe_dump({**store, **settings}, sort_keys=False), encoding="utf-8")
+    file.write_text(configuration(settings, folder), encoding="utf-8")
     return running(["proxy", "serve", "--config", str(file), "--port"], folder / "proxy.log", **options)
+
+
+def configuration(settings: Mapping[str, Any], folder: Path) -> str:
+    """Return settings as YAML. Unless they name a store, it's in the folder."""
+    return yaml.safe_dump({"store": {"url": f"sqlite:///{folder}/store.db"}, **settings}, sort_keys=False)
 
 
 @dataclass(frozen=True, slots=True)

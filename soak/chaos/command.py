@@ -13,14 +13,14 @@ import signal
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import click
-import yaml
 
 from bench import servers
 from bench.table import table
@@ -75,7 +75,7 @@ class Found:
     steady: list[Sample]
     before: Sample
     after: Sample
-    edits: dict[str, int]
+    edits: Mapping[str, int]
     log: str
 
     @property
@@ -86,7 +86,7 @@ class Found:
     @property
     def reported(self) -> int:
         """The number of invalid configurations that the log reports."""
-        events = [event for event in map(_event, self.log.splitlines()) if event]
+        events = [json.loads(line) for line in self.log.splitlines() if line.startswith("{")]
         return sum(event.get("event") == "configuration.wrong" for event in events)
 
 
@@ -137,49 +137,38 @@ async def _at_rest(watcher: Watcher, before: Sample) -> Sample:
 
 async def _under_load(load: Load, watcher: Watcher, seconds: float, rate: float, disturbances: _Disturbances) -> None:
     loop = asyncio.get_running_loop()
-    others = [
-        asyncio.create_task(watcher.run(5)),
-        asyncio.create_task(disturbances.edit()),
-        asyncio.create_task(disturbances.lock()),
-    ]
-    begun = loop.time()
-    requests: set[asyncio.Task[None]] = set()
-    number = 0
-    while loop.time() - begun < seconds:
-        task = asyncio.create_task(load.one())
-        requests.add(task)
-        task.add_done_callback(requests.discard)
-        number += 1
-        await asyncio.sleep(max(0.0, begun + number / rate - loop.time()))
-    if requests:
-        await asyncio.wait(requests)
-    for task in others:
-        task.cancel()
-    for outcome in await asyncio.gather(*others, return_exceptions=True):
-        if isinstance(outcome, Exception):
-            raise outcome
+    begun, number = loop.time(), 0
+    async with asyncio.TaskGroup() as group:
+        others = [group.create_task(one) for one in (watcher.run(5), disturbances.edit(), disturbances.lock())]
+        async with asyncio.TaskGroup() as requests:
+            while loop.time() - begun < seconds:
+                requests.create_task(load.one())
+                number += 1
+                await asyncio.sleep(max(0.0, begun + number / rate - loop.time()))
+        for task in others:
+            task.cancel()
     await disturbances.settle()
 
 
+@dataclass
 class _Disturbances:
-    """Lock the store and edit the configuration."""
+    """Lock the store and edit the configuration, with ``every`` seconds between two edits."""
 
-    def __init__(self, folder: Path, upstream: str, server: servers.Server, every: float) -> None:
-        self.edits = {"right": 0, "wrong": 0}
-        self._folder = folder
-        self._upstream = upstream
-        self._server = server
-        self._every = every
+    folder: Path
+    upstream: str
+    server: servers.Server
+    every: float
+    edits: Counter[str] = field(default_factory=Counter)
 
     async def edit(self) -> None:
         """Edit the configuration, every third time into an invalid one. Send SIGHUP after every fifth edit."""
         for number in range(1_000_000):
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(self.every)
             wrong = WRONG_EDITS[number // 3 % len(WRONG_EDITS)] if number % 3 == 2 else None
             self._write(TRIGGERS[number % len(TRIGGERS)], wrong)
             self.edits["wrong" if wrong else "right"] += 1
             if number % 5 == 4:
-                self._server.process.send_signal(signal.SIGHUP)
+                self.server.process.send_signal(signal.SIGHUP)
 
     async def settle(self) -> None:
         """Write a valid configuration."""
@@ -190,18 +179,17 @@ class _Disturbances:
         """Lock the store, as another program could."""
         while True:
             await asyncio.sleep(LOCKED_EVERY)
-            store = sqlite3.connect(self._folder / "store.db", timeout=5, isolation_level=None)
+            store = sqlite3.connect(self.folder / "store.db", timeout=5, isolation_level=None)
             with contextlib.closing(store):
                 with contextlib.suppress(sqlite3.OperationalError):  # The proxy is writing, so skip this time.
                     store.execute("BEGIN EXCLUSIVE")
                 await asyncio.sleep(LOCKED_FOR)
 
     def _write(self, trigger: float, wrong: str | None = None) -> None:
-        store = {"store": {"url": f"sqlite:///{self._folder}/store.db"}}
-        text = yaml.safe_dump({**store, **_settings(self._upstream, trigger)}, sort_keys=False)
-        new = self._folder / "config.new"
+        text = servers.configuration(_settings(self.upstream, trigger), self.folder)
+        new = self.folder / "config.new"
         new.write_text(text if wrong is None else f"{text}  broken:\n    {wrong}\n")
-        new.replace(self._folder / "config.yaml")
+        new.replace(self.folder / "config.yaml")
 
 
 def _settings(upstream: str, trigger: float = TRIGGERS[0]) -> dict[str, Any]:
@@ -227,10 +215,7 @@ def report(found: Found, minutes: float) -> int:
         ("crashes in the log", str(len(found.crashes)), "0", not found.crashes),
         ("edits, valid and invalid", f"{edits['right']}, {edits['wrong']}", "", True),
         ("invalid edits in the log", str(found.reported), f"{edits['wrong']}", found.reported >= edits["wrong"]),
-        *(
-            _no_more(name, getattr(before, name), getattr(after, name))
-            for name in ("in_flight", "sockets", "descriptors")
-        ),
+        *(_no_more(name, found) for name in ("in_flight", "sockets", "descriptors")),
         ("memory, MB", f"{before.memory / 1e6:.0f}, {after.memory / 1e6:.0f}", "", True),
         ("growth of memory, kB a minute", growth, "not above 0", flat),
     ]
@@ -241,7 +226,8 @@ def report(found: Found, minutes: float) -> int:
     return 0 if all(met for *_, met in rows) else 1
 
 
-def _no_more(name: str, before: int, after: int) -> tuple[str, str, str, bool]:
+def _no_more(name: str, found: Found) -> tuple[str, str, str, bool]:
+    before, after = getattr(found.before, name), getattr(found.after, name)
     return f"{name}, before and after", f"{before}, {after}", "no more", after <= before
 
 
@@ -254,14 +240,6 @@ def _growth(steady: Sequence[Sample]) -> tuple[str, bool]:
     least = min(sample.memory for sample in steady)
     figures = f"{growth * 60 / 1e3:.1f} ± {margin * 60 / 1e3:.1f} in {minutes:.0f} min"
     return f"{figures}, between {least / 1e6:.1f} and {most / 1e6:.1f} MB", growth - margin <= 0
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _listed(counts: Any) -> str:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-import aiohttp
 import psutil
 
 from bench.servers import Server
-
-_IN_FLIGHT = re.compile(r"^compaction_requests_in_flight(?:\{.*\})? ([\d.e+]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +36,19 @@ class Watcher:
     def __init__(self, server: Server) -> None:
         self.samples: list[Sample] = []
         self._process = psutil.Process(server.process.pid)
-        self._url = server.url
+        self._server = server
         self._begun = time.monotonic()
 
     async def sample(self) -> Sample:
         """Take a sample."""
-        async with aiohttp.ClientSession(trust_env=False) as http, http.get(f"{self._url}/metrics") as answer:
-            in_flight = sum(float(found[1]) for found in _IN_FLIGHT.finditer(await answer.text()))
+        in_flight = await asyncio.to_thread(self._server.metric, "compaction_requests_in_flight")
         with self._process.oneshot():
             sample = Sample(
                 time.monotonic() - self._begun,
                 self._process.memory_info().rss,
                 self._process.num_fds(),
                 len(self._process.net_connections()),
-                int(in_flight),
+                in_flight,
             )
         self.samples.append(sample)
         return sample

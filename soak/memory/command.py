@@ -13,7 +13,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import aiohttp
@@ -56,12 +58,10 @@ class Sample:
 @click.command()
 @click.option("--minutes", default=60.0, show_default=True, help="Minutes of load.")
 @click.option("--rate", default=120.0, show_default=True, help="Requests a second; 0 for as many as possible.")
-@click.option("--requests", default=0, help="Stop after this number of requests.")
-@click.option("--cache-memory", default="256MB", show_default=True, help="The proxy's server.cache_memory.")
-def main(minutes: float, rate: float, requests: int, cache_memory: str) -> None:
+def main(minutes: float, rate: float) -> None:
     """Run the check and print the samples. The exit status is 1 if memory or CPU time grew."""
     with tempfile.TemporaryDirectory() as folder:
-        load = asyncio.run(loaded(Path(folder), minutes * 60, rate, requests, cache_memory))
+        load = asyncio.run(loaded(Path(folder), minutes * 60, rate))
     sys.exit(report(load))
 
 
@@ -104,9 +104,9 @@ class Load:
         click.echo(f"{sample.requests:,} requests: {sample.memory / 1e6:.0f} MB, {sample.cpu * 1e3:.1f} ms of CPU each")
 
 
-async def loaded(folder: Path, seconds: float, rate: float, most: int, memory: str = "256MB") -> Load:
+async def loaded(folder: Path, seconds: float, rate: float, most: float = inf) -> Load:
     """Run the load for ``seconds``, or until ``most`` requests were sent."""
-    with Upstream() as upstream, servers.proxy(_settings(upstream.url, memory), folder) as server:
+    with Upstream() as upstream, servers.proxy(_settings(upstream.url), folder) as server:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(trust_env=False, connector=connector) as http:
             load = Load(http, server)
@@ -116,7 +116,7 @@ async def loaded(folder: Path, seconds: float, rate: float, most: int, memory: s
     return load
 
 
-async def _under_load(load: Load, seconds: float, rate: float, most: int) -> None:
+async def _under_load(load: Load, seconds: float, rate: float, most: float) -> None:
     loop = asyncio.get_running_loop()
     begun, number, slots = loop.time(), 0, asyncio.Semaphore(AT_ONCE)
 
@@ -127,7 +127,7 @@ async def _under_load(load: Load, seconds: float, rate: float, most: int) -> Non
             slots.release()
 
     async with asyncio.TaskGroup() as tasks:
-        while loop.time() - begun < seconds and not 0 < most <= 2 * number:
+        while loop.time() - begun < seconds and 2 * number < most:
             await slots.acquire()
             tasks.create_task(one(number))
             number += 1
@@ -163,12 +163,11 @@ class Upstream(RawUpstream):
         return Answer(text=SUMMARY.format(digest), id=digest[:20]).steps(api, stream=False)
 
 
-def _settings(upstream: str, memory: str) -> dict[str, Any]:
+def _settings(upstream: str) -> dict[str, Any]:
     digests = [hashlib.sha256(key_of(team).encode()).hexdigest() for team in range(TEAMS)]
     profile = {"context_window": WINDOW, "tokenizer": "o200k_base"}
     return {
         "auth": {"mode": "keys"},
-        "server": {"cache_memory": memory},
         "upstreams": {"main": {"base_url": f"{upstream}/v1", "api_key": "sk-up", "speaks": [*APIS]}},
         "models": [{"match": "*", "upstream": "main", "profile": profile}],
         "teams": {f"team-{team}": {"keys": [f"sha256:{digest}"]} for team, digest in enumerate(digests)},
@@ -192,15 +191,11 @@ def grown(samples: Sequence[Sample]) -> list[str]:
     if len(level) >= 6:
         third = len(level) // 3
         first, last = level[:third], level[-third:]
-        if _mean(last, "memory") > GROWTH * _mean(first, "memory"):
+        if fmean(one.memory for one in last) > GROWTH * fmean(one.memory for one in first):
             problems.append("memory grew after it should be level")
-        if _mean(last, "cpu") > DEARER * _mean(first, "cpu"):
+        if fmean(one.cpu for one in last) > DEARER * fmean(one.cpu for one in first):
             problems.append("the CPU time of a request grew")
     return problems
-
-
-def _mean(samples: Sequence[Sample], name: str) -> float:
-    return sum(float(getattr(sample, name)) for sample in samples) / len(samples)
 
 
 if __name__ == "__main__":
