@@ -39,8 +39,15 @@ MINUTES = 15
 ONCE_SECONDS = 60
 KEYS = ("sk-soak", "sk-ant-soak")
 """The keys that the clients send."""
-PRINTED = ("output.jsonl", "client.log")
-"""The files with the output of a client."""
+RESULTS = {
+    "tool": "tool_call_id",
+    "tool_result": "tool_use_id",
+    "function_call_output": "call_id",
+    "custom_tool_call_output": "call_id",
+}
+"""The field with the call's id in each kind of result."""
+PRINTED = (".jsonl", ".log")
+"""The suffixes of the files with the output of a client."""
 CLAUDE_RATIO = 1.6
 """Tokens per token of ``o200k_base``, as the proxy assumes for Claude Code's default model."""
 
@@ -82,7 +89,6 @@ class Row:
 @click.option(
     "--client", "names", type=click.Choice(list(CLIENTS)), multiple=True, help="May be repeated. Default: all of them."
 )
-@click.option("--window", type=int, help="Tokens of the upstream's context. Default: 30,000, or 60,000 for agents.")
 @click.option("--bridge", is_flag=True, help="The upstream has only chat completions, with a strict chat template.")
 @click.option("--turns", default=TURNS, show_default=True, help="Turns of a session, or tool results of an agent.")
 @click.option("--recall", is_flag=True, help="Let the models read archived messages by the proxy's tool.")
@@ -90,15 +96,7 @@ class Row:
     "--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep installations and logs in this folder."
 )
 @click.option("--write", type=click.Path(dir_okay=False, path_type=Path), help="Put the rows into this page.")
-def main(
-    names: Sequence[str],
-    window: int | None,
-    bridge: bool,
-    turns: int,
-    recall: bool,
-    keep: Path | None,
-    write: Path | None,
-) -> None:
+def main(names: Sequence[str], bridge: bool, turns: int, recall: bool, keep: Path | None, write: Path | None) -> None:
     """Install real clients, and drive each with default settings through the proxy to a strict stand-in.
 
     The exit status is 1 if a client showed an error, didn't reach its last turn, or wasn't compacted. It's also 1 if
@@ -112,7 +110,7 @@ def main(
             print(f"{name} ...", file=sys.stderr)
             place = folder / name.replace(" ", "-").lower()
             place.mkdir(parents=True, exist_ok=True)
-            row = check(name, CLIENTS[name], window, turns, place, bridge=bridge, recall=recall)
+            row = check(name, CLIENTS[name], turns, place, bridge=bridge, recall=recall)
             rows.append(row)
             if write is not None:
                 page.written(write, [_page_row(row, CLIENTS[name], turns, bridge=bridge)])
@@ -120,17 +118,8 @@ def main(
     sys.exit(1 if any(row.met(turns) is False for row in rows) else 0)
 
 
-def check(
-    name: str,
-    client: Client,
-    window: int | None,
-    turns: int,
-    folder: Path,
-    *,
-    bridge: bool = False,
-    recall: bool = False,
-) -> Row:
-    """Install and drive a client. Return the results. Without a ``window``, the client has its default."""
+def check(name: str, client: Client, turns: int, folder: Path, *, bridge: bool = False, recall: bool = False) -> Row:
+    """Install and drive a client. Return the results."""
     row = Row(name)
     bridge = bridge or client.bridge
     try:
@@ -142,7 +131,7 @@ def check(
         step if client.tool is None else Loop(client.tool, -(-turns // client.asks)).step,
         lambda: recall and f'"name": "{NAME}", "description"' in json.dumps(upstream.requests[-1].body),
     )
-    window = window or int(WINDOW * client.windows)
+    window = int(WINDOW * client.windows)
     upstream = _stand_in(client.api, window, reading.step, bridge=bridge)
     work = folder / "work"
     work.mkdir(exist_ok=True)
@@ -151,16 +140,15 @@ def check(
     with ExitStack() as stack:
         address = stack.enter_context(serve(upstream.app))
         configuration = settings(address, window, client.api, recall, bridge=bridge)
-        url = stack.enter_context(servers.proxy(configuration, folder)).url
-        environment = _environment(client.variables(url), work, turns)
-        lines = _output(client.command(folder / "installed", work, url), work, environment, folder, row)
-        row.compacted = _count(url, "compaction_requests_total", '"compacted"')
+        proxy = stack.enter_context(servers.proxy(configuration, folder))
+        lines, row.errors = _run(client, proxy.url, work, turns)
+        row.compacted = proxy.metric("compaction_requests_total", "compacted")
     _fill(row, client, lines, upstream)
     row.errors += [*_lost(client, upstream), *_failed(upstream)]
     row.after_402 = _after_402(client, folder)
     if recall:
         row.reads = reading.reads if client.recalls else None
-        if any(NAME in (folder / log).read_text(encoding="utf-8", errors="replace") for log in PRINTED):
+        if any(NAME in work.with_suffix(end).read_text(encoding="utf-8", errors="replace") for end in PRINTED):
             row.errors.append("the client saw the proxy's tool")
     return row
 
@@ -169,24 +157,21 @@ def _after_402(client: Client, folder: Path) -> int:
     """Return how often a client sends a request that the proxy refuses, because the team's budget is used up."""
     work = folder / "refused"
     work.mkdir(exist_ok=True)
-    upstream, body = (
-        StrictChat(WINDOW, script=step),
-        {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]},
-    )
+    upstream = StrictChat(WINDOW, script=step)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
     keys = [f"sha256:{sha256(key.encode()).hexdigest()}" for key in KEYS]
     team = {"keys": keys, "limits": {"spend": {"tokens": 1, "per": "month"}}}
     with ExitStack() as stack:
         own = settings(stack.enter_context(serve(upstream.app)), WINDOW, "chat", recall=False)
         own["upstreams"]["main"]["api_key"] = "none"
         shared = {"auth": {"mode": "keys"}, "teams": {"soak": team}, "store": {"url": "sqlite://"}}
-        url = stack.enter_context(servers.proxy({**own, **shared}, work)).url
+        proxy = stack.enter_context(servers.proxy({**own, **shared}, work))
         http = stack.enter_context(httpx.Client(trust_env=False, headers={"authorization": f"Bearer {KEYS[0]}"}))
-        while http.post(f"{url}/v1/chat/completions", json=body).status_code != 402:
+        while http.post(f"{proxy.url}/v1/chat/completions", json=body).status_code != 402:
             time.sleep(0.1)
-        before = _count(url, "compaction_refusals_total", '"budget"')
-        environment = _environment(client.variables(url), work, 1)
-        _output(client.command(folder / "installed", work, url), work, environment, work, Row(""), ONCE_SECONDS)
-        return _count(url, "compaction_refusals_total", '"budget"') - before
+        before = proxy.metric("compaction_refusals_total", "budget")
+        _run(client, proxy.url, work, 1, ONCE_SECONDS)
+        return proxy.metric("compaction_refusals_total", "budget") - before
 
 
 def _stand_in(api: Api, window: int, script: Script, *, bridge: bool) -> StandIn:
@@ -211,47 +196,41 @@ def settings(upstream: str, window: int, api: str, recall: bool, *, bridge: bool
     }
 
 
-def _environment(variables: Mapping[str, str], work: Path, turns: int) -> dict[str, str]:
-    """Return an environment with a home of its own, and without the keys and proxies of this process."""
+def _run(
+    client: Client, url: str, work: Path, turns: int, seconds: float = MINUTES * 60
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run a client. Return the JSON objects that it printed, and the errors of its process.
+
+    It has a home of its own, ``work``, and neither the keys nor the proxies of this process.
+    """
+    command = client.command(work.with_name("installed"), work, url)
     names = ("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
     kept = {name: os.environ[name] for name in names if name in os.environ}
-    return {**kept, "HOME": str(work), "SOAK_TURNS": str(turns), "NO_PROXY": "127.0.0.1", **variables}
-
-
-def _output(
-    command: Sequence[str],
-    work: Path,
-    environment: Mapping[str, str],
-    folder: Path,
-    row: Row,
-    seconds: float = MINUTES * 60,
-) -> list[dict[str, Any]]:
-    """Run a client, and return the JSON objects that it printed."""
-    output, log = (folder / name for name in PRINTED)
+    own = {"HOME": str(work), "SOAK_TURNS": str(turns), "NO_PROXY": "127.0.0.1", **client.variables(url)}
+    output, log = map(work.with_suffix, PRINTED)
+    errors = []
     with output.open("wb") as out, log.open("wb") as err:
         try:
             done = subprocess.run(  # noqa: S603 - fixed commands
                 command,
                 cwd=work,
-                env=dict(environment),
+                env={**kept, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 timeout=seconds,
-                check=False,
             )
             if done.returncode:
-                row.errors.append(f"exit status {done.returncode}: {servers.tail(log, 3)[-300:]}")
+                errors.append(f"exit status {done.returncode}: {servers.tail(log, 3)[-300:]}")
         except (OSError, subprocess.TimeoutExpired) as error:
-            row.errors.append(str(error)[:300])
+            errors.append(str(error)[:300])
     printed = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [json.loads(line) for line in printed if line.startswith("{")]
+    return [json.loads(line) for line in printed if line.startswith("{")], errors
 
 
 def _fill(row: Row, client: Client, lines: Sequence[Mapping[str, Any]], upstream: StandIn) -> None:
-    received = upstream.conversations
     row.requests = len(upstream.requests)
-    row.results = len({call for one in received for call in _answered(one)})
+    row.results = len({call for one in upstream.conversations for call in _answered(one)})
     row.refused = len(upstream.refused)
     row.faults = sorted({*upstream.faults, *(fault.message for fault in upstream.chat.faults)})
     row.summaries = len(upstream.chat.summaries)
@@ -261,7 +240,7 @@ def _fill(row: Row, client: Client, lines: Sequence[Mapping[str, Any]], upstream
         row.turns = sum(line.get("error") is None for line in lines)
         row.errors += [line["error"] for line in lines if line.get("error")]
         return
-    row.turns = 1 if any(DONE in json.dumps(line) for line in lines) else 0
+    row.turns = int(any(DONE in json.dumps(line) for line in lines))
     row.errors += [json.dumps(line)[:300] for line in lines if _is_error(line)]
 
 
@@ -288,27 +267,10 @@ def _is_error(line: Mapping[str, Any]) -> bool:
 
 def _answered(received: Received) -> list[str]:
     """Return the ids of the calls whose results are in a request."""
-    body = received.body
-    given = body.get("input", [])
-    items = given if isinstance(given, list) else []
-    blocks = [
-        block
-        for message in body.get("messages", [])
-        if isinstance(message.get("content"), list)
-        for block in message["content"]
-    ]
-    kinds = ("function_call_output", "custom_tool_call_output")
-    outputs = [item["call_id"] for item in items if item.get("type") in kinds]
-    outputs += [message["tool_call_id"] for message in body.get("messages", []) if message["role"] == "tool"]
-    return [*outputs, *(block["tool_use_id"] for block in blocks if block.get("type") == "tool_result")]
-
-
-def _count(url: str, metric: str, label: str) -> int:
-    """Return the sum of a metric's series with a label's value."""
-    with httpx.Client(trust_env=False) as http:
-        text = http.get(f"{url}/metrics").text
-    lines = [line for line in text.splitlines() if line.startswith(f"{metric}{{")]
-    return sum(int(float(line.rpartition(" ")[2])) for line in lines if label in line)
+    given = received.body.get("messages") or received.body.get("input", [])
+    items = [item for item in given if isinstance(item, dict)]
+    items += [block for item in items if isinstance(item.get("content"), list) for block in item["content"]]
+    return [item[RESULTS[kind]] for item in items if (kind := item.get("type", item.get("role"))) in RESULTS]
 
 
 def _page_row(row: Row, client: Client, turns: int, *, bridge: bool) -> list[str]:

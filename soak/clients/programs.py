@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ NUMBERS = "seq START END"
 """A command that prints other numbers for each call."""
 
 Api = Literal["chat", "responses", "messages"]
+Command = Callable[[Path, Path, str], list[str]]
+"""Takes the folder of the installation, a folder to work in, and the proxy's address."""
 Variables = Callable[[str], Mapping[str, str]]
 """Takes the proxy's address, and returns a client's environment variables."""
 
@@ -51,16 +54,15 @@ LOOKUP_TOOLS = [Tool(name, {"number": "START"}) for name in LOOKUPS]
 class Client:
     """A client.
 
-    ``command`` takes the folder of the installation, a folder to work in, and the proxy's address. ``tool`` is the tool
-    of a command-line agent. Without one, a driver asks one question in each turn. ``windows`` multiplies the window,
-    because an agent's own prompt and tools may fill most of it. ``recalls`` is false for requests that never get the
-    proxy's tool. ``asks`` is how often the command asks, and ``keeps`` has texts that each compacted prompt must have.
-    ``bridge`` means that the upstream always has chat completions only.
+    ``tool`` is the tool of a command-line agent. Without one, a driver asks one question in each turn. ``windows``
+    multiplies the window, because an agent's own prompt and tools may fill most of it. ``recalls`` is false for
+    requests that never get the proxy's tool. ``asks`` is how often the command asks, and ``keeps`` has texts that each
+    compacted prompt must have. ``bridge`` means that the upstream always has chat completions only.
     """
 
     manager: Literal["pip", "npm"]
     packages: Sequence[str]
-    command: Callable[[Path, Path, str], list[str]]
+    command: Command
     variables: Variables
     api: Api = "responses"
     tool: Tool | None = None
@@ -91,19 +93,13 @@ def _python(name: str, *packages: str, api: Api = "responses") -> Client:
     return Client("pip", packages, command, _anthropic if api == "messages" else _openai, api=api)
 
 
-def _javascript(
-    name: str,
-    *packages: str,
-    variables: Variables,
-    api: Api = "responses",
-    recalls: bool = True,
-) -> Client:
+def _javascript(name: str, *packages: str, variables: Variables, **more: Any) -> Client:
     def command(folder: Path, work: Path, url: str) -> list[str]:
         for script in (f"drive_{name}.mjs", "soak_common.mjs"):  # node looks for packages next to the script
             (folder / script).write_text((DRIVERS / script).read_text())
         return ["node", str(folder / f"drive_{name}.mjs")]
 
-    return Client("npm", (*packages, "zod"), command, variables, api=api, recalls=recalls)
+    return Client("npm", (*packages, "zod"), command, variables, **more)
 
 
 def _binary(folder: Path, name: str) -> str:
@@ -158,8 +154,7 @@ def _codex_with_servers(folder: Path, work: Path, url: str) -> list[str]:
 
 
 def _claude(folder: Path, work: Path, url: str) -> list[str]:
-    flags = ["--allowedTools", "Bash", "--output-format", "json"]
-    return [_binary(folder, "claude"), "-p", TASK, *flags]
+    return [_binary(folder, "claude"), "-p", TASK, "--allowedTools", "Bash", "--output-format", "json"]
 
 
 def _claude_variables(url: str) -> dict[str, str]:
@@ -178,20 +173,13 @@ def _opencode(folder: Path, work: Path, url: str) -> list[str]:
     return [_binary(folder, "opencode"), "run", "--format", "json", "--model", f"openai/{MODEL}", TASK]
 
 
-def _agent(
-    package: str,
-    command: Callable[[Path, Path, str], list[str]],
-    tool: Tool,
-    variables: Variables = lambda url: {},
-    windows: float = 2,
-    **more: Any,
-) -> Client:
+def _agent(package: str, command: Command, tool: Tool, variables: Variables = lambda url: {}, **more: Any) -> Client:
     """Return an agent with a command line, which calls one tool."""
-    return Client("npm", (package,), command, variables, tool=tool, windows=windows, **more)
+    return Client("npm", (package,), command, variables, tool=tool, **{"windows": 2, **more})
 
 
 def _copilot(api: Api) -> Client:
-    return _agent("@github/copilot", _copilot_command, SHELL, lambda url: _copilot_variables(url, api), api=api)
+    return _agent("@github/copilot", _copilot_command, SHELL, partial(_copilot_variables, api=api), api=api)
 
 
 def _copilot_command(folder: Path, work: Path, url: str) -> list[str]:
@@ -243,16 +231,12 @@ CLIENTS = {
     "AI SDK": _javascript("ai_sdk", "ai", "@ai-sdk/openai", variables=_openai, recalls=False),  # refers to items
     "Agents SDK for JavaScript": _javascript("agents_js", "@openai/agents", variables=_openai),
     "LangChain for JavaScript": _javascript(
-        "langchain_js",
-        "@langchain/openai",
-        "@langchain/core",
-        variables=lambda url: _openai(url, "chat"),
-        api="chat",
+        "langchain_js", "@langchain/openai", "@langchain/core", variables=partial(_openai, api="chat"), api="chat"
     ),
     "Pydantic AI, messages": _python("pydantic_ai", "pydantic-ai-slim[anthropic]", api="messages"),
     "LangChain, messages": _python("langchain", "langchain-anthropic", api="messages"),
     "AI SDK, messages": _javascript(
-        "ai_sdk", "ai", "@ai-sdk/anthropic", variables=lambda url: _anthropic(url, "/v1"), api="messages"
+        "ai_sdk", "ai", "@ai-sdk/anthropic", variables=partial(_anthropic, path="/v1"), api="messages"
     ),
     "codex": _agent("@openai/codex", _codex, EXEC, _openai, windows=1),
     "Claude Code": _agent("@anthropic-ai/claude-code", _claude, BASH, _claude_variables, api="messages"),

@@ -10,7 +10,7 @@ import pytest
 from proxy.recall.tool import NAME
 from proxy.server.loopback import serve
 from soak.clients import install, page
-from soak.clients.command import TURNS, Row, check
+from soak.clients.command import TURNS, WINDOW, Row, check
 from soak.clients.programs import CLIENTS, DRIVERS, TASK, Client, Tool
 from soak.clients.scripts import DONE, WAYS, Loop, Reading
 from soak.clients.strict_chat import StrictChat
@@ -40,12 +40,12 @@ def python(code: str, tool: Tool | None = None) -> Client:
         path = str(Path(__file__).parents[2])
         return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-soak", "PYTHONPATH": path}
 
-    return Client("pip", ("none",), command, variables, tool=tool)
+    return Client("pip", ("none",), command, variables, tool=tool, windows=8_000 / WINDOW)
 
 
 @pytest.mark.full
 def test_a_session_with_references_reaches_its_end(tmp_path: Path) -> None:
-    row = check("session", python(SESSION), 8_000, 24, tmp_path)
+    row = check("session", python(SESSION), 24, tmp_path)
     assert (row.errors, row.faults, row.refused, row.skipped) == ([], [], 0, "")
     assert (row.turns, row.version) == (24, "1.0")
     assert row.results >= 12
@@ -56,7 +56,7 @@ def test_a_session_with_references_reaches_its_end(tmp_path: Path) -> None:
 
 
 def test_errors_of_a_client_count(tmp_path: Path) -> None:
-    row = check("failing", python(FAILING), 8_000, 24, tmp_path)
+    row = check("failing", python(FAILING), 24, tmp_path)
     assert row.errors == ["exit status 1: ", "RuntimeError: no"]
     assert row.met(24) is False
 
