@@ -10,7 +10,7 @@ from statistics import median
 
 from bench import bodies
 from bench.bodies import APIS, CHAT, Api
-from bench.client import Load, ask, check, request
+from bench.client import ask, check, request
 from bench.rows import MILLI, Row, Scale
 from bench.servers import Place, Server
 
@@ -26,7 +26,7 @@ servers have this threshold for turns of 1.1 MB."""
 class Case:
     """Requests, of which ``times`` are sent per round to each server, over ``at_once`` connections.
 
-    ``rows`` receive each round's CPU per request and the median latency, in this order.
+    ``rows`` have each round's CPU per request and the median latency, in this order.
     ``expected`` has the values that the proxy must return in ``x-compaction`` and ``x-compaction-summary``.
     After ``warm`` requests all connections, counts, and summaries are cached.
     """
@@ -37,11 +37,6 @@ class Case:
     at_once: int = 1
     expected: tuple[str, str] = ("none", "")
     warm: int = WARM_UP
-
-    def record(self, load: Load, *, ours: bool) -> None:
-        """Add the figures of a round to the rows."""
-        for row, seconds in zip(self.rows, (load.cpu, median(load.latencies)), strict=False):
-            row.add(MILLI * seconds, ours=ours)
 
 
 def requests(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
@@ -98,7 +93,9 @@ def measure(passthrough: Server, proxy: Server, chosen: Sequence[Case], rounds: 
     for _ in range(rounds):
         for case in chosen:
             for server in (passthrough, proxy):
-                case.record(ask(server, case.requests, case.times, case.at_once), ours=server is proxy)
+                load = ask(server, case.requests, case.times, case.at_once)
+                for row, seconds in zip(case.rows, (load.cpu, median(load.latencies)), strict=False):
+                    row.add(MILLI * seconds, ours=server is proxy)
     return [row for case in chosen for row in case.rows]
 
 

@@ -45,15 +45,10 @@ def whole(answer: bytes | bytearray) -> bool:
     return len(answer) >= end + 4 + int(length[1])
 
 
-def verdicts(answer: bytes) -> tuple[str, str]:
-    """Return ``x-compaction`` and ``x-compaction-summary``, or an empty string for an omitted header."""
-    found = {kind: value.decode() for kind, value in _VERDICT.findall(answer)}
-    return found.get(b"", ""), found.get(b"-summary", "")
-
-
 def check(answer: bytes, expected: tuple[str, str], name: str) -> None:
-    """Raise ``Broken`` if ``x-compaction`` and ``x-compaction-summary`` differ from those that a case expects."""
-    if (reported := verdicts(answer)) != expected:
+    """Raise ``Broken`` if ``x-compaction`` and ``x-compaction-summary``, "" if omitted, aren't those of a case."""
+    found = {kind: value.decode() for kind, value in _VERDICT.findall(answer)}
+    if (reported := (found.get(b"", ""), found.get(b"-summary", ""))) != expected:
         raise Broken(f"{name}: the proxy reported {reported} instead of {expected}")
 
 

@@ -20,7 +20,7 @@ import uvloop
 from bench import bodies, servers
 from bench.bodies import CHAT
 from bench.client import ask, check, connection, request
-from bench.quality.langchain import LangChain, langchain
+from bench.quality.langchain import langchain
 from bench.rows import MILLI, Row, Scale
 from bench.servers import Place, Server
 
@@ -82,7 +82,9 @@ def first(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
                     plain.add(MILLI * cpu, ours=server is ours)
                 if other is not None and size.expected[0] == "compacted":
                     compared.add(plain.proxy[-1], ours=True)
-                    compared.add(MILLI * median(_their_cpu(other, size, seed) for seed in seeds), ours=False)
+                    chats = (bodies.messages(size.length, size.messages, seed=seed) for seed in seeds)
+                    theirs_ = median(other.cpu(chat, bodies.WINDOWS[size.model]) for chat in chats)
+                    compared.add(MILLI * theirs_, ours=False)
             rows += [plain, compared]
     return [row for row in rows if row.proxy]
 
@@ -124,7 +126,7 @@ async def _beside(server: Server, bursts: Iterable[Sequence[bytes]]) -> tuple[li
     for burst in bursts:
         busy = [await connection(server, iter((sent,)), []) for sent in burst]
         ended = asyncio.Event()
-        small = _until(ended, request(CHAT.small()))
+        small = takewhile(lambda _, ended=ended: not ended.is_set(), repeat(request(CHAT.small())))
         waiting = [await connection(server, small, latencies) for _ in range(OTHERS)]
         for caller in (*busy, *waiting):
             caller.begin()
@@ -135,10 +137,6 @@ async def _beside(server: Server, bursts: Iterable[Sequence[bytes]]) -> tuple[li
         for caller in (*busy, *waiting):
             caller.close()
     return latencies, last
-
-
-def _until(ended: asyncio.Event, sent: bytes) -> Iterator[bytes]:
-    return takewhile(lambda _: not ended.is_set(), repeat(sent))
 
 
 def _during(bursts: Sequence[Sequence[bytes]]) -> Iterator[Sequence[bytes]]:
@@ -157,7 +155,3 @@ def _cpu(server: Server, sent: bytes) -> float:
         earlier, latest = latest, server.cpu
         if latest - earlier < IDLE_CPU:
             return earlier - before
-
-
-def _their_cpu(other: LangChain, size: Size, seed: int) -> float:
-    return other.cpu(bodies.messages(size.length, size.messages, seed=seed), bodies.WINDOWS[size.model])

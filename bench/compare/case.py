@@ -11,17 +11,12 @@ from tests.kit.raw_upstream import Arrived, Step
 from tests.kit.three_apis import PATHS
 
 
-def always(_: Arrived) -> bool:
-    """Return true for any request."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A scripted answer. It's used once, for the first request that ``when`` accepts after the replies before it."""
 
     steps: Sequence[Step]
-    when: Callable[[Arrived], bool] = always
+    when: Callable[[Arrived], bool] = lambda arrived: True
 
 
 @dataclass(frozen=True, slots=True)

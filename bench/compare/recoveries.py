@@ -6,10 +6,10 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, count, islice
 from typing import Any
 
-from bench.compare.case import Case, Reply, always
+from bench.compare.case import Case, Reply
 from bench.compare.setup import BUDGETS, NOTHING_AHEAD, PLAIN_POLICIES, small_model
 from bench.compare.upstream import decoded
 from tests.kit.generator import ANY_DIRT, conversation
@@ -32,8 +32,12 @@ from tests.kit.three_apis import (
 RECALL = "recall_earlier_messages"
 """The name of the hidden tool."""
 
+FAILED = "500 Internal Server Error"
+
 GROUP = 240
 """Most requests in one group. Each group has servers and a store of its own."""
+
+When = Callable[[Arrived], bool]
 
 _SHORT, _GROWING, _LONG, _VERY_LONG = (0.4, 0.55, 0.7), (0.15, 0.25), (1.3, 1.6, 2.0), (2.0, 2.6)
 """Sizes of conversations, as multiples of the input budget."""
@@ -51,7 +55,6 @@ class Talk:
     kind: str = "small"
     messages: Sequence[Any] = ()
     budget: int = 1_500
-    more: str = ""
 
     def begin(self, rooms: Sequence[float], *, budgets: Sequence[int] = BUDGETS[:2]) -> None:
         """Generate the messages. ``rooms`` are the sizes to choose from, as multiples of the input budget."""
@@ -61,7 +64,7 @@ class Talk:
     @property
     def model(self) -> str:
         """The name of a model that no other conversation uses."""
-        return small_model(self.budget, family=self.kind, api=self.api, suffix=f"-x{self.number}{self.more}")
+        return small_model(self.budget, family=self.kind, api=self.api, suffix=f"-x{self.number}")
 
     @property
     def stream(self) -> bool:
@@ -80,27 +83,26 @@ class Talk:
         ]
 
     def case(self, what: str, *replies: Reply, summary: Sequence[Step] | None = None, **fields: object) -> Case:
-        """Return a request with all messages so far."""
+        """Return a request with all messages so far, and further fields."""
         given: dict[str, Any] = {"stream": self.stream, **fields}
         if given["stream"] and self.api == "chat" and self.number % 3 == 0:
             given["stream_options"] = {"include_usage": True}
-        body = request(self.api, self.model, self.messages, **given)
-        return self.of_body(what, body, *replies, summary=summary)
+        return self.of_body(what, request(self.api, self.model, self.messages, **given), replies, summary)
 
-    def of_body(self, what: str, body: bytes, *replies: Reply, summary: Sequence[Step] | None = None) -> Case:
+    def of_body(
+        self, what: str, body: bytes, replies: tuple[Reply, ...] = (), summary: Sequence[Step] | None = None
+    ) -> Case:
         """Return a request with a body of its own."""
-        name = f"{self.number}, {what}{', streaming' if self.stream else ''}"
-        return Case(
-            f"{self.family}, {self.api}", name, body, self.policy, replies, self.api, summary=summary, generated=True
-        )
+        group, name = f"{self.family}, {self.api}", f"{self.number}, {what}{', streaming' if self.stream else ''}"
+        return Case(group, name, body, self.policy, replies, self.api, summary, generated=True)
 
-    def reply(self, made: Answer, when: Callable[[Arrived], bool] = always) -> Reply:
+    def reply(self, made: Answer, *when: When) -> Reply:
         """Return an answer as the client asked for it."""
-        return Reply(made.steps(self.api, stream=self.stream), when)
+        return Reply(made.steps(self.api, stream=self.stream), *when)
 
-    def refusal(self, message: str, code: str | None = None, when: Callable[[Arrived], bool] = always) -> Reply:
+    def refusal(self, message: str, code: str | None = None, *when: When) -> Reply:
         """Return an error of status 400 in the API's shape."""
-        return Reply([answer(json.dumps(error_body(self.api, message, code)).encode(), "400 Bad Request")], when)
+        return Reply(_error(error_body(self.api, message, code)), *when)
 
     def goes_on(self, *messages: Any, text: str = "And what does that mean for the release?") -> None:
         """Add messages, and a question of the user's."""
@@ -114,7 +116,7 @@ class Talk:
     def answer(self, text: str = "", *calls: Call, **fields: Any) -> Answer:
         """Return an answer whose ids no other answer has. Its prompt's size is that of the messages."""
         prompt = {"prompt": self.tokens}
-        return Answer(text, calls, id=f"{self.number}{self.more}", **{**prompt, **fields})
+        return Answer(text, calls, id=f"{self.number}", **{**prompt, **fields})
 
 
 def plain(talk: Talk) -> Iterator[Case]:
@@ -193,7 +195,7 @@ def reasoning(talk: Talk) -> Iterator[Case]:
         if talk.api == "messages"
         else ("Item 'rs_1' of type 'reasoning' was provided without its required following item.",)
     )
-    refused = talk.refusal(wording, when=_has_reasoning)
+    refused = talk.refusal(wording, None, _has_reasoning)
     for turn in range(3):
         yield talk.case(f"reasoning, turn {turn}", refused, **_thinks(talk))
         called = _client_call(talk, turn)
@@ -212,17 +214,11 @@ def recall(talk: Talk) -> Iterator[Case]:
     talk.messages = [{"role": "user", "content": "The password of staging is orchardplum."}, *talk.messages]
     what = rng.choice(("once", "once", "twice", "mixed", "mixed", "text", "too often", "refused", "cut", "compressed"))
     rounds = {"twice": 2, "too often": 5}.get(what, 1)
-    hidden = [
-        Call(
-            f"own_r{talk.number}_{n}",
-            RECALL,
-            json.dumps({"query": f"password staging {n}", "id": None, "offset": None}),
-        )
-        for n in range(rounds)
-    ]
+    queries = [{"query": f"password staging {n}", "id": None, "offset": None} for n in range(rounds)]
+    hidden = [Call(f"own_r{talk.number}_{n}", RECALL, json.dumps(query)) for n, query in enumerate(queries)]
     final = talk.answer("The password is orchardplum.")
     if what == "refused":
-        replies = [talk.refusal(f"tools: {RECALL} isn't supported", when=_has_tool)]
+        replies = [talk.refusal(f"tools: {RECALL} isn't supported", None, _has_tool)]
     elif what == "mixed":
         final = talk.answer("I look.", _client_call(talk, 0))
         replies = [talk.reply(talk.answer("I look.", hidden[0], *final.calls), _has_tool)]
@@ -256,7 +252,7 @@ def early_ends(talk: Talk) -> Iterator[Case]:
     endings: dict[str, Sequence[Step]] = {
         "closed before a byte": [End.CLOSE],
         "reset before a byte": [End.RESET],
-        "server error": [answer(b'{"error": {"message": "no", "type": "server_error"}}', "500 Internal Server Error")],
+        "server error": _error({"error": {"message": "no", "type": "server_error"}}, FAILED),
         "rate limit": [answer(b'{"error": {"message": "slow"}}', "429 Too Many Requests", [("Retry-After", "1")])],
         "nothing": streamed([]) if talk.stream else [answer(b"")],
         "no text": talk.answer("", output=0).steps(talk.api, stream=talk.stream),
@@ -278,8 +274,8 @@ def summaries(talk: Talk) -> Iterator[Case]:
     talk.policy = rng.choice(("continue", "continue", "fallback", NOTHING_AHEAD))
     talk.begin(_GROWING, budgets=BUDGETS[2:])
     failures: tuple[Sequence[Step], ...] = (
-        [answer(b'{"error": {"message": "out of order"}}', "500 Internal Server Error")],
-        [answer(b'{"error": {"message": "slow down"}}', "429 Too Many Requests")],
+        _error({"error": {"message": "out of order"}}, FAILED),
+        _error({"error": {"message": "slow down"}}, "429 Too Many Requests"),
         [answer(b"no JSON")],
         Answer("I'm sorry, but I can't help with that.").steps(talk.api, stream=False),
         Answer("").steps(talk.api, stream=False),
@@ -313,27 +309,15 @@ SCENARIOS: tuple[tuple[str, int, Sequence[str], Scenario], ...] = (
 """The name of each kind, its share of the requests in percent, its APIs, and what makes its requests."""
 
 
-def generated(count: int, seed: int) -> Iterator[Case]:
-    """Send ``count`` generated requests, or a few more."""
+def generated(number_of: int, seed: int = 0) -> Iterator[Case]:
+    """Send this number of generated requests, or a few more, in groups."""
     for name, share, apis, scenario in SCENARIOS:
         for api in apis:
-            wanted = -(-count * share // (100 * len(apis)))
-            yield from _numbered(islice(_cases(name, api, scenario, seed), wanted))
-
-
-def _cases(name: str, api: str, scenario: Scenario, seed: int) -> Iterator[Case]:
-    number = 0
-    while True:
-        rng = random.Random(f"compare {seed} {name} {api} {number}")
-        yield from scenario(Talk(name, api, number, rng))
-        number += 1
-
-
-def _numbered(cases: Iterator[Case]) -> Iterator[Case]:
-    """Divide the cases among groups."""
-    for number, case in enumerate(cases):
-        part = number // GROUP
-        yield replace(case, group=f"{case.group} {part + 1}") if part else case
+            wanted = -(-number_of * share // (100 * len(apis)))
+            talks = (Talk(name, api, n, random.Random(f"compare {seed} {name} {api} {n}")) for n in count())
+            for number, case in enumerate(islice(chain.from_iterable(map(scenario, talks)), wanted)):
+                part = number // GROUP
+                yield replace(case, group=f"{case.group} {part + 1}") if part else case
 
 
 def _overflow(talk: Talk, counted: int, limit: int) -> tuple[str, Sequence[Step]]:
@@ -342,19 +326,16 @@ def _overflow(talk: Talk, counted: int, limit: int) -> tuple[str, Sequence[Step]
     refused = Refused(counted, limit, 400)
     names = [*(name for name, wording in WORDINGS.items() if talk.stream or not wording.only_streams)]
     name = rng.choice([*names, "413", "no limit", "error event", "error event", "window full"])
-    json_head = [("Content-Type", "application/json")]
     if name == "413":
-        return name, [
-            answer(b'{"error": {"message": "Request too large", "code": "request_too_large"}}', "413 Too Large")
-        ]
+        error = {"message": "Request too large", "code": "request_too_large"}
+        return name, _error({"error": error}, "413 Too Large")
     if name == "no limit":
-        error = error_body(api, "The prompt is too long for this model.", "context_length_exceeded")
-        return name, [answer(json.dumps(error).encode(), "400 Bad Request", json_head)]
+        return name, _error(error_body(api, "The prompt is too long for this model.", "context_length_exceeded"))
     if name == "error event":
         message = f"prompt is too long: {counted} tokens > {limit} maximum"
         error = error_body(api, message, "context_length_exceeded")
         if not talk.stream:
-            return name, [answer(json.dumps(error).encode())]
+            return name, _error(error, "200 OK")
         return name, streamed([event(failed_response(message) if api == "responses" else error)])
     if name == "window full":
         return name, _window_full(talk, counted)
@@ -362,8 +343,11 @@ def _overflow(talk: Talk, counted: int, limit: int) -> tuple[str, Sequence[Step]
     made = wording.body(refused)
     if isinstance(made, str):
         return name, streamed([made.encode()])
-    status = "200 OK" if wording.status == 200 else "400 Bad Request"
-    return name, [answer(json.dumps(made).encode(), status, json_head)]
+    return name, _error(made, "200 OK" if wording.status == 200 else "400 Bad Request")
+
+
+def _error(error: Any, status: str = "400 Bad Request") -> Sequence[Step]:
+    return [answer(json.dumps(error).encode(), status)]
 
 
 def _window_full(talk: Talk, counted: int) -> Sequence[Step]:

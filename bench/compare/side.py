@@ -7,6 +7,7 @@ import http.client
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import servers
@@ -41,20 +42,15 @@ Seen = list[tuple[str, bytes]]
 """The parts of a case to compare, each with a name."""
 
 
-class NotSettled(Exception):
-    """A proxy still works, long after its response."""
-
-
+@dataclass
 class Side:
     """A version under test."""
 
-    def __init__(self, server: servers.Server, upstream: Upstream, answers: Answers, pool: ThreadPoolExecutor) -> None:
-        self._server = server
-        self._url = server.url
-        self._upstream = upstream
-        self._answers = answers
-        self._ids: list[str | None] = []
-        self._pool = pool
+    server: servers.Server
+    upstream: Upstream
+    answers: Answers
+    pool: ThreadPoolExecutor
+    ids: list[str | None] = field(default_factory=list)
 
     def take(self, case: Case, pause: float = SAMPLE_SECONDS) -> Seen:
         """Send a request. Return everything that the upstream and the client received.
@@ -62,24 +58,24 @@ class Side:
         Before a later attempt is answered, and after the response, the server is sampled every ``pause`` seconds until
         it has nothing to do.
         """
-        self._answers.begin(case)
-        asking = self._pool.submit(_asked, self._url, case)
+        self.answers.begin(case)
+        asking = self.pool.submit(_asked, self.server.url, case)
         while not asking.done():
-            if self._answers.waiting:
+            if self.answers.waiting:
                 self._settle(pause)
-                self._answers.waiting.pop().set()
+                self.answers.waiting.pop().set()
             wait([asking], WAITING_SECONDS)
         got = asking.result()
-        self._ids.append(got.header(_ID))
+        self.ids.append(got.header(_ID))
         self._settle(pause)
-        arrived = self._upstream.arrived[:]
-        self._upstream.arrived.clear()
+        arrived = self.upstream.arrived[:]
+        self.upstream.arrived.clear()
         return _seen(got, arrived)
 
     def observed(self) -> tuple[list[observed.Record | None], str]:
         """Return the records of all requests so far, and the metrics."""
         time.sleep(WRITE_SECONDS)
-        return observed.records(self._url, self._ids), observed.metrics(self._url)
+        return observed.records(self.server.url, self.ids), observed.metrics(self.server.url)
 
     def _settle(self, pause: float) -> None:
         """Wait until the proxy has nothing left to do, such as a summary in the background."""
@@ -87,16 +83,16 @@ class Side:
         quiet, before = 0, self._state()
         while quiet < QUIET_SAMPLES:
             time.sleep(pause)
-            self._upstream.catch_up()
+            self.upstream.catch_up()
             now = self._state()
             still = not now[2] and now[1] == before[1] and now[0] - before[0] < QUIET_CPU_SECONDS
             quiet, before = quiet + 1 if still else 0, now
             if time.monotonic() > until:
-                raise NotSettled(f"{self._url} still works {SETTLE_SECONDS:.0f} s after a response")
+                raise TimeoutError(f"{self.server.url} still works {SETTLE_SECONDS:.0f} s after a response")
 
     def _state(self) -> tuple[float, int, bool]:
         """Return the server's CPU seconds, the number of requests it sent upstream, and whether a thread runs."""
-        return self._server.cpu, len(self._upstream.arrived), _runs(self._server.process.pid)
+        return self.server.cpu, len(self.upstream.arrived), _runs(self.server.process.pid)
 
 
 @contextlib.contextmanager

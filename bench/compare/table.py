@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
 from bench.compare.case import Case
 from bench.compare.observed import Record, recoveries
@@ -35,23 +35,19 @@ class Group:
     recorded_differently: int = 0
     metrics_differ: bool = False
 
-    @property
-    def same(self) -> bool:
-        """Return whether nothing differs."""
-        return not (self.different or self.recorded_differently or self.metrics_differ)
-
 
 @dataclass(slots=True)
 class Result:
     """The results of a comparison."""
 
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: defaultdict[str, Group] = field(default_factory=lambda: defaultdict(Group))
     differences: list[str] = field(default_factory=list)
 
     @property
     def same(self) -> bool:
         """Return whether every case is identical."""
-        return all(group.same for group in self.groups.values())
+        groups = self.groups.values()
+        return not any(group.different or group.recorded_differently or group.metrics_differ for group in groups)
 
     @property
     def recovered(self) -> float:
@@ -62,48 +58,40 @@ class Result:
     def include(self, other: Result) -> None:
         """Add the groups and the differences of another result."""
         self.groups |= other.groups
-        self.differences = [*self.differences, *other.differences][:SHOWN]
+        self.differences += other.differences
 
     def add(self, case: Case, before: Seen, after: Seen) -> None:
         """Compare a case."""
-        group = self.groups.setdefault(case.group, Group())
+        group = self.groups[case.group]
         parts = dict(after)
         group.compacted += b"\nx-compaction: compacted" in b"\n" + parts["response headers"]
         group.summaries += sum(name.startswith("summary") and name.endswith("body") for name in parts)
         group.generated += case.generated
-        if before == after:
-            group.identical += 1
-            return
-        group.different += 1
-        self._show(f"{case.group}, {case.name}: {first_difference(before, after)}")
+        group.identical += before == after
+        if before != after:
+            group.different += 1
+            self.differences.append(f"{case.group}, {case.name}: {first_difference(before, after)}")
 
     def add_records(
         self, cases: Sequence[Case], before: Sequence[Record | None], after: Sequence[Record | None]
     ) -> None:
         """Compare the records of a group's cases, and count the recoveries in them."""
         for case, old, new in zip(cases, before, after, strict=True):
-            group = self.groups.setdefault(case.group, Group())
-            causes = recoveries(new)
+            group, causes = self.groups[case.group], recoveries(new)
             group.recovered += bool(causes)
             group.causes += causes
             if old != new:
                 group.recorded_differently += 1
                 shown = [("record", json.dumps(one, sort_keys=True).encode()) for one in (old, new)]
-                self._show(f"{case.group}, {case.name}: {first_difference(shown[:1], shown[1:])}")
+                self.differences.append(f"{case.group}, {case.name}: {first_difference(shown[:1], shown[1:])}")
 
     def add_metrics(self, group: str, before: str, after: str) -> None:
         """Compare the metrics of a group."""
-        if before == after:
-            return
-        self.groups.setdefault(group, Group()).metrics_differ = True
-        lines = [
-            sorted({*one.splitlines()} - {*other.splitlines()}) for one, other in ((before, after), (after, before))
-        ]
-        self._show(f"{group}, metrics\n  before: {lines[0]}\n  after:  {lines[1]}")
-
-    def _show(self, difference: str) -> None:
-        if len(self.differences) < SHOWN:
-            self.differences.append(difference)
+        if before != after:
+            self.groups[group].metrics_differ = True
+            old, new = ({*lines.splitlines()} for lines in (before, after))
+            shown = f"{group}, metrics\n  before: {sorted(old - new)}\n  after:  {sorted(new - old)}"
+            self.differences.append(shown)
 
 
 def first_difference(before: Seen, after: Seen) -> str:
@@ -113,8 +101,7 @@ def first_difference(before: Seen, after: Seen) -> str:
             continue
         if old is None or new is None or old[0] != new[0]:
             return f"before has {old[0] if old else 'nothing'}, after has {new[0] if new else 'nothing'}"
-        at = next((i for i, (a, b) in enumerate(zip(old[1], new[1], strict=False)) if a != b), None)
-        at = min(len(old[1]), len(new[1])) if at is None else at
+        at = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old[1], new[1], strict=False)))
         start, end = max(0, at - AROUND), at + AROUND
         return f"{old[0]}, byte {at}\n  before: {old[1][start:end]!r}\n  after:  {new[1][start:end]!r}"
     return "none"
@@ -140,4 +127,4 @@ def shown(result: Result) -> str:
         causes = ", ".join(f"{cause} {count}" for cause, count in group.causes.most_common())
         figures = (cases, group.identical, group.recorded_differently, metrics, group.compacted, group.summaries)
         rows.append([name, *figures, group.recovered, causes])
-    return "\n".join([table(names, rows, left={"causes"}), *result.differences])
+    return "\n".join([table(names, rows, left={"causes"}), *result.differences[:SHOWN]])

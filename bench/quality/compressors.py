@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,20 +20,19 @@ import click
 from bench import DATA, ROOT
 from bench.quality.child import Ask, child
 from bench.quality.conversations import Conversation, tool_loop
-from bench.quality.engine import Engine, running
+from bench.quality.engine import Adapt, Engine, running
 from bench.quality.need.case import Case, Score, cells, scored, tokens
-from bench.quality.need.sources import SOURCES
+from bench.quality.need.sources import SOURCES, WINDOWS
 from bench.quality.text import OURS
 from bench.table import table
 from proxy.endpoints.compress import in_rows
-from proxy.pipeline.job import CompactionInput
 
 ROWS, HEADROOM = f"{OURS}, rows", "Headroom"
 
 COLUMNS = ("source", "cases", "window", "method", "tokens before", "tokens", "too long", "files", "files of the rest",
            "identifiers", "identifiers of the rest", "CPU")  # fmt: skip
 
-ADAPTED: Mapping[str, Callable[[CompactionInput], CompactionInput]] = {
+ADAPTED: Mapping[str, Adapt] = {
     OURS: lambda case: case,
     ROWS: partial(in_rows, archive=True),
 }
@@ -60,9 +59,9 @@ def headroom(python: Path) -> Iterator[tuple[str, Ask]]:
 @click.option("--repository", "places", type=_FOLDER, multiple=True, help="A folder with conversations, as for `need`.")
 def main(python: Path, folder: Path, places: tuple[Path, ...]) -> None:
     """Compare the proxy with the Headroom of another environment, whose interpreter is PYTHON."""
-    read = {name: one.read(folder, places) for name, one in SOURCES.items()}
+    found = {name: read(folder, places) for name, read in SOURCES.items()}
     with headroom(python) as (version, compress):
-        rows = asyncio.run(measure({name: cases for name, cases in read.items() if cases}, compress))
+        rows = asyncio.run(measure({name: cases for name, cases in found.items() if cases}, compress))
     click.echo(table(COLUMNS, rows, left={"window", "method"}))
     click.echo(f"Headroom {version} without its local models. Sizes and CPU are medians.")
 
@@ -76,7 +75,7 @@ async def measure(chosen: Mapping[str, Sequence[Case]], compress: Ask) -> list[l
         await _measured(engines, compress, Case("first", tool_loop(1, 40_000).messages, [], []), 16_384)
         for source, cases in chosen.items():
             before = f"{median_high(tokens(case.messages) for case in cases):,}"
-            for window in SOURCES[source].windows:
+            for window in WINDOWS[source]:
                 used = [int(window * case.scale) for case in cases]
                 found = [await _measured(engines, compress, *one) for one in zip(cases, used, strict=True)]
                 for method in found[0]:

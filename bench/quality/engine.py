@@ -63,6 +63,9 @@ def shares(window: int) -> SectionLimits:
     return section_limits(rules_for(POLICY, window_known=True), Envelope(input_budget(window), 0, 1).rounded())
 
 
+Adapt = Callable[[CompactionInput], CompactionInput]
+
+
 class _Model:
     """A summary model that calls a function. Records the tokens that it read."""
 
@@ -115,10 +118,6 @@ def _case(raws: Sequence[bytes], window: int, counter: ChatCounter, tenant: str,
     )
 
 
-def _same(case: CompactionInput) -> CompactionInput:
-    return case
-
-
 async def _settled() -> None:
     """Wait for the summaries that are made in the background, and for the tasks that these start."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -157,7 +156,7 @@ class Engine:
         return replayed
 
     async def last_prompt(
-        self, conversation: Conversation, window: int, adapted: Callable[[CompactionInput], CompactionInput] = _same
+        self, conversation: Conversation, window: int, adapted: Adapt = lambda case: case
     ) -> list[Message]:
         """Return the prompt of the conversation's last request, sent alone. No model writes its summary."""
         raws = [msgspec.json.encode(message) for message in conversation.messages]
@@ -191,8 +190,5 @@ class Engine:
 async def running() -> AsyncIterator[Engine]:
     """Run an engine until the block ends. Its store is in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        engine = Engine(Path(folder))
-        try:
+        async with contextlib.aclosing(Engine(Path(folder))) as engine:
             yield engine
-        finally:
-            await engine.aclose()

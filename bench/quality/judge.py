@@ -13,7 +13,7 @@ from collections import Counter as Multiset
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 from bench.quality.conversations import Conversation, Message, Outcome
 from bench.table import Share
@@ -223,8 +223,7 @@ def readable_paths(paths: Iterable[str], text: str) -> set[str]:
 
 def _common(one: Sequence[object], other: Sequence[object]) -> int:
     """Return the length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _spread(numbers: Sequence[int]) -> list[int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import tiktoken
 from langchain.agents.middleware import SummarizationMiddleware
-from langchain_core.language_models import BaseChatModel
+from langchain_core.language_models import BaseChatModel, FakeListChatModel
 from langchain_core.messages import (
     AIMessage,
     BaseMessage,
@@ -43,17 +43,6 @@ _BEFORE, _AFTER = "Messages to summarize:\n", "\n</messages>"
 
 def _count(text: str) -> int:
     return len(_ENCODING.encode(text, disallowed_special=()))
-
-
-class _Instant(BaseChatModel):
-    """A chat model that always returns the same summary at once."""
-
-    @property
-    def _llm_type(self) -> str:
-        return "bench"
-
-    def _generate(self, messages: list[BaseMessage], *args: Any, **more: Any) -> ChatResult:
-        return ChatResult(generations=[ChatGeneration(message=AIMessage("They worked on a code base."))])
 
 
 class _Model(BaseChatModel):
@@ -110,11 +99,10 @@ def _size(text: str) -> int:
 
 def _exactly(messages: Iterable[Any]) -> int:
     """Count tokens like the project, without tool names and the framing of calls."""
-    return sum(4 + _size(str(m.content)) + sum(_size(json.dumps(c["args"])) for c in _calls(m)) for m in messages)
-
-
-def _calls(message: BaseMessage) -> list[Any]:
-    return message.tool_calls if isinstance(message, AIMessage) else []
+    return sum(
+        4 + _size(str(m.content)) + sum(_size(json.dumps(c["args"])) for c in getattr(m, "tool_calls", ()))
+        for m in messages
+    )
 
 
 METHODS: dict[str, Callable[[Job, list[int]], Iterator[list[BaseMessage]]]] = {
@@ -135,18 +123,13 @@ def _converted(job: Job) -> list[BaseMessage]:
 def outcome(job: Job) -> dict[str, Any]:
     """Return the prompts of all requests, with each message once."""
     reads: list[int] = []
-    places: dict[str, int] = {}
-    found: list[dict[str, Any]] = []
+    found: dict[str | None, Any] = {}
     prompts = []
     for prompt in METHODS[job["method"]](job, reads):
-        for message in prompt:
-            if message.id is None:
-                raise ValueError("a message has no id")
-            if message.id not in places:
-                places[message.id] = len(found)
-                found.append(convert_to_openai_messages(message))
-        prompts.append([places[str(message.id)] for message in prompt])
-    return {"messages": found, "prompts": prompts, "reads": reads}
+        found |= {one.id: convert_to_openai_messages(one) for one in prompt if one.id not in found}
+        prompts.append([one.id for one in prompt])
+    places = {id_: place for place, id_ in enumerate(found)}
+    return {"messages": [*found.values()], "prompts": [[places[id_] for id_ in ids] for ids in prompts], "reads": reads}
 
 
 def compaction_cpu(job: Job) -> dict[str, Any]:
@@ -154,7 +137,7 @@ def compaction_cpu(job: Job) -> dict[str, Any]:
 
     The messages exist already, and the model answers at once.
     """
-    model = _Instant(profile={"max_input_tokens": job["window"]})
+    model = FakeListChatModel(responses=["They worked on a code base."], profile={"max_input_tokens": job["window"]})
     middleware = SummarizationMiddleware(
         model, trigger=("fraction", TRIGGER), token_counter=_exactly, trim_tokens_to_summarize=None
     )

@@ -24,8 +24,8 @@ import click
 
 from bench import servers
 from bench.table import table
-from soak.chaos.load import Load, Tally
-from soak.chaos.upstream import WINDOWS, Seen, Upstream
+from soak.chaos.load import Load
+from soak.chaos.upstream import WINDOWS, Tally, Upstream
 from soak.chaos.watching import Sample, Watcher, slope
 
 WARM_UP = 8.0
@@ -71,7 +71,7 @@ class Found:
     """
 
     tally: Tally
-    seen: Seen
+    seen: Tally
     steady: list[Sample]
     before: Sample
     after: Sample
@@ -209,7 +209,7 @@ def report(found: Found, minutes: float) -> int:
     rows: list[tuple[str, str, str, bool]] = [
         ("requests", f"{sum(tally.done.values()):,} in {minutes:g} min: {_listed(tally.done)}", "", True),
         ("responses to conversations", _listed(tally.compacted), "", True),
-        ("requests upstream", _listed(seen.requests), "", True),
+        ("requests upstream", _listed(seen.done), "", True),
         ("lost or wrong responses", str(len(tally.wrong)), "0", not tally.wrong),
         ("malformed requests upstream", str(len(seen.wrong)), "0", not seen.wrong),
         ("crashes in the log", str(len(found.crashes)), "0", not found.crashes),

@@ -6,14 +6,12 @@ import asyncio
 import hashlib
 import json
 import random
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
-from soak.chaos.upstream import FAULT, digest_of
+from soak.chaos.upstream import FAULT, Tally, digest_of
 
 SESSIONS = 30
 LONGEST = 60
@@ -24,15 +22,6 @@ KINDS = (("session", 45), ("small", 25), ("leave", 10), ("break", 14), ("other",
 
 _TEXT = "harbour ticket deploy orange window lantern gravel signal meadow copper letter engine"
 WORDS = _TEXT.split()
-
-
-@dataclass
-class Tally:
-    """The number of requests by kind, and the lost or wrong responses."""
-
-    done: Counter[str] = field(default_factory=Counter)
-    compacted: Counter[str] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
 
 
 class Load:

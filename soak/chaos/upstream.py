@@ -36,10 +36,11 @@ def digest_of(content: str) -> str:
 
 
 @dataclass
-class Seen:
-    """The requests that the upstream received. ``wrong`` has the malformed ones."""
+class Tally:
+    """The number of requests by kind, of conversations by ``x-compaction``, and the lost, wrong, or malformed ones."""
 
-    requests: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
+    compacted: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
 
@@ -48,14 +49,14 @@ class Upstream(RawUpstream):
 
     def __init__(self, seed: int) -> None:
         super().__init__(self._steps)
-        self.seen = Seen()
+        self.seen = Tally()
         self._random = random.Random(seed)  # noqa: S311 - no secret
 
     def _steps(self, arrived: Arrived) -> Sequence[Step]:
         """Return the answer to a request."""
         self.arrived.clear()
         if arrived.target != "/v1/chat/completions":
-            self.seen.requests["other"] += 1
+            self.seen.done["other"] += 1
             return [_plain(200, {"digest": hashlib.blake2b(arrived.body, digest_size=20).hexdigest()})]
         body = json.loads(arrived.body)
         fault = arrived.header(FAULT) or ""
@@ -66,15 +67,15 @@ class Upstream(RawUpstream):
         size = sum(len(str(m.get("content") or "")) + len(str(m.get("tool_calls") or "")) for m in body["messages"])
         tokens, window = size // BYTES_A_TOKEN, WINDOWS[body["model"]]
         if tokens > window:
-            self.seen.requests["refused as too long"] += 1
+            self.seen.done["refused as too long"] += 1
             text = f"maximum context length is {window} tokens. However, your messages resulted in {tokens} tokens."
             error = {"message": f"This model's {text}", "type": "invalid_request_error"}
             return [_plain(400, {"error": {**error, "code": "context_length_exceeded"}})]
-        self.seen.requests[fault.partition(":")[0] or "answered"] += 1
+        self.seen.done[fault.partition(":")[0] or "answered"] += 1
         return _answered(fault, Answer(digest_of(last), prompt=tokens), stream=bool(body.get("stream")))
 
     def _summary(self) -> Sequence[Step]:
-        self.seen.requests["summary"] += 1
+        self.seen.done["summary"] += 1
         failed = self._random.random() < SUMMARY_FAILS
         error = {"error": {"message": "No summary today.", "type": "server_error"}}
         made = _plain(500, error) if failed else answer(Answer(SUMMARY, prompt=500).parts("chat", stream=False)[1])

@@ -104,8 +104,7 @@ def main(names: Sequence[str], bridge: bool, turns: int, recall: bool, keep: Pat
     """
     rows: list[Row] = []
     with ExitStack() as stack:
-        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
-        folder = folder.resolve()
+        folder = (keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))).resolve()
         for name in names or CLIENTS:
             print(f"{name} ...", file=sys.stderr)
             place = folder / name.replace(" ", "-").lower()
@@ -123,7 +122,7 @@ def check(name: str, client: Client, turns: int, folder: Path, *, bridge: bool =
     row = Row(name)
     bridge = bridge or client.bridge
     try:
-        row.version = client.installed(folder / "installed")
+        row.version = client.install(client.packages, folder / "installed")
     except NotInstalled as error:
         row.skipped = str(error)
         return row

@@ -38,21 +38,12 @@ def written(file: Path, rows: Sequence[Sequence[str]]) -> None:
 
     A row belongs to the client and the API, which are its first and third cells.
     """
-    found = {_name(cells): cells for line in _lines(file) if len(cells := _cells(line)) == len(COLUMNS)}
-    found.pop(_name(COLUMNS), None)
-    found |= {_name(cells): list(cells) for cells in rows}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    old = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")][2:]
+    found = {_name(cells): cells for cells in [*old, *rows] if len(cells) == len(COLUMNS)}
     ruled = [COLUMNS, ["---"] * 4 + ["---:"] * 4 + ["---"] * 3, *sorted(found.values(), key=_name)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in ruled)
     file.write_text(f"{HEAD}{table}\n", encoding="utf-8")
-
-
-def _lines(file: Path) -> list[str]:
-    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-
-
-def _cells(line: str) -> list[str]:
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    return [] if set(cells[0]) <= {"-"} else cells
 
 
 def _name(cells: Sequence[str]) -> tuple[str, str]:

@@ -54,13 +54,14 @@ LOOKUP_TOOLS = [Tool(name, {"number": "START"}) for name in LOOKUPS]
 class Client:
     """A client.
 
-    ``tool`` is the tool of a command-line agent. Without one, a driver asks one question in each turn. ``windows``
-    multiplies the window, because an agent's own prompt and tools may fill most of it. ``recalls`` is false for
-    requests that never get the proxy's tool. ``asks`` is how often the command asks, and ``keeps`` has texts that each
-    compacted prompt must have. ``bridge`` means that the upstream always has chat completions only.
+    ``install`` puts the ``packages`` into a folder, and returns the version. ``tool`` is the tool of a command-line
+    agent. Without one, a driver asks one question in each turn. ``windows`` multiplies the window, because an agent's
+    own prompt and tools may fill most of it. ``recalls`` is false for requests that never get the proxy's tool.
+    ``asks`` is how often the command asks, and ``keeps`` has texts that each compacted prompt must have. ``bridge``
+    means that the upstream always has chat completions only.
     """
 
-    manager: Literal["pip", "npm"]
+    install: Callable[[Sequence[str], Path], str]
     packages: Sequence[str]
     command: Command
     variables: Variables
@@ -71,10 +72,6 @@ class Client:
     asks: int = 1
     keeps: Sequence[str] = ()
     bridge: bool = False
-
-    def installed(self, folder: Path) -> str:
-        """Install the client. Return its version. Raises ``NotInstalled``."""
-        return (install.pip if self.manager == "pip" else install.npm)(self.packages, folder)
 
 
 def _openai(url: str, api: str = "responses") -> dict[str, str]:
@@ -90,7 +87,7 @@ def _python(name: str, *packages: str, api: Api = "responses") -> Client:
     def command(folder: Path, work: Path, url: str) -> list[str]:
         return [str(folder / "bin" / "python"), str(DRIVERS / f"drive_{name}.py")]
 
-    return Client("pip", packages, command, _anthropic if api == "messages" else _openai, api=api)
+    return Client(install.pip, packages, command, _anthropic if api == "messages" else _openai, api=api)
 
 
 def _javascript(name: str, *packages: str, variables: Variables, **more: Any) -> Client:
@@ -99,7 +96,7 @@ def _javascript(name: str, *packages: str, variables: Variables, **more: Any) ->
             (folder / script).write_text((DRIVERS / script).read_text())
         return ["node", str(folder / f"drive_{name}.mjs")]
 
-    return Client("npm", (*packages, "zod"), command, variables, **more)
+    return Client(install.npm, (*packages, "zod"), command, variables, **more)
 
 
 def _binary(folder: Path, name: str) -> str:
@@ -175,7 +172,7 @@ def _opencode(folder: Path, work: Path, url: str) -> list[str]:
 
 def _agent(package: str, command: Command, tool: Tool, variables: Variables = lambda url: {}, **more: Any) -> Client:
     """Return an agent with a command line, which calls one tool."""
-    return Client("npm", (package,), command, variables, tool=tool, **{"windows": 2, **more})
+    return Client(install.npm, (package,), command, variables, tool=tool, **{"windows": 2, **more})
 
 
 def _copilot(api: Api) -> Client:

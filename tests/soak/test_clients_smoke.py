@@ -9,7 +9,7 @@ import pytest
 
 from proxy.recall.tool import NAME
 from proxy.server.loopback import serve
-from soak.clients import install, page
+from soak.clients import page
 from soak.clients.command import TURNS, WINDOW, Row, check
 from soak.clients.programs import CLIENTS, DRIVERS, TASK, Client, Tool
 from soak.clients.scripts import DONE, WAYS, Loop, Reading
@@ -27,11 +27,6 @@ for turn in responses_session(client, int(os.environ["SOAK_TURNS"]), "references
 FAILING = """print('{"turn": 1, "error": "RuntimeError: no"}')\nraise SystemExit(1)"""
 
 
-@pytest.fixture(autouse=True)
-def _nothing_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install, "pip", lambda packages, folder: "1.0")
-
-
 def python(code: str, tool: Tool | None = None) -> Client:
     def command(folder: Path, work: Path, url: str) -> list[str]:
         return [sys.executable, "-c", code]
@@ -40,7 +35,7 @@ def python(code: str, tool: Tool | None = None) -> Client:
         path = str(Path(__file__).parents[2])
         return {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "sk-soak", "PYTHONPATH": path}
 
-    return Client("pip", ("none",), command, variables, tool=tool, windows=8_000 / WINDOW)
+    return Client(lambda packages, folder: "1.0", ("none",), command, variables, tool=tool, windows=8_000 / WINDOW)
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ from bench.quality.conversations import Conversation
 from bench.quality.engine import Engine, running
 from bench.quality.langchain import MIDDLEWARE, TUNED, LangChain, langchain
 from bench.quality.need.case import Case, Score, cells, details, scored
-from bench.quality.need.sources import SOURCES
+from bench.quality.need.sources import SOURCES, WINDOWS
 from bench.quality.text import LANGCHAIN, NEWEST, OURS, newest
 from bench.table import percent, table
 
@@ -38,8 +38,8 @@ def main(windows: tuple[int, ...], folder: Path, places: tuple[Path, ...]) -> No
 
     Without recorded cases there is nothing to measure.
     """
-    read = {name: one.read(folder, places) for name, one in SOURCES.items()}
-    chosen = {name: cases for name, cases in read.items() if cases}
+    found = {name: read(folder, places) for name, read in SOURCES.items()}
+    chosen = {name: cases for name, cases in found.items() if cases}
     if not chosen:
         click.echo("No recorded cases, so there is nothing to measure. Fix: --data FOLDER or --repository PATH.")
         return
@@ -52,7 +52,7 @@ async def measure(chosen: Mapping[str, Sequence[Case]], windows: Sequence[int]) 
     with langchain() as other:
         async with running() as engine:
             for source, cases in chosen.items():
-                for window in windows or SOURCES[source].windows:
+                for window in windows or WINDOWS[source]:
                     used = [int(window * case.scale) for case in cases]
                     found = [await _scores(engine, other, *one) for one in zip(cases, used, strict=True)]
                     named = f"{'up to ' if min(used) < max(used) else ''}{max(used):,}"

@@ -27,6 +27,7 @@ _IDENTIFIERS = (
     re.compile(r"[0-9a-f]{7,40}"),
 )
 _CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = tuple(f"{kind}_output" for kind in _CALLS)
 _NO_RESULT = "No result was recorded."
 
 
@@ -49,7 +50,7 @@ def session(lines: Iterable[str]) -> tuple[str, list[Message]]:
 
 def _messages(items: Sequence[dict[str, Any]]) -> list[Message]:
     """Return the messages. Calls that follow each other are in one message, and their results follow it."""
-    results = {item["call_id"]: _text(item["output"]) for item in items if item["type"] in map(_output, _CALLS)}
+    results = {item["call_id"]: _text(item["output"]) for item in items if item["type"] in _OUTPUTS}
     found: list[Message] = []
     for item in items:
         if item["type"] == "message" and (said := _text(item["content"])):
@@ -62,13 +63,9 @@ def _messages(items: Sequence[dict[str, Any]]) -> list[Message]:
             found[-1].setdefault("tool_calls", []).append(
                 {"id": item["call_id"], "type": "function", "function": function}
             )
-        elif item["type"] in map(_output, _CALLS):
+        elif item["type"] in _OUTPUTS:
             found.append({"role": "tool", "tool_call_id": item["call_id"]})
     return list(_with_results(found, results))
-
-
-def _output(kind: str) -> str:
-    return f"{kind}_output"
 
 
 def _with_results(messages: Iterable[Message], results: dict[str, str]) -> Iterable[Message]:

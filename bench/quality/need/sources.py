@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.quality.conversations import Message
@@ -26,14 +25,6 @@ SUPPORT_LEAST = 0.85
 """Share of the window that a history has at least. Shorter ones aren't compacted."""
 VALUE_LENGTHS = range(3, 61)
 """Characters of a value that is a name. Longer values of arguments are prose."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A kind of history. ``read`` gets the data folder and the folders that the operator named."""
-
-    windows: tuple[int, ...]
-    read: Callable[[Path, Sequence[Path]], list[Case]]
 
 
 def prepared(folder: Path, places: Sequence[Path]) -> list[Case]:
@@ -58,14 +49,14 @@ def codex_sessions(folder: Path, places: Sequence[Path]) -> list[Case]:
 
 def support(folder: Path, places: Sequence[Path]) -> list[Case]:
     """Return a case for each of the longest conversations of customers with an agent that has tools."""
-    sized: list[tuple[int, str, Case]] = []
-    for name, raw in files(places, "historical_trajectories/*.json"):
-        for number, conversation in enumerate(json.loads(raw)):
-            made = _support_case(f"{name} {number}", conversation["traj"])
-            size = tokens(made.messages)
-            if made.idents and size >= SUPPORT_WINDOW * SUPPORT_LEAST:
-                sized.append((-size, made.id, made))
-    return [made for *_, made in sorted(sized, key=lambda one: one[:2])][:MOST_CASES]
+    cases = (
+        _support_case(f"{name} {number}", conversation["traj"])
+        for name, raw in files(places, "historical_trajectories/*.json")
+        for number, conversation in enumerate(json.loads(raw))
+    )
+    sized = [(-tokens(made.messages), made.id, made) for made in cases if made.idents]
+    long = [one for one in sized if -one[0] >= SUPPORT_WINDOW * SUPPORT_LEAST]
+    return [made for *_, made in sorted(long, key=lambda one: one[:2])][:MOST_CASES]
 
 
 def _support_case(id_: str, messages: list[Message]) -> Case:
@@ -84,8 +75,11 @@ def files(places: Iterable[Path], pattern: str) -> Iterator[tuple[str, bytes]]:
             yield str(path.relative_to(place)), path.read_bytes()
 
 
-SOURCES = {
-    "coding": Source((32_768, 65_536), prepared),
-    "codex": Source((32_768, 65_536), codex_sessions),
-    "support": Source((SUPPORT_WINDOW,), support),
+SOURCES: dict[str, Callable[[Path, Sequence[Path]], list[Case]]] = {
+    "coding": prepared,
+    "codex": codex_sessions,
+    "support": support,
 }
+"""The kinds of histories. Each function gets the data folder and the folders that the operator named."""
+
+WINDOWS = {"coding": (32_768, 65_536), "codex": (32_768, 65_536), "support": (SUPPORT_WINDOW,)}
