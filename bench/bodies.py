@@ -76,13 +76,9 @@ class Api:
         self, model: str, size: int = CONVERSATION_BYTES, count: int = CONVERSATION_MESSAGES, *, conversations: int = 1
     ) -> Iterator[bytes]:
         """Yield bodies of conversations in turn. Each body has a new last message, and all others are as before."""
-        place = "0" * 12
-        made = [
-            self.conversation(model, size, count, seed=1_000 + seed, last=f"Go on with {place}.").partition(
-                place.encode()
-            )
-            for seed in range(conversations)
-        ]
+        place, seeds = "0" * 12, range(1_000, 1_000 + conversations)
+        whole = (self.conversation(model, size, count, seed=seed, last=f"Go on with {place}.") for seed in seeds)
+        made = [body.partition(place.encode()) for body in whole]
         for number, (before, _, after) in enumerate(cycle(made)):
             yield b"%b%012d%b" % (before, number, after)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, islice
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.kit.three_apis import (
     event,
     failed_response,
     gzipped,
+    is_system,
     request,
     tools,
 )
@@ -53,13 +54,13 @@ class Talk:
     rng: random.Random
     policy: str = NOTHING_AHEAD
     kind: str = "small"
-    messages: Sequence[Any] = ()
+    messages: list[Any] = field(default_factory=list)
     budget: int = 1_500
 
     def begin(self, rooms: Sequence[float], *, budgets: Sequence[int] = BUDGETS[:2]) -> None:
         """Generate the messages. ``rooms`` are the sizes to choose from, as multiples of the input budget."""
         self.budget = self.rng.choice(budgets)
-        self.messages = conversation(self.rng, self.budget, "", rooms)
+        self.messages = [*conversation(self.rng, self.budget, "", rooms)]
 
     @property
     def model(self) -> str:
@@ -73,21 +74,16 @@ class Talk:
 
     def grow(self, room: float) -> None:
         """Add generated messages, and a question. ``room`` is their size, as a multiple of the input budget."""
-        added = [
-            m for m in conversation(self.rng, self.budget, "", (room,)) if m["role"] not in ("system", "developer")
-        ]
-        self.messages = [
-            *self.messages,
-            {"role": "assistant", "content": f"Part {len(self.messages)} is done."},
-            *added,
-        ]
+        added = conversation(self.rng, self.budget, "", (room,))
+        self.messages.append({"role": "assistant", "content": f"Part {len(self.messages)} is done."})
+        self.messages += [message for message in added if not is_system(message)]
 
     def case(self, what: str, *replies: Reply, summary: Sequence[Step] | None = None, **fields: object) -> Case:
         """Return a request with all messages so far, and further fields."""
-        given: dict[str, Any] = {"stream": self.stream, **fields}
-        if given["stream"] and self.api == "chat" and self.number % 3 == 0:
-            given["stream_options"] = {"include_usage": True}
-        return self.of_body(what, request(self.api, self.model, self.messages, **given), replies, summary)
+        if self.stream and self.api == "chat" and self.number % 3 == 0:
+            fields["stream_options"] = {"include_usage": True}
+        body = request(self.api, self.model, self.messages, stream=self.stream, **fields)
+        return self.of_body(what, body, replies, summary)
 
     def of_body(
         self, what: str, body: bytes, replies: tuple[Reply, ...] = (), summary: Sequence[Step] | None = None
@@ -104,9 +100,9 @@ class Talk:
         """Return an error of status 400 in the API's shape."""
         return Reply(_error(error_body(self.api, message, code)), *when)
 
-    def goes_on(self, *messages: Any, text: str = "And what does that mean for the release?") -> None:
+    def goes_on(self, *messages: Any) -> None:
         """Add messages, and a question of the user's."""
-        self.messages = [*self.messages, *messages, {"role": "user", "content": text}]
+        self.messages += [*messages, {"role": "user", "content": "And what does that mean for the release?"}]
 
     @property
     def tokens(self) -> int:
@@ -121,9 +117,8 @@ class Talk:
 
 def plain(talk: Talk) -> Iterator[Case]:
     """Send a conversation that the upstream accepts, a third of them with faults, some in two turns."""
-    policies = [*PLAIN_POLICIES]
     number, rng = talk.number, talk.rng
-    talk.policy = policies[number % len(policies)]
+    talk.policy = [*PLAIN_POLICIES][number % len(PLAIN_POLICIES)]
     talk.kind = "strict" if number % 5 == 4 else "small"
     talk.budget = rng.choices(BUDGETS, (8, 3, 1))[0]
     dirt = ANY_DIRT if number % 3 == 2 and talk.api == "chat" else ""
@@ -201,7 +196,7 @@ def reasoning(talk: Talk) -> Iterator[Case]:
         called = _client_call(talk, turn)
         made = talk.answer("It works.", called, thinking=f"New thought {turn}.")
         done = {"role": "tool", "tool_call_id": called.id, "content": f"Result {turn}."}
-        talk.messages = [*talk.messages, made.as_message(), done]
+        talk.messages += [made.as_message(), done]
         if turn:
             talk.goes_on()
 
@@ -211,7 +206,7 @@ def recall(talk: Talk) -> Iterator[Case]:
     rng = talk.rng
     talk.policy = "recall"
     talk.begin(_VERY_LONG)
-    talk.messages = [{"role": "user", "content": "The password of staging is orchardplum."}, *talk.messages]
+    talk.messages.insert(0, {"role": "user", "content": "The password of staging is orchardplum."})
     what = rng.choice(("once", "once", "twice", "mixed", "mixed", "text", "too often", "refused", "cut", "compressed"))
     rounds = {"twice": 2, "too often": 5}.get(what, 1)
     queries = [{"query": f"password staging {n}", "id": None, "offset": None} for n in range(rounds)]
@@ -235,8 +230,7 @@ def recall(talk: Talk) -> Iterator[Case]:
         final = talk.answer(text + final.text, *final.calls)
     yield talk.case(what, *replies, tools=tools(talk.api))
     results = [{"role": "tool", "tool_call_id": call.id, "content": "A result."} for call in final.calls]
-    talk.messages = [*talk.messages, final.as_message(), *results]
-    talk.goes_on()
+    talk.goes_on(final.as_message(), *results)
     again = talk.reply(talk.answer("", Call(f"own_s{talk.number}", RECALL, hidden[0].arguments)), _has_tool)
     yield talk.case(f"after {what}", again, tools=tools(talk.api))
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.compare.case import Case, Reply
@@ -29,28 +30,27 @@ _SUMMARY = """\
 - This is note {}."""
 
 
+@dataclass
 class Answers:
-    """Answers depend on the case and on the request's bytes alone."""
+    """Answers depend on the case and on the request's bytes alone. ``waiting`` has events that answers wait for."""
 
-    def __init__(self) -> None:
-        self._left: list[Reply] = []
-        self._summary: Sequence[Step] | None = None
-        self._asked = 0
-        self.waiting: list[threading.Event] = []
-        """Events that answers wait for."""
+    left: list[Reply] = field(default_factory=list)
+    summary: Sequence[Step] | None = None
+    asked: int = 0
+    waiting: list[threading.Event] = field(default_factory=list)
 
     def begin(self, case: Case) -> None:
         """Use the replies of this case from now on."""
-        self._left = list(case.replies)
-        self._summary = case.summary
-        self._asked = 0
+        self.left = list(case.replies)
+        self.summary = case.summary
+        self.asked = 0
 
     def __call__(self, arrived: Arrived) -> Sequence[Step]:
         """See ``tests.kit.raw_upstream.Script``."""
         if is_summary(arrived):
-            return self._summary or _summary(arrived)
-        self._asked += 1
-        if self._asked == 1:
+            return self.summary or _summary(arrived)
+        self.asked += 1
+        if self.asked == 1:
             return self._steps(arrived)
         # After an overflow, the proxy summarizes in the background. A later attempt finds that summary done.
         event = threading.Event()
@@ -58,8 +58,8 @@ class Answers:
         return [event, *self._steps(arrived)]
 
     def _steps(self, arrived: Arrived) -> Sequence[Step]:
-        if self._left and self._left[0].when(arrived):
-            return self._left.pop(0).steps
+        if self.left and self.left[0].when(arrived):
+            return self.left.pop(0).steps
         stream = decoded(arrived).get("stream") is True
         made = Answer(f"Answer {_digest(arrived)}.", prompt=len(arrived.body) // 4, id=_digest(arrived))
         return made.steps(api_of(arrived), stream=stream)

@@ -45,10 +45,6 @@ class Client:
 
     name = OURS
 
-    def __init__(self) -> None:
-        self._messages: list[Message] = []
-        self._window = 0
-
     def compact(self, turns: Sequence[Any], round_num: int, budget_chars: int) -> SimpleNamespace:
         """Send the requests of a session, or the last prompt again. Return the text of the last prompt."""
         if round_num == 1:

@@ -84,14 +84,9 @@ def stated(form: str, demand: str, lines: Sequence[str]) -> list[Message]:
         return [{"role": "user", "content": "\n".join([*lines[:middle], demand, *lines[middle:]])}]
     function = {"name": "Read", "arguments": '{"file_path": "/repo/AGENTS.md"}'}
     text = "\n".join(["# Instructions", *lines[:middle], f"- {demand}", *lines[middle:]])
-    return [
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "demand", "type": "function", "function": function}],
-        },
-        {"role": "tool", "tool_call_id": "demand", "content": text},
-    ]
+    calls = [{"id": "demand", "type": "function", "function": function}]
+    called = {"role": "assistant", "content": None, "tool_calls": calls}
+    return [called, {"role": "tool", "tool_call_id": "demand", "content": text}]
 
 
 def cases(texts: Sequence[str], sessions: int, number: int) -> Iterator[tuple[int, float, str]]:

@@ -34,7 +34,7 @@ class Load:
         self._url = url
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._turns = [self._random.randrange(LONGEST) for _ in range(SESSIONS)]
-        self._busy = [False] * SESSIONS
+        self._free = [*range(SESSIONS)]
 
     async def one(self) -> None:
         """Send a request of a random kind and check its response."""
@@ -47,18 +47,16 @@ class Load:
         self.tally.done[kind] += 1
 
     async def _session(self) -> None:
-        free = [number for number in range(SESSIONS) if not self._busy[number]]
-        if not free:
+        if not self._free:
             return
-        number = self._random.choice(free)
-        self._busy[number] = True
+        number = self._free.pop(self._random.randrange(len(self._free)))
         try:
             turn = self._turns[number]
             self._turns[number] = (turn + 1) % LONGEST
             messages = conversation(number, turn)
             await self._whole("session", messages, "tight" if number % 3 == 0 else "wide", stream=self._flip())
         finally:
-            self._busy[number] = False
+            self._free.append(number)
 
     async def _small(self) -> None:
         messages = [{"role": "user", "content": f"turn {self._random.randrange(10_000)} of nothing much"}]
