@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
+import msgspec
 
 from bench import cases, compactions, instructions, servers, translation
 from bench.bodies import APIS
 from bench.rows import COLUMNS, FULL, TINY, Row, Scale, cells
-from bench.table import table, write_json
+from bench.table import table
 
 GROUPS: dict[str, Callable[[servers.Place, Scale, Sequence[str]], list[Row]]] = {
     "requests": cases.requests,
@@ -38,7 +38,8 @@ def main(tiny: bool, apis: Sequence[str], groups: Sequence[str], file: Path | No
     rows = measure(chosen, apis or list(APIS), groups or (USUAL[:2] if apis else USUAL))
     click.echo(table(COLUMNS, map(cells, rows)))
     click.echo(f"\nMedians of {chosen.rounds} alternating rounds. Brackets: lowest and highest ratio of a round.")
-    write_json(file, [asdict(row) for row in rows])
+    if file is not None:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
 
 
 def measure(scale: Scale, apis: Sequence[str], groups: Sequence[str]) -> list[Row]:

@@ -83,8 +83,8 @@ def first(place: Place, scale: Scale, apis: Sequence[str]) -> list[Row]:
                 if other is not None and size.expected[0] == "compacted":
                     compared.add(plain.proxy[-1], ours=True)
                     chats = (bodies.messages(size.length, size.messages, seed=seed) for seed in seeds)
-                    theirs_ = median(other.cpu(chat, bodies.WINDOWS[size.model]) for chat in chats)
-                    compared.add(MILLI * theirs_, ours=False)
+                    cpu = median(other.cpu(chat, bodies.WINDOWS[size.model]) for chat in chats)
+                    compared.add(MILLI * cpu, ours=False)
             rows += [plain, compared]
     return [row for row in rows if row.proxy]
 
@@ -126,7 +126,7 @@ async def _beside(server: Server, bursts: Iterable[Sequence[bytes]]) -> tuple[li
     for burst in bursts:
         busy = [await connection(server, iter((sent,)), []) for sent in burst]
         ended = asyncio.Event()
-        small = takewhile(lambda _, ended=ended: not ended.is_set(), repeat(request(CHAT.small())))
+        small = _until(ended, request(CHAT.small()))
         waiting = [await connection(server, small, latencies) for _ in range(OTHERS)]
         for caller in (*busy, *waiting):
             caller.begin()
@@ -137,6 +137,10 @@ async def _beside(server: Server, bursts: Iterable[Sequence[bytes]]) -> tuple[li
         for caller in (*busy, *waiting):
             caller.close()
     return latencies, last
+
+
+def _until(ended: asyncio.Event, sent: bytes) -> Iterator[bytes]:
+    return takewhile(lambda _: not ended.is_set(), repeat(sent))
 
 
 def _during(bursts: Sequence[Sequence[bytes]]) -> Iterator[Sequence[bytes]]:

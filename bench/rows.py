@@ -50,15 +50,11 @@ class Row:
         """Add the figure of a round, of the proxy or of the other side."""
         (self.proxy if ours else self.reference).append(figure)
 
-    @property
-    def ratios(self) -> list[float]:
-        """The proxy's figure of each round divided by the other one. Rounds without a measurable figure have none."""
-        return [ours / theirs for ours, theirs in zip(self.proxy, self.reference, strict=False) if theirs]
-
 
 def cells(row: Row) -> list[str]:
     """Return the cells of a row: medians, and the ratios of consecutive rounds with their range."""
-    ratios = row.ratios
+    # Rounds without a measurable figure have no ratio.
+    ratios = [ours / theirs for ours, theirs in zip(row.proxy, row.reference, strict=False) if theirs]
     ratio = f"{median(ratios):.2f} × ({min(ratios):.2f}–{max(ratios):.2f})" if ratios else ""
     return [row.name, row.compared, _figure(row.reference, row.unit), _figure(row.proxy, row.unit), ratio]
 

@@ -62,11 +62,9 @@ class Server:
 
     def metric(self, name: str, label: str = "") -> int:
         """Return the sum of a metric's samples, or of those with a label of this value."""
-        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
-        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-        return int(
-            sum(one.value for one in samples if one.name == name and (not label or label in one.labels.values()))
-        )
+        text = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=60.0).text
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
+        return int(sum(one.value for one in samples if not label or label in one.labels.values()))
 
 
 @contextlib.contextmanager
@@ -84,7 +82,9 @@ def running(
     ``before`` is a command that runs it. It starts in ``checkout``, with ``environment`` added to the variables of this
     process. If it doesn't start, or if the block raises, print the end of its output.
     """
-    port = free_port()
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     command = [*before, sys.executable, "-m", *module, str(port)]
     with log.open("wb") as output:
         variables = {**os.environ, **(environment or {})}
@@ -92,7 +92,7 @@ def running(
             process = subprocess.Popen(command, cwd=checkout, env=variables, stdout=output, stderr=output)
         try:
             until(lambda: process.poll() is not None or _accepts(port), START_SECONDS)
-            if not _accepts(port):
+            if process.poll() is not None or not _accepts(port):
                 raise RuntimeError(f"{module[0]} didn't start; see its output")
             yield Server(port, process, log)
         except BaseException:
@@ -176,13 +176,6 @@ def _settings(behind: Server, summarizes: bool) -> dict[str, Any]:
         "models": [*models, {"match": "*" if summarizes else "*-*", "upstream": "main"}],
         "policies": {"default": {} if summarizes else {"summary": {"model": "none"}}},
     }
-
-
-def free_port() -> int:
-    """Return a port that is free at the moment."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def tail(log: Path, lines: int = 30) -> str:

@@ -1,12 +1,9 @@
-"""Print tables, and write JSON."""
+"""Print tables, and add up shares."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
 
 NOTHING = "–"
 
@@ -43,9 +40,3 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: Col
 def percent(share: float | None, digits: int = 1) -> str:
     """Return a share in percent, or a dash if there is none."""
     return NOTHING if share is None else f"{share * 100:.{digits}f} %"
-
-
-def write_json(file: Path | None, value: object) -> None:
-    """Write a value as indented JSON, if there is a file to write to."""
-    if file is not None:
-        file.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")

@@ -100,9 +100,6 @@ class _Models(SummaryModels):
         return cast("Sequence[UpstreamSummaryModel]", self._models)
 
 
-_NO_MODELS = _Models()
-
-
 def _case(raws: Sequence[bytes], window: int, counter: ChatCounter, tenant: str, models: _Models) -> CompactionInput:
     """Return a request with these messages."""
     return CompactionInput(
@@ -160,7 +157,7 @@ class Engine:
     ) -> list[Message]:
         """Return the prompt of the conversation's last request, sent alone. No model writes its summary."""
         raws = [msgspec.json.encode(message) for message in conversation.messages]
-        case = _case(raws, window, self._counter(window), f"{conversation.name} {window} alone", _NO_MODELS)
+        case = _case(raws, window, self._counter(window), f"{conversation.name} {window} alone", _Models())
         outcome = await self._compactor.compact(adapted(case))
         await _settled()
         return [msgspec.json.decode(raw) for raw in (raws if outcome.messages is None else outcome.messages)]

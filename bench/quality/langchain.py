@@ -58,7 +58,6 @@ def langchain() -> Iterator[LangChain | None]:
     if not PYTHON.exists():
         yield None
         return
-    # Tracing is off.
     environment = {"PYTHONPATH": str(ROOT), "LANGSMITH_TRACING": "false"}
     with child([PYTHON, "-m", "bench.quality.langchain_side"], environment) as (versions, ask):
         yield LangChain(versions, ask)

@@ -15,12 +15,11 @@ from bench.quality.conversations import SHAPES, Conversation
 from bench.quality.engine import TOKENIZER, Engine, shares
 from bench.quality.judge import Figures, Judge
 from bench.quality.langchain import MIDDLEWARE, TUNED, LangChain
+from bench.quality.summarizer import SUMMARIZERS
 from bench.quality.text import OURS
 from proxy.dialects.chat.counting import ChatCounter
 from proxy.dialects.chat.units import text_of
 from proxy.limits.profiles import Profile
-
-SUMMARIZERS = ("echo", "extract")
 
 WORDS_PER_WINDOW_TOKEN = 2.5
 """Words of a generated conversation per token of the window. It's compacted several times."""
@@ -36,7 +35,7 @@ class Case:
     name: str
     window: int
     conversations: Sequence[Conversation]
-    summarizers: tuple[str, ...] = SUMMARIZERS
+    summarizers: tuple[str, ...] = tuple(SUMMARIZERS)
 
 
 def cases(folder: Path | None, *, seeds: int, windows: Sequence[int]) -> list[Case]:

@@ -91,13 +91,7 @@ class Found:
 
 
 async def examined(
-    folder: Path,
-    seconds: float,
-    rate: float,
-    *,
-    warm_up: float = 0.0,
-    every: float = EDITED_EVERY,
-    rest: float = AT_REST,
+    folder: Path, seconds: float, rate: float, warm_up: float = 0.0, every: float = EDITED_EVERY, rest: float = AT_REST
 ) -> Found:
     """Run the load for ``warm_up`` and then ``seconds`` seconds.
 

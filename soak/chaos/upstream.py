@@ -89,16 +89,13 @@ def _answered(fault: str, made: Answer, *, stream: bool) -> Sequence[Step]:
     if name == "status":
         return [_plain(int(argument), {"error": {"message": f"Status {argument}.", "type": "soak"}})]
     silence: list[Step] = [float(argument)] if name == "silent" else []
-    parts: list[bytes]
-    if stream:
-        parts = [*(chunk(one) for one in _events(made)), chunk(b"")]
-    else:
-        parts = [answer(made.parts("chat", stream=False)[1])]
+    whole = answer(made.parts("chat", stream=False)[1])
+    parts = [*map(chunk, _events(made)), chunk(b"")] if stream else [whole]
     pause = 0.2 if name == "slow" else 0.002
     steps: list[Step] = [step for part in parts for step in (part, pause)] if stream else [*parts]
     if name == "reset":
-        whole = sum(map(len, parts))
-        steps = [b"".join(parts)[: int(argument) % whole], End.RESET]
+        sent = b"".join(parts)
+        steps = [sent[: int(argument) % len(sent)], End.RESET]
     return [*silence, *([stream_head()] if stream else []), *steps]
 
 

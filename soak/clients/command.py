@@ -287,17 +287,15 @@ def _page_row(row: Row, client: Client, turns: int, *, bridge: bool) -> list[str
 def show(rows: Sequence[Row], turns: int) -> None:
     """Print all rows, and the errors below."""
     names = ("turns", "results", "errors", "requests", "compacted", "summaries", "reads", "refused", "faults", "met")
-    click.echo(table(("client", "version", *names), (_cells(row, turns) for row in rows), left={"version"}))
+    cells: list[list[object]] = []
+    for row in rows:
+        numbers = [row.turns, row.results, len(row.errors), row.requests, row.compacted, row.summaries]
+        reads, met = "" if row.reads is None else row.reads, {True: "yes", False: "no", None: ""}[row.met(turns)]
+        cells.append([row.client, row.version, *numbers, reads, row.refused, len(row.faults), met])
+    click.echo(table(("client", "version", *names), cells, left={"version"}))
     for row in rows:
         for text in [*row.errors, *row.faults, *([f"not installed: {row.skipped}"] if row.skipped else [])]:
             click.echo(f"{row.client}: {text}")
-
-
-def _cells(row: Row, turns: int) -> list[object]:
-    numbers = [row.turns, row.results, len(row.errors), row.requests, row.compacted, row.summaries]
-    reads = "" if row.reads is None else row.reads
-    met = {True: "yes", False: "no", None: ""}[row.met(turns)]
-    return [row.client, row.version, *numbers, reads, row.refused, len(row.faults), met]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bench.quality.conversations import Message
@@ -75,11 +75,7 @@ def files(places: Iterable[Path], pattern: str) -> Iterator[tuple[str, bytes]]:
             yield str(path.relative_to(place)), path.read_bytes()
 
 
-SOURCES: dict[str, Callable[[Path, Sequence[Path]], list[Case]]] = {
-    "coding": prepared,
-    "codex": codex_sessions,
-    "support": support,
-}
+SOURCES = {"coding": prepared, "codex": codex_sessions, "support": support}
 """The kinds of histories. Each function gets the data folder and the folders that the operator named."""
 
 WINDOWS = {"coding": (32_768, 65_536), "codex": (32_768, 65_536), "support": (SUPPORT_WINDOW,)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 from typing import Any
 
@@ -27,19 +29,11 @@ def turn(part: int) -> str:
     """Run the agent's loop on a question. Every second turn is streamed."""
     history.append(HumanMessage(question(part)))
     while True:
-        answer: Any = model.invoke(history) if part % 2 else streamed()
+        answer: Any = model.invoke(history) if part % 2 else functools.reduce(operator.add, model.stream(history))
         history.append(answer)
         if not answer.tool_calls:
             return str(answer.text)
         history.extend(tools[call["name"]].invoke(call) for call in answer.tool_calls)
-
-
-def streamed() -> Any:
-    """Return an answer that was streamed."""
-    whole: Any = None
-    for chunk in model.stream(history):
-        whole = chunk if whole is None else whole + chunk
-    return whole
 
 
 drive(turn)
