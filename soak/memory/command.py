@@ -58,10 +58,11 @@ class Sample:
 @click.command()
 @click.option("--minutes", default=60.0, show_default=True, help="Minutes of load.")
 @click.option("--rate", default=120.0, show_default=True, help="Requests a second; 0 for as many as possible.")
-def main(minutes: float, rate: float) -> None:
+@click.option("--requests", default=inf, help="Stop after this number of requests.")
+def main(minutes: float, rate: float, requests: float) -> None:
     """Run the check and print the samples. The exit status is 1 if memory or CPU time grew."""
     with tempfile.TemporaryDirectory() as folder:
-        load = asyncio.run(loaded(Path(folder), minutes * 60, rate))
+        load = asyncio.run(loaded(Path(folder), minutes * 60, rate, requests))
     sys.exit(report(load))
 
 
