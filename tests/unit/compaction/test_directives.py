@@ -1,18 +1,13 @@
-"""Test the search for sentences that state rules."""
+"""Test rules of users, reminders of clients, and pins of policies."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.compaction.directives import (
-    ENOUGH,
-    LONGEST,
-    MOST,
-    SAID,
-    directives,
-    heaviest,
-    rule_lines,
-)
+from proxy.compaction.directives import ENOUGH, LONGEST, MOST, SAID, directives, heaviest, rule_lines
+from proxy.compaction.effects import COUNTER, note_key, split_notes
+from proxy.compaction.rules import NotSearchable, Pins
+from tests.kit.conversations import FORMAT, assistant, call, result, turns, user
 
 RULES = [
     "Never push to the main branch.",
@@ -138,3 +133,62 @@ def test_rules_are_parts_of_the_text(pieces: list[str]) -> None:
 @given(st.text())
 def test_any_text_can_be_searched(text: str) -> None:
     assert all(rule in text for rule in directives(text))
+
+
+A, B = "<system-reminder>\nRule A.\n</system-reminder>", "<system_reminder>Rule B.</system_reminder>"
+CONTEXT = "# AGENTS.md instructions for /w\n\n<INSTRUCTIONS>\nBe brief.\n</INSTRUCTIONS>"
+
+
+@pytest.mark.parametrize(
+    ("text", "notes", "rest"),
+    [
+        ("Go on.", [], "Go on."),
+        (f"{A}\n\n{B}", [A, B], ""),
+        (f"{A}\nGo on.\n\n{B}\n", [A, B], "Go on."),
+        (f"The tag {A}", [], f"The tag {A}"),
+        (f"{A} Go on.", [A], "Go on."),
+        ("<system-reminder>open", [], "<system-reminder>open"),
+        ("open</system-reminder>", [], "open</system-reminder>"),
+        (CONTEXT, [], CONTEXT),
+    ],
+)
+def test_reminders_at_both_ends_are_split_off(text: str, notes: list[str], rest: str) -> None:
+    assert split_notes(text) == (notes, rest)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("Today's date is 2026-11-28.", "Today's date is 2026-11-29.", True),
+        ("12% of the context is left.", "11% of the context is left.", True),
+        ("Rule A.", "Rule  A.", True),
+        ("Rule A.", "Rule B.", False),
+        ("Read src/v1/a.py first.", "Read src/v2/a.py first.", False),
+        ("Tools:\nA\nB 1", "Tools:\nA\nB 2", False),
+    ],
+)
+def test_equal_reminders_have_one_key(one: str, other: str, same: bool) -> None:
+    keys = [note_key(f"<system-reminder>\n{text}\n</system-reminder>") for text in (one, other)]
+    assert (keys[0] == keys[1]) is same
+
+
+@pytest.mark.parametrize("text", ["<total_tokens>149000 tokens left</total_tokens>", "Token usage: 12345/200000"])
+def test_a_line_that_counts_is_a_counter(text: str) -> None:
+    assert note_key(f"<system-reminder>{text}</system-reminder>").startswith(COUNTER)
+
+
+BODY = turns([user("KEEP this"), assistant(None, call("a", "read_file", path="src/KEEP.py")), result("a", "other")])
+
+
+def test_without_patterns_no_message_is_pinned() -> None:
+    assert Pins().among(BODY, FORMAT) == frozenset()
+    assert not Pins().holds(BODY[0], FORMAT)
+
+
+def test_a_lone_surrogate_is_searched_too() -> None:
+    assert Pins(("KEEP",)).holds(turns([user("\ud800 KEEP")])[0], FORMAT)
+
+
+def test_an_unsupported_expression_is_rejected() -> None:
+    with pytest.raises(NotSearchable):
+        Pins((r"(a)\1",))
