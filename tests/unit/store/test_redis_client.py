@@ -1,8 +1,9 @@
-"""Connections to one server with a password and TLS options, to Sentinels, and to a cluster."""
+"""Connections to Redis servers, Sentinels, and clusters, and the store on a real server."""
 
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from redis.exceptions import RedisError
 
 from proxy.records.model import RecordQuery
 from proxy.records.redis import RedisRecords
-from proxy.store.interface import StoreFailed
+from proxy.store import StoreFailed
 from proxy.store.redis_client import check, close, connect, name, parts
 from proxy.store.redis_store import RedisStore
 from proxy.telemetry.record import RequestRecord, new_id
 from tests.kit.program import free_port
 from tests.kit.redis_server import MISSING, PROGRAM, RedisServer, redis_server
+from tests.kit.stores import with_store
 from tests.kit.waiting import until
 
 needs_redis = pytest.mark.skipif(PROGRAM is None, reason=MISSING)
@@ -151,3 +153,49 @@ def _role(server: RedisServer) -> bytes | None:
 
 def _follows(server: RedisServer) -> list[str]:
     return ["--replicaof", "127.0.0.1", str(server.port)]
+
+
+def run(server: RedisServer, *tests: Callable[[RedisStore], Awaitable[None]]) -> None:
+    """Run tests one after the other, each with a store of its own on the same server."""
+    with_store(lambda: RedisStore(server.url), *tests)
+
+
+def test_the_name_of_a_removed_entry_leaves_the_index_unless_it_was_added_again(redis: RedisServer) -> None:
+    async def test(store: RedisStore) -> None:
+        for key in ("replaced", "expired", "again"):
+            await store.put("t", "summary", key, b"1", 60)
+        assert await store.replace("t", "summary", "replaced", b"1", b"", 0)
+        await store.put("t", "summary", "expired", b"2", -1)
+        await store._leave_index("", "summary", [("t", "again")])  # another process has just added it
+        with redis.client() as client:
+            ((name, until),) = client.zrange("compaction:index:1::summary", 0, -1, withscores=True)
+        assert name == b"t:again"
+        assert 50 < until - time.time() <= 61
+        assert [entry.key for entry in await store.entries("summary")] == ["again"]
+
+    run(redis, test)
+
+
+def test_a_server_that_is_down_raises_and_works_again_without_a_new_client(redis: RedisServer) -> None:
+    async def test(store: RedisStore) -> None:
+        await store.put("t", "summary", "k", b"1", 60)
+        redis.stop()
+        for work in (
+            lambda: store.get("t", "summary", "k"),
+            lambda: store.get_many("t", "summary", ["k"]),
+            lambda: store.put("t", "summary", "k", b"1", 60),
+            lambda: store.add("t", "summary", "k", b"1", 60),
+            lambda: store.replace("t", "summary", "k", b"1", b"2", 60),
+            lambda: store.entries("summary"),
+            lambda: store.remove("t"),
+            lambda: store.maintain(),
+            lambda: store.unknown(),
+        ):
+            with pytest.raises(StoreFailed, match="Redis: ConnectionError"):
+                await work()
+        redis.start()
+        assert await store.get("t", "summary", "k") is None
+        await store.put("t", "summary", "k", b"2", 60)
+        assert [entry.value for entry in await store.entries("summary")] == [b"2"]
+
+    run(redis, test)

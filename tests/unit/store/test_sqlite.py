@@ -1,19 +1,33 @@
-"""The store in one file: sharing, damage, permissions, size, and the bytes of removed entries."""
+"""The store in one file: sharing, damage, permissions, formats, and what removal leaves."""
 
 import asyncio
+import importlib.util
 import os
 import random
 import stat
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from proxy.errors import ConfigurationError
-from proxy.store import Entry, StoreFailed, open_store, sqlite
+from proxy.records import redis as redis_records
+from proxy.records.model import RecordQuery
+from proxy.records.redis import RedisRecords
+from proxy.store import Entry, ManagedStore, StoreFailed, open_store, sqlite
+from proxy.store.forgetting import digest, forget, forgotten, remove
+from proxy.store.redis_store import RedisStore
+from proxy.store.sealing import SealedStore
 from proxy.store.sqlite import SqliteStore, put_aside
-from tests.kit.stores import Clock, files_with, opened, with_store, write_old_file
+from proxy.summary import store as module
+from proxy.summary.single_flight import Progress, Summaries
+from proxy.summary.store import Checkpoint, StoredSummary
+from tests.kit.records import record
+from tests.kit.redis_server import RedisServer
+from tests.kit.stores import Clock, being_read, files_with, opened, with_store, write_old_file
+from tests.kit.summary_conversation import SimpleOrder
 
 CANARY = b"CANARY-7f3a9b"
 NO_DATABASE = b"this is no database at all " * 100
@@ -248,3 +262,133 @@ def test_the_size_is_kept_by_removing_what_expires_first(tmp_path: Path, on_disk
         assert len(await store.entries("archive")) == len(left)
 
     with_store(lambda: SqliteStore(path, most), test)
+
+
+FORGOTTEN, GONE = b"CANARY-7f3a9b", b"GONE-1c8e02"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_left_of_a_tenant_that_is_forgotten(tmp_path: Path, seed: int) -> None:
+    """Entries have many sizes, in an order that makes rows move, some of them twice."""
+
+    async def test(store: SqliteStore) -> None:
+        other, chance = SqliteStore(tmp_path / "a.db"), random.Random(seed)
+        for _ in range(400):
+            tenant = chance.choice(["team:leaving", "team:a", "team:b"])
+            size = chance.choice([0, 30, 300, 1000, 3000, 20_000])
+            text = FORGOTTEN if tenant == "team:leaving" else b"harmless"
+            names = chance.choice(["summary", "archive"]), f"k{chance.randrange(200)}"
+            await chance.choice([store, other]).put(tenant, *names, text + os.urandom(size) + text, 60)
+        assert files_with(tmp_path, FORGOTTEN)
+        count = {kind: len(await store.entries(kind)) for kind in ("summary", "archive")}
+        removed = await forget(store, "team:leaving")
+        left = {kind: await other.entries(kind) for kind in ("summary", "archive")}
+        assert removed == {kind: count[kind] - len(left[kind]) for kind in count}
+        assert min(removed.values()) > 20
+        assert {entry.tenant for entries in left.values() for entry in entries} == {"team:a", "team:b"}
+        assert files_with(tmp_path, FORGOTTEN, b"team:leaving") == []
+        assert list(await forgotten(other)) == [digest("team:leaving")]
+        assert await forget(store, "team:leaving") == {}
+        await other.aclose()
+        assert files_with(tmp_path, FORGOTTEN, b"team:leaving") == []
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
+    assert files_with(tmp_path, FORGOTTEN, b"team:leaving") == []
+
+
+@pytest.mark.parametrize("seed", [2, 4, 5])
+def test_not_even_a_name_is_left_between_the_rows_of_others(tmp_path: Path, seed: int) -> None:
+    """With these seeds, rows move so that a name stays in the file until it is rebuilt."""
+
+    async def test(store: SqliteStore) -> None:
+        other, chance = SqliteStore(tmp_path / "a.db"), random.Random(seed)
+        for _ in range(600):
+            tenant = chance.choice(["team:leaving", "team:a", "team:b"])
+            chance.choice([0])  # the seeds were found with this draw
+            writer, kind = chance.choice([store, other]), chance.choice(["summary", "archive"])
+            await writer.put(tenant, kind, f"k{chance.randrange(2000):064}", b"", 60)
+        await forget(store, "team:leaving")
+        assert files_with(tmp_path, b"team:leaving") == []
+        await other.aclose()
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db"), test)
+
+
+@pytest.mark.parametrize("work", [forget, remove])
+def test_a_file_that_is_read_without_a_pause_fails(tmp_path: Path, work: Callable[..., Awaitable[Any]]) -> None:
+    async def test(store: SqliteStore) -> None:
+        await store.put("t", "summary", "k", FORGOTTEN, 60)
+        with being_read(tmp_path / "a.db"), pytest.raises(StoreFailed, match="log"):
+            await work(store, "t", patience=0.3)
+        await work(store, "t")
+        assert files_with(tmp_path, FORGOTTEN) == []
+
+    with_store(lambda: SqliteStore(tmp_path / "a.db", busy_seconds=0.05), test)
+
+
+KEYS = [
+    (),
+    pytest.param((b"k" * 32,), marks=pytest.mark.skipif(not importlib.util.find_spec("cryptography"), reason="")),
+]
+Open = Callable[[str], ManagedStore]
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def opened_as(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Open the store as a version of the proxy does."""
+    if request.param == "sqlite":
+        return lambda version: SqliteStore(tmp_path / "store.db")
+    redis: RedisServer = request.getfixturevalue("redis")
+    return lambda version: RedisStore(redis.url, version=version)
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_each_version_has_its_own_summary_and_both_are_forgotten(
+    opened_as: Open, keys: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def store_of(version: str) -> ManagedStore:
+        backend = opened_as(version)
+        return SealedStore(backend, keys) if keys else backend  # type: ignore[arg-type]
+
+    async def summary(version: str, kind: str, text: str) -> str:
+        """Return the text of the summary that a new replica of a version uses. It would make ``text``."""
+
+        async def make(previous: StoredSummary | None, position: int, progress: Progress) -> StoredSummary:
+            return StoredSummary(text, b"{}", {})
+
+        monkeypatch.setattr(module, "KIND", kind)
+        store = store_of(version)
+        replica = Summaries(store)
+        try:
+            return (await replica.obtain(SimpleOrder("team:a", [Checkpoint(1, "k")], make)))[0].text
+        finally:
+            await replica.aclose()
+            await store.aclose()
+
+    async def test(store: ManagedStore) -> None:
+        for version, kind, text in (("1", "summary.2", "A"), ("1", "summary.3", "B"), ("2", "summary.3", "C")):
+            own = "B" if text == "C" and isinstance(opened_as(version), SqliteStore) else text
+            for attempt in (text, "another"):
+                assert await summary(version, kind, attempt) == own
+        assert await summary("1", "summary.2", "another") == "A"
+        assert (await forget(store, "team:a")).total() == (2 if isinstance(opened_as("1"), SqliteStore) else 3)
+        for version, kind in (("1", "summary.2"), ("1", "summary.3"), ("2", "summary.3")):
+            assert await summary(version, kind, "new") == "new"
+
+    with_store(lambda: store_of("1"), test)
+
+
+def test_records_of_all_versions_are_removed(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> int:
+        records = RedisRecords(redis.url)
+        for prefix in ("{compaction-records}:2", "{compaction-records}:1"):
+            monkeypatch.setattr(redis_records, "PREFIX", prefix)
+            await records.write([record("team:gone"), record("team:other")], 60)
+            assert len(await records.select(RecordQuery())) == 2
+        removed = await records.remove("team:gone")
+        await records.aclose()
+        return removed.total()
+
+    assert asyncio.run(test()) == 4  # a record and a row of each version
+    assert b"team:gone" not in redis.raw()
+    assert redis.raw().count(b"team:other") > 0

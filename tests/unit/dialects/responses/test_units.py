@@ -1,4 +1,4 @@
-"""Read and rewrite the items of a unit."""
+"""Read and rewrite the items of a unit, and those that references stand for."""
 
 import json
 from typing import Any
@@ -77,3 +77,56 @@ def test_repeated_ids_are_replaced_in_calls_and_outputs() -> None:
     assert ids[0] == ids[2] == "c1"
     assert ids[1] == ids[3] != "c1"
     assert [item.get("output") for item in items[3:5]] == ["a\nb", "second"]
+
+
+def reference(id: str) -> dict[str, Any]:
+    return {"type": "item_reference", "id": id}
+
+
+ITEMS = {item["id"]: raw(item) for item in (REASONING, MESSAGE, CALL, SEARCH)}
+REFERENCES = raw({"model": "gpt-5", "input": [USER, reference("rs_1"), reference("msg_1"), CALL, OUTPUT, USER]})
+
+
+def test_units_have_the_items_and_the_body_the_references() -> None:
+    body = parse(REFERENCES)
+    assert (list(body.references), body.hidden) == (["rs_1", "msg_1"], float("inf"))
+    before = body.size
+    body.resolve(ITEMS, {})
+    assert json.loads(body.units[1]) == [REASONING, MESSAGE, CALL]
+    assert len(ITEMS["rs_1"] + ITEMS["msg_1"]) == body.hidden == body.size - before
+    assert FORMAT.text(body.units[1]) == "ok"
+    assert body.rewritten() is body.raw
+    assert json.loads(body.rewritten(units=body.units[1:]))["input"] == json.loads(REFERENCES)["input"][1:]
+    spaced = b'{"model":"gpt-5","input":[{ "id":"msg_1",  "type":"item_reference" }]}'
+    body = parse(spaced)
+    body.resolve(ITEMS, {})
+    assert body.rewritten(units=body.units) == spaced
+
+
+def test_a_reference_to_an_output_stays() -> None:
+    body = parse(raw({"input": [USER, reference("fco_1"), USER]}))
+    body.resolve({"fco_1": raw(OUTPUT)}, {})
+    assert json.loads(bytes(body.units[1])) == reference("fco_1")
+    assert body.hidden == float("inf")
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def place_of(*items: Any) -> str:
+    return parse(raw({"input": items})).place()
+
+
+def test_a_reference_has_the_place_of_its_answer() -> None:
+    history: list[Any] = []
+    expected = []
+    for turn in range(6):
+        history.append(said(f"question {turn}"))
+        expected.append((f"msg_{turn}", place_of(*history)))
+        history.append(reference(f"msg_{turn}"))
+    assert list(parse(raw({"input": history})).places()) == expected
+    assert len({place for _, place in expected}) == 6
+    # Clients trim old messages, and change their instructions.
+    trimmed = [{"role": "developer", "content": "Today is Tuesday."}, *history[4:]]
+    assert list(parse(raw({"input": trimmed})).places())[-1] == expected[-1]
