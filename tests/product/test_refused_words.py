@@ -87,6 +87,8 @@ class Case(NamedTuple):
     wording: str
     how: str = "status"
     """Where the refusal is: in the ``status``, or with status 200 ``whole``, or in an event of a stream."""
+    otherwise: int = 200
+    """The status of the answer to a request without the field. ``field`` may be several ones."""
 
     @property
     def model(self) -> str:
@@ -115,8 +117,11 @@ class Picky:
             field, wording = [*body][number % len(body)], [*WORDINGS.values()][number % len(WORDINGS)]
             return _refused(wording(field, body[field]))
         case = self.cases.get(body["model"])
-        if case is not None and (value := at(body, case.field)) is not None:
-            return _told(WORDINGS[case.wording](case.field, value), api, case.how)
+        for field in case.field.split() if case else ():
+            if case is not None and (value := at(body, field)) is not None:
+                return _told(WORDINGS[case.wording](field, value), api, case.how)
+        if case is not None and case.otherwise != 200:
+            return _refused(Refusal(case.otherwise, b'{"error":{"message":"Something else."}}'))
         answer = self.answers.get(body["model"], Answer("Noted."))
         events, whole = answer.parts(api, stream=bool(body.get("stream")))
         if events:
@@ -223,6 +228,23 @@ def test_a_client_gets_the_refusal_of_its_own_word_unchanged(wording: str, strea
         assert [(answer.status_code, answer.content) for answer in answers] == [refusal, refusal]
         wishes = stream and api == "chat"  # the proxy's wish for the usage is the first suspect, once an hour
         assert len(front.upstream.sent[case.model]) == 2 + wishes
+
+
+def test_several_refused_words_are_taken_back_one_after_the_other(front: Front) -> None:
+    case = Case("messages", "chat", False, "temperature top_p stop", "OpenAI")
+    front.upstream.cases[case.model] = case
+    assert [front.ask("messages", case.model, False).status_code for _ in range(2)] == [200, 200]
+    assert len(front.upstream.sent[case.model]) == 3 + 1 + 1
+    assert all(name not in front.upstream.sent[case.model][-1] for name in case.field.split())
+
+
+@pytest.mark.parametrize(("status", "first"), [(400, True), (429, False), (500, False)])
+def test_the_first_of_two_refusals_is_for_the_client(status: int, first: bool, front: Front) -> None:
+    case = Case("messages", "chat", False, "temperature", "OpenAI", otherwise=status)
+    front.upstream.cases[case.model] = case
+    answer = front.ask("messages", case.model, False)
+    assert answer.status_code == status
+    assert ("temperature" in answer.json()["error"]["message"]) is first
 
 
 HOWS = [*((*bridge, how) for bridge in BRIDGES for how in ("first", "late", "whole")), ("chat", "responses", "failed")]

@@ -1,6 +1,7 @@
 """Which edits a refusal asks for, over fields and the wordings of real servers."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from proxy.upstream.traits import (
     apply,
     known,
 )
+from tests.kit.refusals import WORDINGS as REFUSALS
 
 SENT: dict[str, Any] = {
     "model": "m",
@@ -41,35 +43,15 @@ FREE = (
     "service_tier",
     "prompt_cache_key",
 )
-WORDINGS = {
-    "param": lambda f: {
-        "error": {"message": f"Unsupported parameter: '{f}' is not supported with this model.", "param": f}
-    },
-    "argument": lambda f: {"error": {"message": f"Unrecognized request argument supplied: {f}", "param": None}},
-    "pydantic": lambda f: {
-        "detail": [{"type": "extra_forbidden", "loc": ["body", f], "msg": "Extra inputs are not permitted"}]
-    },
-    "Mistral": lambda f: {
-        "message": {"detail": [{"type": "extra_forbidden", "loc": ["body", f], "msg": "Extra inputs"}]}
-    },
-    "Google": lambda f: [
-        {"error": {"code": 400, "message": f'Unknown name "{f}": Cannot find field.', "status": "INVALID"}}
-    ],
-    "Groq": lambda f: {"error": {"message": f"property '{f}' is unsupported"}},
-    "plain": lambda f: f"unknown field: {f}",
+WORDINGS: dict[str, Callable[[str], Any]] = {
+    **{name: lambda f, refused=refused: refused(f, 1).body for name, refused in REFUSALS.items()},
     "a sentence": lambda f: {"message": f"{f.capitalize()} is not available on this deployment"},
     "words": lambda f: {"error": {"message": f"{f.replace('_', ' ').capitalize()} is not supported by this model."}},
     "words within": lambda f: {"error": {"message": f"Sorry, here {f.replace('_', ' ')} must not be set."}},
-    "Bedrock": lambda f: {"message": f"Malformed input request: #: extraneous key [{f}] is not permitted"},
-    "xAI": lambda f: {
-        "code": "Client specified an invalid argument",
-        "error": f"Argument not supported on this model: {camel(f)}",
-    },
     "newer xAI": lambda f: {"error": f"Model grok-4.6 does not support parameter {camel(f)}."},
     "a Go field": lambda f: {"error": {"message": f"field {camel(f.capitalize())} invalid", "code": "3"}},
     "a sentence as the place": lambda f: {"error": {"message": "Param Incorrect", "param": f"{f} is not supported"}},
     "Chinese": lambda f: {"error": {"code": "1210", "message": f"不支持参数 {f}"}},
-    "Chinese, the name first": lambda f: {"error": {"code": "1210", "message": f"{f}参数非法。请检查文档。"}},
 }
 RANGES = {
     "Alibaba": "<400> InternalError.Algo.InvalidParameter: Range of {field} should be [1, 50]",
@@ -93,7 +75,7 @@ def camel(field: str) -> str:
 
 
 def said(form: Any) -> bytes:
-    return form.encode() if isinstance(form, str) else json.dumps(form).encode()
+    return form if isinstance(form, bytes) else json.dumps(form).encode()
 
 
 @pytest.mark.parametrize("field", FREE)
