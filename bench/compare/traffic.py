@@ -13,7 +13,7 @@ from typing import Any
 from bench.compare.case import Case, Reply
 from bench.compare.setup import NOTHING_AHEAD, model
 from tests.kit import three_apis, varied_answers
-from tests.kit.odd_bodies import generated, hand_written, with_stream
+from tests.kit.odd_bodies import with_stream
 from tests.kit.raw_upstream import Step, answer, streamed
 from tests.kit.varied_bodies import bodies
 
@@ -70,10 +70,9 @@ def _turns(
 
 def fidelity(most: int | None) -> Iterator[Case]:
     """Send the odd spellings: with ``stream`` omitted, false, and true. ``most`` limits each API's spellings."""
-    chat = [(f"body {number}", body) for number, body in enumerate([*hand_written(), *generated(100)])]
     for api in three_apis.APIS:
         replies = {False: varied_answers.answers(api, ANSWERS), True: varied_answers.streams(api, ANSWERS)}
-        for number, (name, body) in enumerate(islice(chat if api == "chat" else bodies(api), most)):
+        for number, (name, body) in enumerate(islice(bodies(api), most)):
             for streams in (None, False, True):
                 reply = Reply(replies[bool(streams)][number % ANSWERS].steps)
                 sent = with_stream(body, streams)

@@ -13,7 +13,7 @@ import anthropic.types.beta as beta_types
 from openai.types.responses import response_input_item_param as item_types
 from openai.types.responses import tool_param
 
-from tests.kit.odd_bodies import SLOT, VALUES, space, value
+from tests.kit.odd_bodies import SLOT, VALUES, generated, hand_written, space, value
 from tests.kit.sdk_types import planted, variants
 
 
@@ -25,6 +25,8 @@ class Spelled(str):
 
 def bodies(api: str) -> list[tuple[str, str]]:
     """Return the names and texts of an API's bodies. ``SLOT`` in a text is the place for a ``stream`` field."""
+    if api == "chat":
+        return [(f"chat {at}", body) for at, body in enumerate([*hand_written(), *generated(100)])]
     made = {"responses": _responses, "messages": _messages}[api]()
     return [(name, _text(body, random.Random(f"{api} {name}"))) for name, body in made]
 
@@ -99,6 +101,7 @@ RESPONSES_FIELDS: tuple[dict[str, Any], ...] = (
     {"input": ""},
     {"input": None},
     {"input": []},
+    {"input": [{}, "a string", 7, None]},
     {"instructions": TEXT},
     {"instructions": None},
     {"instructions": [{"role": "developer", "content": TEXT}]},
@@ -148,6 +151,7 @@ def _responses() -> Iterator[tuple[str, dict[str, Any]]]:
 MESSAGES_FIELDS: tuple[dict[str, Any], ...] = (
     {"messages": []},
     {"messages": None},
+    {"messages": ["odd", None, {"role": 4, "content": 3}, {"role": "user", "content": [], "extra": [1]}]},
     {"system": ""},
     {"system": None},
     {"system": TEXT},

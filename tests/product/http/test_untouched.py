@@ -10,7 +10,7 @@ import pytest
 from proxy.dialects.chat.answers import without_usage
 from tests.kit.client import CHAT, JSON, Got, StartProxy, ask
 from tests.kit.combinations import combined
-from tests.kit.odd_bodies import generated, hand_written, with_stream
+from tests.kit.odd_bodies import with_stream
 from tests.kit.raw_upstream import Arrived, Stage, Step
 from tests.kit.varied_answers import Varied, answers, streams
 from tests.kit.varied_bodies import bodies
@@ -32,17 +32,11 @@ ASKED = b',"stream_options":{"include_usage":true}'
 SPEAKS_ALL = {"upstreams": {"main": {"speaks": list(PATHS)}}}
 
 
-def requests(api: str) -> list[tuple[str, str]]:
-    if api != "chat":
-        return bodies(api)
-    return [(f"chat {at}", body) for at, body in enumerate([*hand_written(), *generated(100)])]
-
-
 @pytest.mark.parametrize(("api", "streaming"), combined(2, PATHS, [False, True]))
 def test_bodies_and_answers_are_equal_to_the_byte(
     start_proxy: StartProxy, stage: Stage, api: str, *, streaming: bool
 ) -> None:
-    sent = requests(api)
+    sent = bodies(api)
     count = len(sent)
     given = streams(api, count) if streaming else answers(api, count)
     assert len({body for _, body in sent}) >= LEAST

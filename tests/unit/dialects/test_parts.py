@@ -1,5 +1,6 @@
-"""Compare the table of parts with the types of the official SDKs."""
+"""Compare the table of parts with the types of the official SDKs, and read and rewrite bodies with each type."""
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -11,8 +12,16 @@ from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionMess
 from openai.types.responses import ResponseInputContentParam, ResponseInputItemParam
 from openai.types.responses.response_output_message_param import Content as AnswerContent
 
+from proxy.dialects.apis import DIALECTS
+from proxy.dialects.chat.request import ChatRequest
+from proxy.dialects.messages.request import MessagesRequest
 from proxy.dialects.parts import CHAT, MESSAGES, RESPONSES, Table
+from proxy.dialects.request import Request
+from proxy.dialects.responses.request import ResponsesRequest
 from proxy.dialects.walk import rewritten, row_of
+from proxy.limits.profiles import Profile
+from tests.kit.odd_bodies import with_stream
+from tests.kit.varied_bodies import bodies
 
 UNIONS: list[tuple[Table, Any]] = [
     (CHAT, ChatCompletionContentPartParam),
@@ -54,3 +63,37 @@ def test_each_type_of_the_sdks_has_a_row(table: Table, union: Any) -> None:
 def test_any_value_is_accepted(table: Table, value: Any) -> None:
     assert rewritten(value, table, str.upper, lambda part: part) is value
     assert isinstance(row_of(value, table).cuts, tuple)
+
+
+PARSE: dict[str, Any] = {
+    "chat": ChatRequest.parse,
+    "messages": MessagesRequest.parse,
+    "responses": ResponsesRequest.parse,
+}
+
+
+@pytest.mark.parametrize("api", PARSE)
+def test_bodies_keep_their_bytes_and_each_unit_can_be_read_and_changed(api: str) -> None:
+    format = DIALECTS[api].counters(Profile("gpt-5")).format
+    for name, text in bodies(api):
+        raw = with_stream(text, None)
+        body: Request = PARSE[api](raw)
+        assert body.rewritten() is raw, name
+        again = body.rewritten(units=body.units)
+        assert json.loads(again) == json.loads(raw), name
+        assert list(json.loads(again)) == list(json.loads(raw)), "fields keep their places"
+        assert [bytes(unit) for unit in PARSE[api](raw).units] == [bytes(unit) for unit in body.units], name
+        if body.units:
+            changed = json.loads(body.rewritten(units=body.units, model="another"))
+            assert changed == {**json.loads(raw), "model": "another"}, name
+            body.rewritten(units=body.units[1:])
+        for unit in body.units:
+            if api == "responses":
+                assert bytes(unit).removeprefix(b"[").removesuffix(b"]").split(b"},")[0] in again, "items keep bytes"
+            facts = format.read(unit)
+            assert facts == format.read(bytes(unit)), name
+            assert facts.tokens == format.tokens(unit), name
+            format.text(unit), format.arguments(unit), format.user_text(unit), format.replaceable_text(unit)
+            format.without_reasoning(unit), format.foreign_summary(unit), format.without_media(unit)
+            format.with_text(unit, "x"), format.frame_tokens(unit, facts), format.with_labels(unit, str)
+            assert format.with_arguments(unit, lambda name, arguments: None) is unit
