@@ -1,4 +1,4 @@
-"""``GET /compaction/archive/{id}`` of a running proxy."""
+"""Test archived messages: their endpoint, the changes of a request, and the names that a prompt still has."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import openai
 import pytest
 import yaml
 from starlette.types import Receive, Scope, Send
 
 from proxy.config import load
+from proxy.endpoints.records import diff_json
+from proxy.pipeline.changes import read_prompt
 from proxy.server.app import Proxy
 from proxy.server.loopback import serve
-from proxy.store.archive import Removed
+from proxy.store import open_store
+from proxy.store.archive import Archive, Removed
+from proxy.telemetry.record import RequestRecord
+from tests.kit.messages import assistant, call, result, system, user, words
+from tests.kit.records import records_in
+from tests.kit.scripted import behind, chat, client, key_hash
+from tests.kit.upstream import StandIn
+from tests.kit.waiting import until
+from tests.product.test_metrics import added, scrape, total
 
 UPSTREAM = {"upstreams": {"main": {"base_url": "http://127.0.0.1:9/v1", "api_key": "sk-upstream"}}}
 TEAMS: dict[str, Any] = {
@@ -177,3 +189,143 @@ def test_a_store_that_cannot_be_read_is_no_expiry(tmp_path: Path) -> None:
     assert (answer.status_code, error(answer)["code"]) == (503, "archive_unavailable")
     assert answer.headers["retry-after"] == "5"
     assert "Try again" in error(answer)["message"]
+
+
+def test_the_changes_of_a_request_can_be_read_from_the_archive(tmp_path: Path) -> None:
+    messages = chat(30, 400)
+    messages[-2]["content"] = words(9_000, "long")  # in the kept part, so it's shortened
+    store = tmp_path / "compaction.db"
+    upstream = StandIn(window=16_000)
+    with behind(upstream, tmp_path, store={"url": f"sqlite:///{store}"}) as url:
+        body = {"model": "gpt-5", "messages": messages}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
+    record = next(one for one in records_in(store) if one.id == answer.headers["x-compaction-id"])
+    shown = asyncio.run(_changes(store, record))
+    sent = next(one for one in upstream.requests if len(one.body["messages"]) > 2).body["messages"]
+    rebuilt_before: dict[int, Any] = {}
+    rebuilt_after: list[Any] = []
+    for part in shown["changes"]:
+        if "unchanged" in part:
+            kept = messages[part["position"] : part["position"] + part["unchanged"]]
+            rebuilt_after += kept
+            rebuilt_before.update(enumerate(kept, part["position"]))
+        else:
+            rebuilt_after += part["after"]
+            rebuilt_before.update(enumerate(part["before"], part["position"]))
+    assert shown["complete"]
+    assert rebuilt_after == sent
+    assert [message for _, message in sorted(rebuilt_before.items())] == messages
+    assert sum(part.get("summary", False) for part in shown["changes"]) == 1
+
+
+async def _changes(store: Path, record: RequestRecord) -> dict[str, Any]:
+    opened = open_store(f"sqlite:///{store}")
+    try:
+        prompt = await read_prompt(Archive(opened), record)
+    finally:
+        await opened.aclose()
+    assert prompt is not None
+    shown: dict[str, Any] = json.loads(msgspec.json.encode(diff_json(record.id, prompt)))
+    return shown
+
+
+ADMIN = "cp-admin"
+FILLER = "plain words that are not names of anything "
+IDENTIFIERS = [f"load_{number}_table_of_the_warehouse" for number in range(280)]
+FILES = [f"src/part{number}/module{number}.py" for number in range(12)]
+KINDS = ("files", "identifiers", "numbers", "errors")
+
+
+def session(turns: int) -> list[Any]:
+    """An agent's session that names files and identifiers at its beginning only."""
+    messages = [system(), user("repair the loader.")]
+    for number, file in enumerate(FILES):
+        messages += [
+            assistant(None, call(f"c{number}", path=file)),
+            result(f"c{number}", f"{' '.join(IDENTIFIERS[number::12])} {FILLER * 60}"),
+        ]
+    for _ in range(turns):
+        messages += [assistant(FILLER * 40), user(FILLER * 40)]
+    return messages
+
+
+@pytest.fixture(params=["archive", "no archive"])
+def archived(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "archive")
+
+
+@pytest.fixture
+def place(tmp_path: Path, archived: bool) -> Iterator[tuple[str, StandIn]]:
+    """The URL of a proxy, and its upstream."""
+    upstream = StandIn(window=16_000)
+    policy: dict[str, Any] = {} if archived else {"archive": None}
+    with behind(upstream, tmp_path, policy=policy, admin={"keys": [key_hash(ADMIN)]}) as url:
+        yield url, upstream
+
+
+def asked(caller: openai.OpenAI, messages: list[Any]) -> str:
+    answer = caller.chat.completions.with_raw_response.create(model="gpt-5", messages=messages)
+    return str(answer.headers["x-compaction-id"])
+
+
+def recorded(url: str, id: str) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {ADMIN}"}
+    with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=30) as admin:
+        assert until(lambda: admin.get(f"/compaction/requests/{id}").status_code == 200)
+        one: dict[str, Any] = admin.get(f"/compaction/requests/{id}").json()
+        one["page"] = admin.get(f"/compaction/view/{id}").text
+    return one
+
+
+def test_a_compaction_states_the_names_that_its_prompt_still_has(place: tuple[str, StandIn], archived: bool) -> None:
+    url, upstream = place
+    messages = session(12)
+    before = scrape(url)
+    with client(url) as caller:
+        small, large = asked(caller, messages[:2]), asked(caller, messages)
+        sent = str(upstream.requests[-1].body["messages"])
+        again = asked(caller, [*messages, assistant("done."), user(f"also {' '.join(IDENTIFIERS[:50])}.")])
+    first, found = recorded(url, small), recorded(url, large)
+    assert (first["verdict"], first["retention"]) == ("none", None)
+    assert "Names in the removed part" not in first["page"]
+    assert found["verdict"] == "compacted"
+    retention = found["retention"]
+    kept = sum(name in sent for name in IDENTIFIERS)
+    gone = len(IDENTIFIERS) - kept
+    assert 0 < kept < len(IDENTIFIERS)
+    place_of_gone = {"archived": gone, "lost": 0} if archived else {"archived": 0, "lost": gone}
+    assert retention["identifiers"] == {"kept": kept, **place_of_gone}
+    files = sum(file.rpartition("/")[2] in sent for file in FILES)
+    assert retention["files"]["kept"] == files > 0
+    assert sum(retention["files"].values()) == len(FILES)
+    named = sum(sum(retention[kind].values()) for kind in KINDS)
+    assert retention["share"] == round((kept + files) / named, 4)
+    assert "Names in the removed part" in found["page"]
+    assert f'<td class="n">{kept}</td><td class="n">{gone if archived else 0}</td>' in found["page"]
+    # A turn that reuses the checkpoint has its figures.
+    assert recorded(url, again)["retention"] == retention
+    assert until(lambda: total(added(url, before), "compaction_names_kept_ratio_count") == 2)
+    increased = added(url, before)
+    assert total(increased, "compaction_names_kept_ratio_count", policy="default") == 2
+    assert total(increased, "compaction_names_kept_ratio_sum") == pytest.approx(2 * (kept + files) / named)
+
+
+def test_a_shortened_result_counts_without_a_summary(place: tuple[str, StandIn], archived: bool) -> None:
+    url, upstream = place
+    messages = [system(), user("repair the loader.")]
+    for number in range(3):
+        lines = "\n".join(f"{name} = read() # {FILLER * 5}" for name in IDENTIFIERS[number:270:3])
+        messages += [assistant(None, call(f"c{number}", path=FILES[number])), result(f"c{number}", lines)]
+    messages += [assistant(FILLER * 30), user("go on."), assistant(FILLER * 30), user("go on.")]
+    with client(url) as caller:
+        id = asked(caller, messages)
+    sent = str(upstream.requests[-1].body["messages"])
+    found = recorded(url, id)
+    assert (found["verdict"], found["summary"]["checkpoints"]) == ("compacted", 0)
+    # The newest result stays whole, so its names don't count.
+    shortened = [*IDENTIFIERS[0:270:3], *IDENTIFIERS[1:270:3]]
+    kept = sum(name in sent for name in shortened)
+    assert 0 < kept < len(shortened)
+    gone = len(shortened) - kept
+    place_of_gone = {"archived": gone, "lost": 0} if archived else {"archived": 0, "lost": gone}
+    assert found["retention"]["identifiers"] == {"kept": kept, **place_of_gone}

@@ -1,4 +1,4 @@
-"""Upstreams with a limit on images or files, which grows with a conversation but isn't a limit on tokens."""
+"""Upstreams with a limit on images or files, which grows with a conversation, and tool loops with pictures."""
 
 import base64
 import contextlib
@@ -20,8 +20,9 @@ from starlette.routing import Route
 from proxy.server.loopback import serve
 from tests.kit.combinations import combined
 from tests.kit.overflow_wordings import MEDIA_NEAR_MISSES, MEDIA_WORDINGS
-from tests.kit.scripted import PROFILE, proxied
+from tests.kit.scripted import PROFILE, protected, proxied
 from tests.kit.three_apis import APIS, PATHS, Answer
+from tests.kit.upstream import StandIn
 
 MOST = 8
 NOTE = "The compaction proxy left out"
@@ -213,3 +214,30 @@ def test_pinned_messages_keep_their_pictures(tmp_path: Path) -> None:
     first = upstream.sent[-1]["messages"][0]
     assert first == conversation("chat", 1)[0]
     assert upstream.statuses == [400, 200, 400], "a request that can't have fewer is sent once"
+
+
+PICTURE = {
+    "type": "image_url",
+    "image_url": {
+        "url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
+        "awAAAABJRU5ErkJggg=="
+    },
+}
+
+
+@pytest.mark.parametrize(("model", "window", "pictures"), [("small-vl", 8_000, 2), ("gpt-4o", 8_000, 9)])
+def test_the_text_of_the_task_stays_beside_its_pictures(model: str, window: int, pictures: int, tmp_path: Path) -> None:
+    text = "Book a table. Never confirm without asking me. " * 20
+    task = {"role": "user", "content": [{"type": "text", "text": text}, *[PICTURE] * pictures]}
+    messages: list[object] = [task]
+    for number in range(8):
+        function = {"name": "f", "arguments": "{}"}
+        calls = [{"id": f"c{number}", "type": "function", "function": function}]
+        messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": f"r{number} " * 500})
+    upstream = StandIn(window=1_000_000)
+    with protected(upstream, tmp_path, window, {"evict_results": None}) as caller:
+        raw = caller.chat.completions.with_raw_response.create(model=model, messages=messages)  # type: ignore[arg-type]
+    assert raw.headers["x-compaction"] == "compacted"
+    assert "summary" in raw.headers["x-compaction-steps"]
+    assert task in upstream.conversations[-1].body["messages"]

@@ -1,15 +1,17 @@
-"""An agent's session over ``/v1/messages`` through the official SDK, at an upstream that rejects malformed input."""
+"""An agent's session over Messages and Responses through the SDKs, at upstreams that reject malformed input."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import anthropic
 import pytest
 
 from tests.kit.agent_script import TURNS, Step
-from tests.kit.agent_sessions import messages_session
-from tests.kit.scripted import behind
+from tests.kit.agent_sessions import Style, messages_session, responses_session
+from tests.kit.combinations import combined
+from tests.kit.scripted import behind, client
 from tests.kit.strict_messages import Check, StrictMessages
+from tests.kit.strict_responses import StrictResponses
 
 WINDOW = 16_000
 PROFILE = {"context_window": WINDOW, "max_input_tokens": WINDOW, "max_output_tokens": 2_000, "tokenizer": "o200k_base"}
@@ -98,3 +100,25 @@ def delivered(folder: Path, fields: tuple[str, ...]) -> StrictMessages:
             answer = caller.messages.create(**body)
             history.append({"role": "assistant", "content": answer.content[0].to_dict()["text"]})
     return upstream
+
+
+MODEL = "gpt-4.1"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("style", combined(2, get_args(Style)))
+def test_an_agent_over_responses_never_fails_at_16k(style: Style, tmp_path: Path) -> None:
+    upstream = StrictResponses(WINDOW)
+    with behind(upstream.app, tmp_path, profile=PROFILE) as url, client(url) as caller:
+        assert len(list(responses_session(caller, TURNS, style, MODEL))) == TURNS
+    assert upstream.faults == []
+    assert upstream.chat.faults == []
+    assert len(upstream.refused) <= 1
+    assert len(upstream.conversations) == TURNS + len(upstream.refused)
+    assert upstream.chat.summaries, "the session must be long enough for a summary"
+    # The open round of a checkpoint keeps its reasoning, and the server drops it.
+    dropped = {id_ for received in upstream.conversations for id_ in received.dropped}
+    assert len(dropped) <= 2 * (len(upstream.chat.summaries) + 1)
+    if style != "without_ids":
+        kept = sum(len(received.reasoning) - len(received.dropped) for received in upstream.conversations)
+        assert kept > TURNS, "reasoning since the last checkpoint stays"
