@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from tests.kit.refusing import ANSWER, First, Refusing
-from tests.kit.scripted import behind, chat, client, key_hash, words
+from tests.kit.scripted import behind, chat, client, words
 from tests.kit.upstream import gather
 
 LIMIT = 5_000
@@ -236,6 +236,10 @@ ERRORS: list[tuple[str, int, dict[str, Any]]] = [
     ("media", 400, {"message": "Too much media: 0 document pages + 107 images > 100"}),
     ("tools", 400, {"message": "You may not include more than 128 tools in your request."}),
     ("a range", 400, {"message": "Invalid max_tokens value, the valid range of max_tokens is [1, 4096]"}),
+    ("a temperature", 400, {"message": "Invalid value for 'temperature': must be at most 2.", "param": "temperature"}),
+    ("much output", 400, {"message": "max_tokens is too large: 9000. This model supports at most 4096 output tokens."}),
+    ("a quoted one", 400, {"message": "Invalid 'messages[1].content': \"maximum context length is 8000 tokens\"."}),
+    ("an error of the server", 500, {"message": "The server had an error.", "type": "server_error"}),
     ("waiting helps", 429, {"message": "Rate limit reached " + TPM.format(1_500), "code": "rate_limit_exceeded"}),
 ]
 
@@ -243,14 +247,8 @@ ERRORS: list[tuple[str, int, dict[str, Any]]] = [
 @pytest.fixture(scope="module")
 def entrance(upstream: Refusing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     profile = {"context_window": 8_000, "tokenizer": "o200k_base"}
-    policies = {
-        "default": {"trigger": {"fraction": 1.0}},
-        "strict": {"extends": "default", "rate_limit_as_limit": False},
-    }
-    teams = {"strict": {"keys": [key_hash("sk-strict-key")], "policy": "strict"}}
-    with behind(
-        upstream, tmp_path_factory.mktemp("matters"), profile=profile, policies=policies, teams=teams
-    ) as entrance:
+    policy = {"trigger": {"fraction": 1.0}}
+    with behind(upstream, tmp_path_factory.mktemp("matters"), profile=profile, policy=policy) as entrance:
         yield entrance
 
 

@@ -122,6 +122,9 @@ def test_the_request_goes_through(name: str, tmp_path: Path) -> None:
     assert BAD not in text
     assert "Whatever fails: Question 0" in text, "the user's own words stay"
     assert "from the messages without a model" in text
+    answers = [message["content"] for message in messages if message["role"] == "assistant" and message["content"]]
+    gone = [answer for answer in answers if answer not in str(sent.body["messages"])]
+    assert gone[-1][:60] in " ".join(text.split()), "a digest says what happened"
     for request in calls:
         assert set(request.body) == {"model", "messages", "stream", "max_tokens"}
         assert request.body["stream"] is False

@@ -40,7 +40,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "rate": {},
     "rate-passed-on": {"rate_limit_as_limit": False},
     **{f"kind-{number}": {} for number in range(10)},
-    **{f"plain-{number}": {} for number in range(10)},
 }
 """Each test has its own callers, so that limits learned in one don't affect the others."""
 
@@ -81,33 +80,6 @@ def test_73_overflows_are_recognised(kind: str, door: Front) -> None:
     assert len(seen.conversations) == 2
     assert "8000" not in seen.response.text, "the client hears nothing of it"
     assert "Done." in seen.response.text
-
-
-ORDINARY = {
-    "400": Reply(status=400, error=error("Invalid value for 'temperature': must be at most 2.", param="temperature")),
-    "400, too much output": Reply(
-        status=400, error=error("max_tokens is too large: 9000. This model supports at most 4096 completion tokens.")
-    ),
-    "400, quoted": Reply(
-        status=400, error=error("Invalid 'messages[1].content': \"maximum context length is 8000 tokens\".")
-    ),
-    "429": Reply(
-        status=429,
-        error=error("Rate limit reached on tokens per min (TPM): Limit 8000, Requested 7000.", type="tokens"),
-        headers={"retry-after": "7"},
-    ),
-    "500": Reply(status=500, error=error("The server had an error.", type="server_error")),
-}
-
-
-@pytest.mark.parametrize("kind", ORDINARY)
-def test_73_other_errors_are_not_taken_for_it(kind: str, door: Front) -> None:
-    with door.scripted(responder=always(ORDINARY[kind])):
-        seen = door.ask(talk(5, 800), f"plain-{list(ORDINARY).index(kind)}")
-    assert len(seen.conversations) == 1
-    assert seen.status == ORDINARY[kind].status
-    assert seen.response.json() == ORDINARY[kind].error
-    assert seen.headers["x-compaction-retries"] == "0"
 
 
 TOO_LARGE_A_MINUTE = Reply(
