@@ -97,7 +97,7 @@ class Rare(msgspec.Struct, frozen=True):
 
 NOTHING_RARE = Rare()
 
-FACTS_BYTES = 330  # about the bytes of a unit's facts, without the parts of few units and cached values
+FACTS_BYTES = 480  # about the bytes of a unit's facts and their place in a cache, without the parts of few units
 PART_BYTES = 100  # about the bytes of a call, of the properties that only results have, or of an opening, without ids
 
 ITEM_BYTES = 200
