@@ -452,3 +452,13 @@ async def test_the_number_of_remembered_failures_is_bounded(shelf: Shelf, monkey
         await summaries.obtain(SimpleOrder("t", [Checkpoint(1, f"k{n}")], Maker(digest=True)))
     assert not (await summaries.obtain(SimpleOrder("t", [FIRST], Maker(digest=True))))[0].given_up
     await summaries.aclose()
+
+
+@pytest.mark.usefixtures("no_digests")
+async def test_after_three_failures_no_model_is_called_for_a_conversation(summaries: Summaries) -> None:
+    failing = Maker(digest=True)
+    states = [(await summaries.obtain(SimpleOrder("t", [FIRST], failing)))[0].given_up for _ in range(4)]
+    assert states == [False, False, True, True]
+    assert len(failing.calls) == 3
+    assert summaries.given_up(SimpleOrder("t", [FIRST, SECOND], failing)), "a later checkpoint of the conversation"
+    assert not summaries.given_up(SimpleOrder("other", [FIRST], failing))
