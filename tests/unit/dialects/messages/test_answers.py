@@ -67,3 +67,9 @@ def test_an_answer_without_content_is_empty() -> None:
     assert not ANSWERS.is_silence(stream(START))
     assert ANSWERS.is_usual("tool_use")
     assert not ANSWERS.is_usual("model_context_window_exceeded")
+
+
+def test_a_placeholder_of_0_at_the_end_replaces_no_input() -> None:
+    zeros = dict.fromkeys(USAGE, 0)
+    finished = ANSWERS.read_usage(stream(START, BLOCK, DELTA, end("end_turn", **zeros), STOP))
+    assert (finished.prompt, finished.output) == (3_210, 0)
