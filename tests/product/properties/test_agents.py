@@ -177,9 +177,10 @@ def test_an_agent_at_two_workers_never_fails(kind: type[Agent], seed: int, tmp_p
     believed = dice.choice((WINDOW, WINDOW, 2 * WINDOW))
     with Fleet(upstream, believed, dice, tmp_path) as fleet:
         kind(fleet, dice).play(TURNS)
-    # Only one worker knows what it sent last, so the other may learn from a refusal which thinking is bound elsewhere.
+    # A prompt is stored a moment after it was sent. This client doesn't pause, so the other worker may have to learn
+    # from a refusal which thinking is bound elsewhere. With 0.3 s between two turns, no request was refused.
     assert all("bound to a different conversation" in fault for fault in upstream.faults), upstream.faults
-    assert len(upstream.faults) <= TURNS // 10
+    assert len(upstream.faults) <= TURNS // 4
     assert len(upstream.refused) <= 2, "one for each worker at most, if the window isn't known"
     assert_thinking_is_kept(upstream.conversations)
 
