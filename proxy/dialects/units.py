@@ -283,6 +283,7 @@ class Units(Format, Generic[Unit]):
     def read(self, raw: bytes) -> Facts:
         unit, large, estimated = self.decoded(raw), len(raw) > PIECE, has_remote_media(raw)
         kind, wide = self.kind(unit), False
+        begins = self.opening(unit) if kind == "user" else ""
         facts = Facts(
             kind=kind,
             role=intern(self.role(unit, kind)),
@@ -291,11 +292,7 @@ class Units(Format, Generic[Unit]):
             calls=self.calls(unit),
             answers=self.answered(unit, kind),
             media=self.media_in(unit) if estimated else (),
-            opening=counter(self.visible_text(unit))
-            if kind == "system"
-            else self.opening(unit)
-            if kind == "user"
-            else "",
+            opening=counter(self.visible_text(unit)) if kind == "system" else begins,
         )
         if facts.media:
             facts.apart = max(0, facts.tokens - self._count(self.bare(unit)))
