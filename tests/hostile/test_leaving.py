@@ -88,10 +88,8 @@ def test_a_client_that_reads_nothing_leaves(house: House, path: str, streams: bo
     assert house.watched.comes_to_rest(), house.watched.left_over()
 
 
-@pytest.mark.parametrize("streams", [True, False])
-def test_a_summary_is_finished_for_a_client_that_left(house: House, streams: bool) -> None:
-    """It belongs to the conversation: the client's next attempt finds it. Nothing else is sent for who has left."""
-    go = threading.Event()
+def summarizing_after(go: threading.Event) -> Callable[[Arrived], Iterator[Step]]:
+    """Return the script of an upstream whose summary arrives once ``go`` is set. Other answers are empty."""
 
     def script(arrived: Arrived) -> Iterator[Step]:
         if b"<transcript>" in arrived.body:
@@ -100,7 +98,15 @@ def test_a_summary_is_finished_for_a_client_that_left(house: House, streams: boo
         else:
             yield answer(b'{"choices":[]}')
 
-    house.upstream.script = script  # type: ignore[assignment]
+    return script
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_summary_is_finished_for_a_client_that_left(house: House, streams: bool) -> None:
+    """It belongs to the conversation: the client's next attempt finds it. Nothing else is sent for who has left."""
+    go = threading.Event()
+
+    house.upstream.script = summarizing_after(go)  # type: ignore[assignment]
     before = len(house.upstream.arrived)
     body = chat(stream=streams, messages=[{"role": "user", "content": str(streams)}, *talk()])
     for _ in range(3):
@@ -200,15 +206,8 @@ def test_fifty_at_once_ask_for_one_summary_and_the_first_one_leaves(
     """R16. The caller who started a summary is only one of those who wait for it."""
     go = threading.Event()
 
-    def script(arrived: Arrived) -> Iterator[Step]:
-        if b"<transcript>" in arrived.body:
-            yield go
-            yield SUMMARY
-        else:
-            yield answer(b'{"choices":[]}')
-
     body = chat(messages=[{"role": "user", "content": "fifty"}, *talk()])
-    with RawUpstream(script) as upstream, ThreadPoolExecutor(49) as pool, ExitStack() as leaving:  # type: ignore[arg-type]
+    with RawUpstream(summarizing_after(go)) as upstream, ThreadPoolExecutor(49) as pool, ExitStack() as leaving:  # type: ignore[arg-type]
         url = start_proxy(upstream.url, TRIGGERED)
         leader = leaving.enter_context(connected(url))
         leader.sendall(request_bytes(body))
